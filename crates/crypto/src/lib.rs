@@ -1,0 +1,22 @@
+//! Algorithms, keys and the engines that run them.
+//!
+//! An operation is data ([`CryptoOp`]), an engine is interchangeable ([`Engine`]), and evidence
+//! comes back ([`IcvOk`]). Nothing here knows what a packet means: a caller says which bytes are
+//! authenticated, which are encrypted and where the ICV stands.
+//!
+//! A key lives in a [`KeyTable`] (published by the control side and shared by all cores) or in
+//! one core's [`DerivedKeys`] (PSP receive keys, Sub SA keys beyond the table). Both zero their
+//! material when dropped.
+
+mod algorithm;
+mod derived;
+mod engine;
+pub mod kdf;
+mod key;
+mod op;
+
+pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError};
+pub use derived::{DerivedKeys, DerivedName};
+pub use engine::Engine;
+pub use key::{Key, KeyError, KeyMaterial, KeyTable, Keys};
+pub use op::{Aad, CryptoOp, IcvOk, Job, KeyId, Span};

@@ -1,0 +1,102 @@
+//! One cryptographic operation on one packet, as data.
+
+/// Names a key in [`crate::Keys`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct KeyId(pub u32);
+
+impl KeyId {
+    /// Set in the ids of [`crate::DerivedKeys`], clear in those of a [`crate::KeyTable`].
+    pub const DERIVED: u32 = 1 << 31;
+}
+
+/// A range of bytes within a packet. Smaller than `Range<usize>`, and `Copy`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Span {
+    /// First byte.
+    pub start: u32,
+    /// One past the last byte; never below `start`.
+    pub end: u32,
+}
+
+impl Span {
+    /// The bytes `start..end` of a packet.
+    ///
+    /// # Panics
+    /// In debug builds when `start > end`: a bug of the caller, never a property of input.
+    pub fn new(start: usize, end: usize) -> Self {
+        debug_assert!(start <= end && end <= u32::MAX as usize);
+        Self { start: start as u32, end: end as u32 }
+    }
+
+    /// The span as a range for slicing.
+    pub fn range(self) -> std::ops::Range<usize> {
+        self.start as usize..self.end as usize
+    }
+
+    /// Bytes covered.
+    pub fn len(self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// True when no byte is covered.
+    pub fn is_empty(self) -> bool {
+        self.start == self.end
+    }
+}
+
+/// The bytes that are authenticated besides (AEAD) or together with (separate MAC) the body.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Aad {
+    /// A span of the packet.
+    ///
+    /// For an AEAD it precedes the body. For a separate MAC (ESP with CBC + HMAC, AH) it is
+    /// everything the MAC covers, ciphertext included; ICV bytes within it count as zero (AH).
+    InPlace(Span),
+    /// Bytes that do not stand in the packet in this order: SPI, high and low half of an extended
+    /// sequence number (RFC 4106 §5).
+    Inline([u8; 12]),
+    /// A span of the packet and then the high half of the sequence number, as ESP and AH with a
+    /// separate MAC and extended numbers have it (RFC 4303 §2.2.1, RFC 4302 §2.5.1).
+    InPlaceThen(Span, [u8; 4]),
+}
+
+/// One operation. Spans count from the first byte of [`Job::packet`].
+#[derive(Clone, Copy, Debug)]
+pub struct CryptoOp {
+    /// The key; the salt is part of it.
+    pub key: KeyId,
+    /// What is authenticated.
+    pub aad: Aad,
+    /// What is encrypted or decrypted in place. Empty for AH and GMAC.
+    pub body: Span,
+    /// Where the ICV is written or read; its length is that of the suite.
+    pub icv: Span,
+    /// The initialisation vector, first `iv_len` bytes used: 8 for counter-based ciphers
+    /// (without salt), 8 or 16 for CBC.
+    pub iv: [u8; 16],
+}
+
+/// Proof that an engine found the ICV of one packet right. Only engines make it.
+#[derive(Debug)]
+pub struct IcvOk(pub(crate) ());
+
+/// An operation together with the packet it works on.
+pub struct Job<'p> {
+    /// What to do.
+    pub op: CryptoOp,
+    /// The packet.
+    pub packet: &'p mut [u8],
+    pub(crate) verified: bool,
+}
+
+impl<'p> Job<'p> {
+    /// A job that has not run.
+    pub fn new(op: CryptoOp, packet: &'p mut [u8]) -> Self {
+        Self { op, packet, verified: false }
+    }
+
+    /// The proof, once, after [`crate::Engine::open`] found the ICV right; `None` otherwise.
+    pub fn take_ok(&mut self) -> Option<IcvOk> {
+        std::mem::take(&mut self.verified).then_some(IcvOk(()))
+    }
+}

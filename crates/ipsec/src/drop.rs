@@ -1,0 +1,92 @@
+//! Why a packet goes no further. One reason, one counter, no text on the path.
+
+macro_rules! drops {
+    ($($(#[doc = $doc:literal])* $name:ident = $key:literal, $meaning:literal;)*) => {
+        /// The reason a packet went no further. Each has one counter per core and per SA.
+        #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+        #[repr(u8)]
+        pub enum Drop {
+            $(#[doc = $meaning] $name,)*
+        }
+
+        impl Drop {
+            /// Every reason, in counter order.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+            /// How many reasons there are.
+            pub const COUNT: usize = Self::ALL.len();
+
+            /// Stable name for counters, JSON and `weir pcap` (`bad_icv`).
+            pub const fn key(self) -> &'static str {
+                match self { $(Self::$name => $key,)* }
+            }
+
+            /// One line for people.
+            pub const fn meaning(self) -> &'static str {
+                match self { $(Self::$name => $meaning,)* }
+            }
+        }
+    };
+}
+
+drops! {
+    // What arrived could not be read.
+    Truncated = "truncated", "A header or length field reaches beyond the packet";
+    Malformed = "malformed", "A header breaks a rule of its format";
+    BadVersion = "bad_version", "Unknown or disabled protocol version";
+    BadOption = "bad_option", "Malformed or refused option (EESP)";
+    BadPadding = "bad_padding", "ESP padding is not 1, 2, 3, ... or longer than the payload";
+    BadChecksum = "bad_checksum", "A non-zero outer UDP checksum is wrong";
+    NotIpsec = "not_ipsec", "Outer packet is none of ESP, AH, EESP, PSP";
+    Keepalive = "keepalive", "NAT keepalive, nothing to do";
+    IkeMessage = "ike_message", "IKE message on the NAT-T port, for the control side";
+
+    // Tables.
+    NoSa = "no_sa", "No SA for SPI, destination and protocol";
+    NoPolicy = "no_policy", "No policy matches; the default is to drop";
+    PolicyDrop = "policy_drop", "A policy says drop";
+    PolicyMismatch = "policy_mismatch", "Decrypted packet does not match the policy of its SA (RFC 4301 5.2)";
+    PlainInbound = "plain_inbound", "Clear packet where the policy demands protection";
+    WrongPeer = "wrong_peer", "SPI used from an address it is not bound to";
+    NotIssued = "not_issued", "PSP SPI was never given out";
+    NoSubSa = "no_sub_sa", "EESP Session ID beyond the negotiated maximum";
+
+    // Sequence numbers and lifetimes.
+    ZeroSeq = "zero_seq", "Sequence number 0 is never valid";
+    Replay = "replay", "Sequence number seen before";
+    TooOld = "too_old", "Sequence number left of the replay window";
+    SeqExhausted = "seq_exhausted", "No sequence number left: the SA must be replaced";
+    SeqUnsaved = "seq_unsaved", "High-water mark not yet on disk: sending would risk reuse after a crash";
+    Expired = "expired", "A hard lifetime of the SA has passed";
+
+    // Cryptography.
+    BadIcv = "bad_icv", "ICV is wrong";
+    NoKey = "no_key", "Key is gone or could not be derived";
+    CryptOffset = "crypt_offset", "Crypt offset beyond what this side announced or beyond the packet";
+
+    // What was inside.
+    BadInner = "bad_inner", "Decrypted payload is not a packet the mode allows";
+    Dummy = "dummy", "Dummy packet of traffic flow confidentiality, discarded as asked";
+    SampleDrop = "sample_drop", "PSP packet asked to be dropped after sampling";
+    EcnCe = "ecn_ce", "Outer congestion mark on a packet whose inner header does not support ECN (RFC 6040)";
+
+    // Sizes and forwarding.
+    TooBig = "too_big", "Larger than the path allows and not to be fragmented; the sender was told";
+    NoRoom = "no_room", "Buffer has no head or tail room for the headers";
+    Fragment = "fragment", "A fragment where only whole packets are allowed";
+    ReassemblyFull = "reassembly_full", "Reassembly bound reached or fragments overlap";
+    ReassemblyTimeout = "reassembly_timeout", "Fragments never became whole";
+    HopLimit = "hop_limit", "TTL or hop limit ran out";
+    NoRoute = "no_route", "No port leads to the destination";
+    QueueFull = "queue_full", "A queue or port had no room";
+    TxError = "tx_error", "The port refused the packet";
+    Inconsistent = "inconsistent", "Internal rule broken; please report";
+}
+
+impl From<wire::ParseError> for Drop {
+    fn from(fault: wire::ParseError) -> Self {
+        match fault {
+            wire::ParseError::Truncated { .. } => Self::Truncated,
+            wire::ParseError::Malformed { .. } => Self::Malformed,
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! ECN between inner and outer header of a tunnel (RFC 6040).

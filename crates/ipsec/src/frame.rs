@@ -1,0 +1,148 @@
+//! A packet inside a larger buffer, so that headers can be put around it without copying it.
+
+use std::ops::Range;
+
+use crate::Drop;
+
+/// A packet in a buffer with head and tail room. Offsets are relative to the packet's first byte.
+pub struct Frame<'a> {
+    buffer: &'a mut [u8],
+    start: usize,
+    end: usize,
+}
+
+impl<'a> Frame<'a> {
+    /// The packet `range` of `buffer`.
+    ///
+    /// # Errors
+    /// [`Drop::Inconsistent`] when the range is not inside the buffer.
+    pub fn new(buffer: &'a mut [u8], range: Range<usize>) -> Result<Self, Drop> {
+        if range.start > range.end || range.end > buffer.len() {
+            return Err(Drop::Inconsistent);
+        }
+        Ok(Self { buffer, start: range.start, end: range.end })
+    }
+
+    /// Where the packet now lies in the buffer.
+    pub fn range(&self) -> Range<usize> {
+        self.start..self.end
+    }
+
+    /// Bytes of the packet.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Free bytes before the packet.
+    pub fn headroom(&self) -> usize {
+        self.start
+    }
+
+    /// Free bytes after the packet.
+    pub fn tailroom(&self) -> usize {
+        self.buffer.len() - self.end
+    }
+
+    /// The packet.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start..self.end]
+    }
+
+    /// The packet, to be changed in place.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.start..self.end]
+    }
+
+    /// Ends the borrow of the frame but not of the buffer: for handing the bytes to an engine.
+    pub fn into_bytes(self) -> &'a mut [u8] {
+        &mut self.buffer[self.start..self.end]
+    }
+
+    /// Grows the packet by `n` bytes at the front; their content is whatever was there.
+    pub fn push_front(&mut self, n: usize) -> Result<(), Drop> {
+        self.start = self.start.checked_sub(n).ok_or(Drop::NoRoom)?;
+        Ok(())
+    }
+
+    /// Grows the packet by `n` bytes at the end; returns them.
+    pub fn push_back(&mut self, n: usize) -> Result<&mut [u8], Drop> {
+        let end = self.end + n;
+        let room = self.buffer.get_mut(self.end..end).ok_or(Drop::NoRoom)?;
+        self.end = end;
+        Ok(room)
+    }
+
+    /// Cuts `n` bytes off the front.
+    pub fn pull_front(&mut self, n: usize) -> Result<(), Drop> {
+        if n > self.len() {
+            return Err(Drop::Truncated);
+        }
+        self.start += n;
+        Ok(())
+    }
+
+    /// Cuts the packet to its first `len` bytes.
+    pub fn truncate(&mut self, len: usize) -> Result<(), Drop> {
+        if len > self.len() {
+            return Err(Drop::Truncated);
+        }
+        self.end = self.start + len;
+        Ok(())
+    }
+
+    /// Moves the first `at` bytes `gap` bytes towards the front, opening a gap of `gap` bytes
+    /// behind them: how transport mode puts its header behind the IP header.
+    pub fn open_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
+        if at > self.len() {
+            return Err(Drop::Truncated);
+        }
+        let start = self.start.checked_sub(gap).ok_or(Drop::NoRoom)?;
+        self.buffer.copy_within(self.start..self.start + at, start);
+        self.start = start;
+        Ok(())
+    }
+
+    /// Undoes [`Frame::open_gap`]: removes the `gap` bytes that follow the first `at`.
+    pub fn close_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
+        if at + gap > self.len() {
+            return Err(Drop::Truncated);
+        }
+        self.buffer.copy_within(self.start..self.start + at, self.start + gap);
+        self.start += gap;
+        Ok(())
+    }
+
+    /// The `n` bytes of the buffer right before the packet, as scratch space (AH keeps the
+    /// original header there while the MAC needs its mutable fields as zero).
+    pub fn scratch(&mut self, n: usize) -> Result<(&mut [u8], &mut [u8]), Drop> {
+        let from = self.start.checked_sub(n).ok_or(Drop::NoRoom)?;
+        let (head, tail) = self.buffer.split_at_mut(self.start);
+        Ok((&mut head[from..], &mut tail[..self.end - self.start]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gap_opens_and_closes_without_losing_a_byte() {
+        let mut buffer = [0, 0, 0, 0, 1, 2, 3, 4, 5, 0];
+        let mut frame = Frame::new(&mut buffer, 4..9).unwrap();
+        frame.open_gap(2, 3).unwrap();
+        assert_eq!((frame.bytes()[0], frame.bytes()[1], frame.bytes()[5]), (1, 2, 3));
+        frame.close_gap(2, 3).unwrap();
+        assert_eq!(frame.bytes(), [1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn room_ends_where_the_buffer_ends() {
+        let mut buffer = [0; 8];
+        let mut frame = Frame::new(&mut buffer, 2..6).unwrap();
+        assert_eq!(frame.push_front(3), Err(Drop::NoRoom));
+        assert_eq!(frame.push_back(3).err(), Some(Drop::NoRoom));
+        assert_eq!(frame.truncate(5), Err(Drop::Truncated));
+        assert_eq!(frame.range(), 2..6);
+    }
+}

@@ -1,0 +1,42 @@
+//! The protocols as pure steps around whatever the engine is.
+//!
+//! Outbound: [`prepare_out`] lays out the protected packet and says what to encrypt, an engine
+//! does it, [`finish_out`] puts back what had to be hidden from the MAC (AH). Inbound:
+//! [`prepare_in`] checks what is cheap, an engine verifies and decrypts, and only with its
+//! [`crypto::IcvOk`] does [`finish_in`] move the replay window and release the payload.
+//!
+//! Nothing here does I/O, reads a clock or spawns. Tables ([`Sad`], [`Spd`]) are built by the
+//! control side and only read by packets; what packets change (sequence counters, replay windows,
+//! counters) lives in atomics inside the SA, written by the core that owns it.
+
+pub mod ah;
+mod drop;
+pub mod ecn;
+pub mod eesp;
+pub mod encap;
+pub mod esp;
+mod fragment;
+mod frame;
+pub mod pmtu;
+pub mod psp;
+mod reassembly;
+mod replay;
+mod sa;
+mod sad;
+mod seq;
+mod spd;
+mod step;
+
+pub use drop::Drop;
+pub use fragment::fragment_v4;
+pub use frame::Frame;
+pub use reassembly::{Reassembled, Reassembler};
+pub use replay::{Authentic, ReplayWindow};
+pub use sa::{
+    Beet, DfPolicy, DscpPolicy, InLane, InProto, InboundSa, Lifetime, Mode, OutLane, OutProto, OutboundSa, Outer, Peer,
+    Protocol, SaCommon, SaCounters, SaError, UdpPorts,
+};
+pub use sad::Sad;
+pub use seq::{SeqCounter, SeqRange};
+pub use spd::{Action, Policy, PolicyId, Spd};
+pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, prepare_in, prepare_out};

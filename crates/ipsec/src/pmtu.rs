@@ -1,0 +1,1 @@
+//! Path MTU: what an outer ICMP error tells, and what the inner sender is told.

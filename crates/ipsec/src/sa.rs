@@ -1,0 +1,329 @@
+//! Security associations: what the control side builds and packets read.
+//!
+//! An SA is made from a specification by the control side, published in a snapshot behind an
+//! `Arc`, and outlives snapshots as long as its specification stays. What packets change are
+//! atomics, written with plain loads and stores by the one core that owns the SA (inbound), or
+//! reserved in blocks (outbound sequence numbers).
+
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+
+use crypto::{KeyError, KeyId};
+use wire::{IpProto, SessionId};
+
+use crate::{Drop, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
+
+/// The four protocols.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[allow(missing_docs)]
+pub enum Protocol {
+    Esp,
+    Ah,
+    Eesp,
+    Psp,
+}
+
+impl Protocol {
+    /// Name in configuration and reports.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Esp => "esp",
+            Self::Ah => "ah",
+            Self::Eesp => "eesp",
+            Self::Psp => "psp",
+        }
+    }
+}
+
+/// What of the original packet is protected and which IP header goes outside.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mode {
+    /// A whole packet inside a new IP header (RFC 4301 §5.1.2).
+    Tunnel,
+    /// The upper layer inside the original IP header.
+    Transport,
+    /// Bound end-to-end tunnel: like transport, with fixed inner addresses known to both ends
+    /// (draft-nikander-esp-beet-mode, RFC 7402 appendix B).
+    Beet(Beet),
+}
+
+/// Inner addresses of a BEET SA, seen from this host.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Beet {
+    /// Inner address of this host.
+    pub local: IpAddr,
+    /// Inner address of the peer.
+    pub remote: IpAddr,
+}
+
+/// The outer addresses of an SA, seen from this host.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Peer {
+    /// This host.
+    pub local: IpAddr,
+    /// The peer, of the same family.
+    pub remote: IpAddr,
+}
+
+/// UDP ports of an encapsulated SA, in host order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct UdpPorts {
+    /// Source port.
+    pub src: u16,
+    /// Destination port.
+    pub dst: u16,
+}
+
+/// DSCP of the outer header.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DscpPolicy {
+    /// Copied from the inner header.
+    Copy,
+    /// Fixed, 0..=63.
+    Set(u8),
+}
+
+/// DF bit of an outer IPv4 header.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum DfPolicy {
+    /// As in the inner header (IPv6 inside counts as set).
+    Copy,
+    /// Always set.
+    Set,
+    /// Never set.
+    Clear,
+}
+
+/// How the outer header of a tunnel is filled.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Outer {
+    /// Addresses.
+    pub peer: Peer,
+    /// TTL or hop limit; 64 unless configured.
+    pub hop_limit: u8,
+    /// DSCP.
+    pub dscp: DscpPolicy,
+    /// Copy ECN in both directions (RFC 6040 normal mode); otherwise the outer field is Not-ECT.
+    pub ecn: bool,
+    /// DF of an IPv4 outer header.
+    pub df: DfPolicy,
+    /// ESP, EESP in UDP. `None` for plain IP. PSP sets its own ports per flow.
+    pub udp: Option<UdpPorts>,
+    /// Send a real UDP checksum. Off: zero, as RFC 3948 §2.1 wants over IPv4; on by default over IPv6.
+    pub udp_checksum: bool,
+}
+
+/// Hard limits of an SA; `u64::MAX` is none. Soft limits and time belong to the control side.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Lifetime {
+    /// Packets per key.
+    pub packets: u64,
+    /// Bytes of protected payload per key.
+    pub bytes: u64,
+}
+
+impl Lifetime {
+    /// No limits.
+    pub const NONE: Self = Self { packets: u64::MAX, bytes: u64::MAX };
+}
+
+/// What went through an SA. Relaxed atomics: readers see each figure whole, not a moment in time.
+pub struct SaCounters {
+    /// Packets protected or delivered.
+    pub packets: AtomicU64,
+    /// Bytes of inner packets protected or delivered.
+    pub bytes: AtomicU64,
+    /// Packets that went no further, by [`Drop`].
+    pub drops: [AtomicU64; Drop::COUNT],
+    /// EESP options and the like that were skipped because they are unknown.
+    pub unknown_options: AtomicU64,
+}
+
+impl Default for SaCounters {
+    fn default() -> Self {
+        Self {
+            packets: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            drops: [const { AtomicU64::new(0) }; Drop::COUNT],
+            unknown_options: AtomicU64::new(0),
+        }
+    }
+}
+
+impl SaCounters {
+    /// Adds a run of packets.
+    pub fn add(&self, packets: u64, bytes: u64) {
+        self.packets.fetch_add(packets, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Counts one packet that went no further.
+    pub fn drop(&self, why: Drop) {
+        self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What every SA has, whatever its protocol.
+pub struct SaCommon {
+    /// Name in the configuration, for reports.
+    pub name: Box<str>,
+    /// Mode.
+    pub mode: Mode,
+    /// Outer header; for transport mode its addresses are those of the packets.
+    pub outer: Outer,
+    /// Hard limits.
+    pub lifetime: Lifetime,
+    /// Counters.
+    pub counters: SaCounters,
+    /// Set by the control side when a time limit has passed: every packet is then dropped.
+    pub expired: AtomicBool,
+}
+
+impl SaCommon {
+    /// Common part with fresh counters.
+    pub fn new(name: &str, mode: Mode, outer: Outer, lifetime: Lifetime) -> Self {
+        Self {
+            name: name.into(),
+            mode,
+            outer,
+            lifetime,
+            counters: SaCounters::default(),
+            expired: AtomicBool::new(false),
+        }
+    }
+
+    /// Refuses when a hard limit has passed.
+    pub fn check_lifetime(&self) -> Result<(), Drop> {
+        let c = &self.counters;
+        let spent = c.packets.load(Ordering::Relaxed) >= self.lifetime.packets
+            || c.bytes.load(Ordering::Relaxed) >= self.lifetime.bytes
+            || self.expired.load(Ordering::Relaxed);
+        if spent { Err(Drop::Expired) } else { Ok(()) }
+    }
+}
+
+/// One independent sequence of packets under one key: the SA itself, or an EESP Sub SA.
+pub struct OutLane {
+    /// Session ID on the wire; 0 for the other protocols.
+    pub session: SessionId,
+    /// Key.
+    pub key: KeyId,
+    /// Sequence numbers or IVs.
+    pub seq: SeqCounter,
+}
+
+/// The receive side of a lane.
+pub struct InLane {
+    /// Key; `None` when it is derived when needed (PSP, many Sub SAs).
+    pub key: Option<KeyId>,
+    /// Replay window; size 0 checks nothing. Made when the first packet of the lane verified.
+    pub window: std::sync::OnceLock<ReplayWindow>,
+}
+
+/// What is particular to a protocol, outbound.
+#[allow(missing_docs)]
+pub enum OutProto {
+    Esp(esp::Outbound),
+    Ah(ah::Outbound),
+    Eesp(eesp::Outbound),
+    Psp(psp::Outbound),
+}
+
+/// What is particular to a protocol, inbound.
+#[allow(missing_docs)]
+pub enum InProto {
+    Esp(esp::Inbound),
+    Ah(ah::Inbound),
+    Eesp(eesp::Inbound),
+    Psp(psp::Inbound),
+}
+
+/// An SA that protects packets.
+pub struct OutboundSa {
+    /// Common part.
+    pub common: SaCommon,
+    /// SPI on the wire.
+    pub spi: u32,
+    /// At least one; a core takes `lanes[core % lanes.len()]`.
+    pub lanes: Box<[OutLane]>,
+    /// Largest inner packet in bytes that fits the path, kept by [`OutboundSa::set_path_mtu`].
+    pub inner_mtu: AtomicU32,
+    /// Particulars.
+    pub proto: OutProto,
+}
+
+/// An SA that opens packets.
+pub struct InboundSa {
+    /// Common part.
+    pub common: SaCommon,
+    /// SPI on the wire. For PSP 0: the SPI is whatever was issued under the master keys.
+    pub spi: u32,
+    /// Index is the Session ID; one lane for the other protocols.
+    pub lanes: Box<[InLane]>,
+    /// Replay window in packets: 0 or 32..=65536.
+    pub window: u32,
+    /// Particulars.
+    pub proto: InProto,
+}
+
+impl OutboundSa {
+    /// The protocol.
+    pub fn protocol(&self) -> Protocol {
+        match self.proto {
+            OutProto::Esp(_) => Protocol::Esp,
+            OutProto::Ah(_) => Protocol::Ah,
+            OutProto::Eesp(_) => Protocol::Eesp,
+            OutProto::Psp(_) => Protocol::Psp,
+        }
+    }
+
+    /// Sets the path MTU in bytes (outer packets) and with it [`OutboundSa::inner_mtu`].
+    pub fn set_path_mtu(&self, path_mtu: usize) {
+        let inner = match &self.proto {
+            OutProto::Esp(p) => p.inner_mtu(&self.common, path_mtu),
+            OutProto::Ah(p) => p.inner_mtu(&self.common, path_mtu),
+            OutProto::Eesp(p) => p.inner_mtu(&self.common, path_mtu),
+            OutProto::Psp(p) => p.inner_mtu(&self.common, path_mtu),
+        };
+        self.inner_mtu.store(inner as u32, Ordering::Relaxed);
+    }
+}
+
+impl InboundSa {
+    /// The protocol.
+    pub fn protocol(&self) -> Protocol {
+        match self.proto {
+            InProto::Esp(_) => Protocol::Esp,
+            InProto::Ah(_) => Protocol::Ah,
+            InProto::Eesp(_) => Protocol::Eesp,
+            InProto::Psp(_) => Protocol::Psp,
+        }
+    }
+}
+
+/// Why an SA cannot be built from its specification.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SaError {
+    /// A key does not fit.
+    #[error(transparent)]
+    Key(#[from] KeyError),
+    /// A reserved SPI.
+    #[error(transparent)]
+    Spi(#[from] wire::ReservedSpi),
+    /// A replay window out of range.
+    #[error("replay window {0} is not possible; use 0 (off) or 32 to 65536")]
+    Window(u32),
+    /// Two settings contradict each other.
+    #[error("{0}")]
+    Conflict(&'static str),
+}
+
+/// IP protocol number of an SA's packets when they are not in UDP.
+pub(crate) fn ip_proto(protocol: Protocol, eesp: IpProto) -> IpProto {
+    match protocol {
+        Protocol::Esp => IpProto::ESP,
+        Protocol::Ah => IpProto::AH,
+        Protocol::Eesp => eesp,
+        Protocol::Psp => IpProto::UDP,
+    }
+}

@@ -1,0 +1,111 @@
+//! The two halves of every protocol, by SA.
+
+use crypto::{CryptoOp, DerivedKeys, IcvOk, Span};
+use wire::{IpPacket, IpProto, SeqNo};
+
+use crate::{Drop, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, ah, eesp, esp, psp};
+
+/// What [`finish_out`] has to put back.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PendingOut {
+    /// Bytes of the original IP header saved right before the packet (AH), 0 otherwise.
+    pub saved: u16,
+}
+
+/// What [`finish_in`] has to know of a packet that is with the engine.
+#[derive(Clone, Copy, Debug)]
+pub struct PendingIn {
+    /// Sequence number, inferred in full.
+    pub seq: SeqNo,
+    /// Lane (EESP Sub SA), 0 otherwise.
+    pub lane: u16,
+    /// Offset of the IP header's end: of the UDP header when encapsulated, else of the protocol's.
+    pub ip_end: u16,
+    /// Offset of the byte in the outer IP header chain that names the protocol.
+    pub proto_at: u16,
+    /// Payload between protocol header and ICV: with trailer (ESP), payload info (EESP).
+    pub payload: Span,
+    /// Next header when the header tells it in the clear (AH, PSP).
+    pub next: IpProto,
+    /// DSCP and ECN of the outer header.
+    pub outer_tos: u8,
+    /// Protocol's own: AH keeps the length of the saved header, EESP the crypt offset, PSP S and D.
+    pub extra: u16,
+}
+
+/// A packet that came through an inbound SA.
+#[derive(Clone, Copy, Debug)]
+pub struct Delivered {
+    /// Headers of the packet that now fills the frame.
+    pub ip: IpPacket,
+    /// PSP asked the receiver to sample this packet.
+    pub sample: bool,
+}
+
+/// Lays out the protected form of the packet in `frame` (headers read into `ip`) and says what
+/// is to be encrypted. `seq` was reserved from `lane.seq`. Afterwards the frame starts with the
+/// outer IP header, whose lengths and checksum are final.
+///
+/// # Errors
+/// The reason to drop; the frame's content is then undefined.
+pub fn prepare_out(
+    sa: &OutboundSa,
+    lane: &OutLane,
+    seq: SeqNo,
+    ip: &IpPacket,
+    frame: &mut Frame<'_>,
+) -> Result<(CryptoOp, PendingOut), Drop> {
+    match &sa.proto {
+        OutProto::Esp(esp) => esp::prepare_out(sa, esp, lane, seq, ip, frame),
+        OutProto::Ah(ah) => ah::prepare_out(sa, ah, lane, seq, ip, frame),
+        OutProto::Eesp(eesp) => eesp::prepare_out(sa, eesp, lane, seq, ip, frame),
+        OutProto::Psp(psp) => psp::prepare_out(sa, psp, lane, seq, ip, frame),
+    }
+}
+
+/// Completes an outbound packet after the engine.
+///
+/// # Errors
+/// The reason to drop.
+pub fn finish_out(sa: &OutboundSa, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
+    match &sa.proto {
+        OutProto::Ah(_) => ah::finish_out(frame, pending),
+        _ => Ok(()),
+    }
+}
+
+/// Checks what can be checked before decryption and says what is to be verified. `outer` are the
+/// headers of the packet in `frame`, `at` the offset of the protocol header (behind UDP if any).
+/// Changes no state of the SA; `derived` may gain a key.
+///
+/// # Errors
+/// The reason to drop.
+pub fn prepare_in(
+    sa: &InboundSa,
+    outer: &IpPacket,
+    at: usize,
+    frame: &mut Frame<'_>,
+    derived: &mut DerivedKeys,
+) -> Result<(CryptoOp, PendingIn), Drop> {
+    match &sa.proto {
+        InProto::Esp(esp) => esp::prepare_in(sa, esp, outer, at, frame),
+        InProto::Ah(ah) => ah::prepare_in(sa, ah, outer, at, frame),
+        InProto::Eesp(eesp) => eesp::prepare_in(sa, eesp, outer, at, frame, derived),
+        InProto::Psp(psp) => psp::prepare_in(sa, psp, outer, at, frame, derived),
+    }
+}
+
+/// Releases the payload of a packet whose ICV an engine found right: moves the replay window,
+/// strips what the protocol added, restores or checks the inner IP header. Afterwards the frame
+/// holds the inner packet.
+///
+/// # Errors
+/// The reason to drop; the window may have moved, because the packet was authentic.
+pub fn finish_in(sa: &InboundSa, frame: &mut Frame<'_>, pending: PendingIn, ok: IcvOk) -> Result<Delivered, Drop> {
+    match &sa.proto {
+        InProto::Esp(esp) => esp::finish_in(sa, esp, frame, pending, ok),
+        InProto::Ah(ah) => ah::finish_in(sa, ah, frame, pending, ok),
+        InProto::Eesp(eesp) => eesp::finish_in(sa, eesp, frame, pending, ok),
+        InProto::Psp(psp) => psp::finish_in(sa, psp, frame, pending, ok),
+    }
+}

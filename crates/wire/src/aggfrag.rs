@@ -1,0 +1,1 @@
+//! AGGFRAG payload header of IP-TFS (RFC 9347 §6.1).

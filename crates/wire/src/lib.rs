@@ -1,0 +1,29 @@
+//! Bytes on the wire: numbers, assigned values and zero-copy views.
+//!
+//! Everything here looks at bytes that somebody else wrote. Nothing allocates, reads a clock or
+//! panics, whatever the input. A view is a `#[repr(C)]` struct of big-endian fields laid over the
+//! bytes; parsing once at the edge yields a type that is the proof.
+
+pub mod aggfrag;
+pub mod ah;
+pub mod checksum;
+pub mod eesp;
+pub mod encap;
+mod error;
+pub mod esp;
+pub mod flow;
+pub mod icmp;
+pub mod ip;
+mod number;
+pub mod pcap;
+pub mod psp;
+pub mod registry;
+pub mod selector;
+pub mod udp;
+
+pub use error::ParseError;
+pub use flow::FlowKey;
+pub use ip::{Fragment, IpPacket};
+pub use number::{ReservedSpi, SeqNo, SessionId, Spi};
+pub use registry::IpProto;
+pub use selector::{AddrRange, PortRange, Selector};

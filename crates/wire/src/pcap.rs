@@ -1,0 +1,1 @@
+//! Records of pcap and pcapng captures.
