@@ -1,1 +1,23 @@
-//! x
+//! Packets in batches: memory, ports, tables as packets see them, and the path between.
+//!
+//! A worker owns one core. It receives a batch from a port, takes it through the path
+//! (classify, prepare, engine, finish) and hands it to the next port. Tables come as a
+//! [`Snapshot`] that the control side publishes whole; a worker looks for a new one between
+//! batches. Nothing on the path allocates, locks or logs.
+
+mod cache;
+mod counters;
+mod inbound;
+mod outbound;
+mod packet;
+pub mod port;
+mod runner;
+mod snapshot;
+mod worker;
+
+pub use counters::{Audit, CoreCounters, Totals};
+pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
+pub use port::Port;
+pub use runner::{Links, Runner, RunnerError};
+pub use snapshot::{Publisher, Snapshot, SnapshotError};
+pub use worker::{Worker, WorkerConfig};

@@ -1,0 +1,181 @@
+//! Packet memory: fixed buffers that travel in batches and are never given back to the allocator.
+
+use ipsec::{Drop, Frame};
+
+/// Bytes free before a received packet: outer IPv6 (40), UDP (8), EESP with options and IV or AH
+/// with the saved header (up to 300).
+pub const HEADROOM: usize = 384;
+/// Bytes free after a received packet: ESP padding (up to 255), trailer and ICV (up to 34).
+pub const TAILROOM: usize = 320;
+
+/// One packet in a buffer of its own.
+pub struct Packet {
+    buffer: Box<[u8]>,
+    start: u32,
+    end: u32,
+}
+
+impl Packet {
+    /// An empty packet that can receive `payload_bytes` between head and tail room.
+    pub fn new(payload_bytes: usize) -> Self {
+        let buffer = vec![0; HEADROOM + payload_bytes + TAILROOM].into_boxed_slice();
+        Self { buffer, start: HEADROOM as u32, end: HEADROOM as u32 }
+    }
+
+    /// Where a port writes what it received: everything but head and tail room.
+    pub fn receive_area(&mut self) -> &mut [u8] {
+        let end = self.buffer.len() - TAILROOM;
+        &mut self.buffer[HEADROOM..end]
+    }
+
+    /// Declares the first `len` bytes of [`Packet::receive_area`], from `skip` on, the packet.
+    ///
+    /// # Panics
+    /// When `skip > len` or `len` is beyond the receive area: a bug of the port.
+    pub fn received(&mut self, skip: usize, len: usize) {
+        assert!(skip <= len && HEADROOM + len + TAILROOM <= self.buffer.len());
+        self.start = (HEADROOM + skip) as u32;
+        self.end = (HEADROOM + len) as u32;
+    }
+
+    /// Copies `bytes` in as the packet; false when they do not fit.
+    pub fn set(&mut self, bytes: &[u8]) -> bool {
+        let Some(area) = self.receive_area().get_mut(..bytes.len()) else { return false };
+        area.copy_from_slice(bytes);
+        self.received(0, bytes.len());
+        true
+    }
+
+    /// The packet.
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[self.start as usize..self.end as usize]
+    }
+
+    /// The packet, to be changed in place.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[self.start as usize..self.end as usize]
+    }
+
+    /// Grows the packet by `header` at the front (a header the kernel stripped on receive).
+    ///
+    /// # Errors
+    /// [`Drop::NoRoom`].
+    pub fn prepend(&mut self, header: &[u8]) -> Result<(), Drop> {
+        let start = (self.start as usize).checked_sub(header.len()).ok_or(Drop::NoRoom)?;
+        self.buffer[start..self.start as usize].copy_from_slice(header);
+        self.start = start as u32;
+        Ok(())
+    }
+
+    /// Length in bytes.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    /// The packet as a frame; write the frame's range back with [`Packet::set_range`].
+    pub(crate) fn frame(&mut self) -> Frame<'_> {
+        let range = self.start as usize..self.end as usize;
+        // The range is inside the buffer by construction; an empty frame is the safe other case.
+        Frame::new(&mut self.buffer, range).unwrap_or_else(|_| unreachable!("packet range is inside its buffer"))
+    }
+
+    pub(crate) fn set_range(&mut self, range: std::ops::Range<usize>) {
+        debug_assert!(range.end <= self.buffer.len());
+        self.start = range.start as u32;
+        self.end = range.end as u32;
+    }
+
+    /// Buffer and range apart, so that the bytes can be lent out while the range is updated.
+    pub(crate) fn parts(&mut self) -> (&mut [u8], &mut u32, &mut u32) {
+        (&mut self.buffer, &mut self.start, &mut self.end)
+    }
+}
+
+/// Packets that travel together, and the empty ones that wait to be filled. The two together are
+/// as many as the batch was made with, unless packets were moved to another batch by
+/// [`Batch::give`], which takes an empty one in return.
+pub struct Batch {
+    live: Vec<Packet>,
+    spare: Vec<Packet>,
+}
+
+impl Batch {
+    /// `packets` empty packets of `payload_bytes` each.
+    pub fn new(packets: usize, payload_bytes: usize) -> Self {
+        Self { live: Vec::with_capacity(packets), spare: (0..packets).map(|_| Packet::new(payload_bytes)).collect() }
+    }
+
+    /// How many more packets can be received.
+    pub fn room(&self) -> usize {
+        self.spare.len()
+    }
+
+    /// Packets in the batch.
+    pub fn len(&self) -> usize {
+        self.live.len()
+    }
+
+    /// True when there are none.
+    pub fn is_empty(&self) -> bool {
+        self.live.is_empty()
+    }
+
+    /// The packets.
+    pub fn packets(&self) -> &[Packet] {
+        &self.live
+    }
+
+    /// The packets, to be changed in place.
+    pub fn packets_mut(&mut self) -> &mut [Packet] {
+        &mut self.live
+    }
+
+    /// Appends a packet: `fill` writes it and says whether it is to be kept. Returns false when
+    /// there is no room or `fill` refused.
+    pub fn push_with(&mut self, fill: impl FnOnce(&mut Packet) -> bool) -> bool {
+        let Some(mut packet) = self.spare.pop() else { return false };
+        let keep = fill(&mut packet);
+        if keep {
+            self.live.push(packet)
+        } else {
+            self.spare.push(packet)
+        }
+        keep
+    }
+
+    /// Removes the packets for which `keep` is false, keeping the order of the others.
+    pub fn retain(&mut self, mut keep: impl FnMut(usize, &mut Packet) -> bool) {
+        let mut kept = 0;
+        for i in 0..self.live.len() {
+            if keep(i, &mut self.live[i]) {
+                self.live.swap(kept, i);
+                kept += 1;
+            }
+        }
+        self.spare.extend(self.live.drain(kept..));
+    }
+
+    /// Empties the batch: every packet becomes spare.
+    pub fn clear(&mut self) {
+        self.spare.append(&mut self.live);
+    }
+
+    /// Takes packet `i` out in exchange for `empty` (a ring hands over both ways at once).
+    pub fn swap_out(&mut self, i: usize, empty: Packet) -> Packet {
+        std::mem::replace(&mut self.live[i], empty)
+    }
+
+    /// Moves the last packet to `other` in exchange for one of its spare ones; false when `other`
+    /// has no room or this batch is empty.
+    pub fn give(&mut self, other: &mut Self) -> bool {
+        if self.live.is_empty() {
+            return false;
+        }
+        let Some(empty) = other.spare.pop() else { return false };
+        let Some(packet) = self.live.pop() else { return false };
+        other.live.push(packet);
+        self.spare.push(empty);
+        true
+    }
+}

@@ -1,0 +1,7 @@
+//! Port.
+
+/// Port.
+pub struct RawPort {}
+
+/// Protocols.
+pub struct RawProtocols {}

@@ -1,0 +1,7 @@
+//! Port.
+
+/// Port.
+pub struct TunPort {}
+
+/// Config.
+pub struct TunConfig {}

@@ -1,0 +1,4 @@
+//! Port.
+
+/// Port.
+pub struct UdpPort {}

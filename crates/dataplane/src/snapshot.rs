@@ -1,0 +1,80 @@
+//! The tables of one moment, published whole and only read by packets.
+
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use crypto::KeyTable;
+use ipsec::{InboundSa, OutboundSa, Sad, Spd};
+use wire::registry::CodePoints;
+
+/// SAs, policies and keys as packets see them.
+pub struct Snapshot {
+    /// Rises with every publication; flow caches forget when it changes.
+    pub generation: u64,
+    /// Inbound SAs.
+    pub sad: Sad,
+    /// Policies.
+    pub spd: Spd,
+    /// Outbound SAs by the slots that policies name.
+    pub outbound: Vec<Arc<OutboundSa>>,
+    /// Keys that the SAs name.
+    pub keys: KeyTable,
+    /// Protocol numbers and ports in use.
+    pub code_points: CodePoints,
+    /// EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
+    pub eesp: bool,
+}
+
+/// Why SAs and policies do not make a snapshot.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum SnapshotError {
+    /// Two inbound SAs that no packet could tell apart.
+    #[error("SAs '{0}' and '{1}' have the same protocol, SPI and address: give one of them another SPI")]
+    SameSpi(Box<str>, Box<str>),
+}
+
+impl Snapshot {
+    /// A snapshot of these tables; its generation is set when it is published.
+    ///
+    /// # Errors
+    /// [`SnapshotError`].
+    pub fn new(
+        inbound: Vec<Arc<InboundSa>>,
+        outbound: Vec<Arc<OutboundSa>>,
+        spd: Spd,
+        keys: KeyTable,
+        code_points: CodePoints,
+    ) -> Result<Self, SnapshotError> {
+        let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
+        let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
+        Ok(Self { generation: 0, sad, spd, outbound, keys, code_points, eesp })
+    }
+}
+
+/// Where the control side publishes and workers look.
+#[derive(Clone)]
+pub struct Publisher(Arc<ArcSwap<Snapshot>>);
+
+impl Publisher {
+    /// Publishes a first snapshot.
+    pub fn new(mut first: Snapshot) -> Self {
+        first.generation = 1;
+        Self(Arc::new(ArcSwap::from_pointee(first)))
+    }
+
+    /// Replaces the tables; workers see them from their next batch on.
+    pub fn publish(&self, mut next: Snapshot) {
+        next.generation = self.0.load().generation + 1;
+        self.0.store(Arc::new(next));
+    }
+
+    /// The tables now.
+    pub fn current(&self) -> Arc<Snapshot> {
+        self.0.load_full()
+    }
+
+    /// A reader that costs one comparison when nothing changed.
+    pub(crate) fn reader(&self) -> arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>> {
+        arc_swap::Cache::new(Arc::clone(&self.0))
+    }
+}

@@ -1,0 +1,85 @@
+//! A worker: everything one core owns, and the two directions of the path.
+
+use std::sync::Arc;
+
+use crypto::{DerivedKeys, Engine};
+use ipsec::Reassembler;
+
+use crate::cache::FlowCache;
+use crate::{Audit, CoreCounters};
+
+/// What a worker is made of.
+#[derive(Clone, Debug)]
+pub struct WorkerConfig {
+    /// Number of the core among the workers; picks the lane of an SA.
+    pub core: usize,
+    /// Engine.
+    pub engine: Engine,
+    /// Packets a batch may hold.
+    pub batch: usize,
+    /// Largest packet in bytes.
+    pub packet_bytes: usize,
+    /// Entries of each flow cache, a power of two (64 bytes each).
+    pub flow_cache: usize,
+    /// Derived keys to keep (about 1 KiB each); at least twice `batch`.
+    pub derived_keys: usize,
+    /// Packets that may wait for outer fragments (64 KiB each).
+    pub reassembly: usize,
+    /// Audit records that may wait for the control side.
+    pub audit_ring: usize,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self {
+            core: 0,
+            engine: Engine::AwsLc,
+            batch: 256,
+            packet_bytes: 2048,
+            flow_cache: 1024,
+            derived_keys: 1024,
+            reassembly: 16,
+            audit_ring: 1024,
+        }
+    }
+}
+
+/// Everything one core owns.
+pub struct Worker {
+    pub(crate) config: WorkerConfig,
+    pub(crate) counters: Arc<CoreCounters>,
+    pub(crate) derived: DerivedKeys,
+    pub(crate) outbound_flows: FlowCache,
+    pub(crate) inbound_flows: FlowCache,
+    pub(crate) reassembler: Reassembler,
+    pub(crate) audit: rtrb::Producer<Audit>,
+    pub(crate) now_ms: u64,
+}
+
+impl Worker {
+    /// A worker, and where its audit records come out.
+    pub fn new(config: WorkerConfig) -> (Self, rtrb::Consumer<Audit>) {
+        let (audit, records) = rtrb::RingBuffer::new(config.audit_ring);
+        let worker = Self {
+            counters: Arc::new(CoreCounters::default()),
+            derived: DerivedKeys::new(config.derived_keys.max(2 * config.batch)),
+            outbound_flows: FlowCache::new(config.flow_cache),
+            inbound_flows: FlowCache::new(config.flow_cache),
+            reassembler: Reassembler::new(config.reassembly, 65_535, 15_000),
+            audit,
+            now_ms: 0,
+            config,
+        };
+        (worker, records)
+    }
+
+    /// The counters of this core.
+    pub fn counters(&self) -> Arc<CoreCounters> {
+        Arc::clone(&self.counters)
+    }
+
+    /// Sets the worker's clock, in milliseconds of any monotonic clock, once per batch.
+    pub fn tick(&mut self, now_ms: u64) {
+        self.now_ms = now_ms;
+    }
+}
