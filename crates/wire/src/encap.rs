@@ -14,3 +14,56 @@ pub enum NatT {
     /// None of these.
     Unknown,
 }
+
+/// The four zero bytes before an IKE message on port 4500 (RFC 3948 §2.2).
+pub const NON_ESP_MARKER: [u8; 4] = [0; 4];
+
+/// The payload of a NAT keepalive (RFC 3948 §2.3).
+pub const KEEPALIVE: [u8; 1] = [0xff];
+
+/// Says what `payload` is. Where EESP is not enabled a first bit of 1 is an ESP SPI as any other;
+/// where it is, ESP SPIs given to peers must have a top bit of 0.
+///
+/// Only the first four bytes are judged: that a packet is complete, or of a known EESP version, is
+/// not checked here.
+#[inline]
+pub fn classify(payload: &[u8], eesp_enabled: bool) -> NatT {
+    // The order matters: a keepalive has its first bit set, too.
+    let Some(head) = payload.first_chunk::<4>() else {
+        return if payload == KEEPALIVE { NatT::Keepalive } else { NatT::Unknown };
+    };
+    match u32::from_be_bytes(*head) {
+        0 => NatT::Ike,
+        1..=0xff => NatT::Unknown, // reserved SPIs; 2 is WESP (RFC 5840), which is not spoken here
+        0x8000_0000.. if eesp_enabled => NatT::Eesp,
+        _ => NatT::Esp,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_is_told_from_the_others() {
+        for (payload, with_eesp, without) in [
+            (&b"\xff"[..], NatT::Keepalive, NatT::Keepalive),
+            (b"", NatT::Unknown, NatT::Unknown),
+            (b"\xfe", NatT::Unknown, NatT::Unknown),
+            (b"\xff\xff", NatT::Unknown, NatT::Unknown),
+            (b"\x80\0\0", NatT::Unknown, NatT::Unknown),
+            (b"\0\0\0\0", NatT::Ike, NatT::Ike),
+            (b"\0\0\0\0abc", NatT::Ike, NatT::Ike),
+            (b"\0\0\0\x01", NatT::Unknown, NatT::Unknown),
+            (b"\0\0\0\x02", NatT::Unknown, NatT::Unknown),
+            (b"\0\0\0\xff", NatT::Unknown, NatT::Unknown),
+            (b"\0\0\x01\0", NatT::Esp, NatT::Esp),
+            (b"\x7f\xff\xff\xff", NatT::Esp, NatT::Esp),
+            (b"\x80\0\0\0\x11\x22\x33\x44", NatT::Eesp, NatT::Esp),
+            (b"\xff\xff\xff\xff", NatT::Eesp, NatT::Esp),
+        ] {
+            assert_eq!(classify(payload, true), with_eesp, "{payload:02x?}");
+            assert_eq!(classify(payload, false), without, "{payload:02x?}");
+        }
+    }
+}

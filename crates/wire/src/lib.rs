@@ -1,7 +1,8 @@
 //! Bytes on the wire: numbers, assigned values and zero-copy views.
 //!
 //! Everything here looks at bytes that somebody else wrote. Nothing allocates, reads a clock or
-//! panics, whatever the input. A view is a `#[repr(C)]` struct of big-endian fields laid over the
+//! panics, whatever the input; only the error that refuses a selector written by a person holds
+//! text, and the writers of captures append to the caller's buffer. A view is a `#[repr(C)]` struct of big-endian fields laid over the
 //! bytes; parsing once at the edge yields a type that is the proof.
 
 pub mod aggfrag;
@@ -21,9 +22,18 @@ pub mod registry;
 pub mod selector;
 pub mod udp;
 
+use zerocopy::{Immutable, IntoBytes};
+
 pub use error::ParseError;
 pub use flow::FlowKey;
 pub use ip::{Fragment, IpPacket};
 pub use number::{ReservedSpi, SeqNo, SessionId, Spi};
 pub use registry::IpProto;
-pub use selector::{AddrRange, PortRange, Selector};
+pub use selector::{AddrRange, PortRange, Selector, SelectorError, TrafficSelector};
+
+/// Writes `header`, called `what`, to the start of `out`.
+#[inline]
+fn emit_prefix<T: IntoBytes + Immutable>(what: &'static str, header: &T, out: &mut [u8]) -> Result<(), ParseError> {
+    let have = out.len();
+    header.write_to_prefix(out).map_err(|_| ParseError::Truncated { what, need: size_of::<T>(), have })
+}
