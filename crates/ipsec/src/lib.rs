@@ -17,6 +17,7 @@ pub mod encap;
 pub mod esp;
 mod fragment;
 mod frame;
+mod lane;
 pub mod pmtu;
 pub mod psp;
 mod reassembly;
@@ -26,6 +27,8 @@ mod sad;
 mod seq;
 mod spd;
 mod step;
+#[cfg(test)]
+pub(crate) mod testkit;
 
 pub use drop::Drop;
 pub use fragment::fragment_v4;

@@ -1,6 +1,6 @@
 //! Sequence numbers of an outbound lane: reserved in blocks, never reused, never wrapped.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::Drop;
 
@@ -18,7 +18,7 @@ pub struct SeqRange {
 /// A number is only given out below `saved`, the high-water mark that the control side has on
 /// disk (RFC 4303 §3.3.3): after a crash the counter starts from there.
 pub struct SeqCounter {
-    /// Next number to give out.
+    /// Next number to give out; at most one beyond `last`.
     next: AtomicU64,
     /// Numbers below this may be used; raised by the control side after it reached the disk.
     saved: AtomicU64,
@@ -27,12 +27,13 @@ pub struct SeqCounter {
 }
 
 impl SeqCounter {
-    /// A counter whose first number is `first` (1 for a fresh SA) and whose last is `last`.
+    /// A counter whose first number is `first` (1 for a fresh SA) and whose last is `last`, at
+    /// most 2⁶⁴−2 so that the counter itself cannot wrap.
     /// Nothing can be reserved until [`SeqCounter::allow_below`] was called, unless `persistent`
     /// is false (keys that no restart can bring back).
     pub fn new(first: u64, last: u64, persistent: bool) -> Self {
         let saved = if persistent { first } else { u64::MAX };
-        Self { next: AtomicU64::new(first), saved: AtomicU64::new(saved), last }
+        Self { next: AtomicU64::new(first), saved: AtomicU64::new(saved), last: last.min(u64::MAX - 1) }
     }
 
     /// Takes up to `count` numbers; fewer when the end of the space or of the saved mark is near.
@@ -40,7 +41,111 @@ impl SeqCounter {
     /// # Errors
     /// [`Drop::SeqExhausted`] or [`Drop::SeqUnsaved`] when not even one is left.
     pub fn reserve(&self, count: u32) -> Result<SeqRange, Drop> {
-        let _ = (count, &self.next, &self.saved, self.last);
-        todo!("esp helper")
+        let limit = self.saved.load(Ordering::Acquire).min(self.last + 1);
+        let mut next = self.next.load(Ordering::Relaxed);
+        // Not a fetch_add: an overshoot would have to be given back, and could wrap meanwhile.
+        loop {
+            if next >= limit {
+                return Err(if next > self.last { Drop::SeqExhausted } else { Drop::SeqUnsaved });
+            }
+            let count = (limit - next).min(u64::from(count)) as u32;
+            match self.next.compare_exchange_weak(next, next + u64::from(count), Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(first) => return Ok(SeqRange { first, count }),
+                Err(now) => next = now,
+            }
+        }
+    }
+
+    /// Permits numbers below `mark`, which by now is on disk. A lower mark than before changes
+    /// nothing.
+    pub fn allow_below(&self, mark: u64) {
+        self.saved.fetch_max(mark, Ordering::Release);
+    }
+
+    /// Next number that [`SeqCounter::reserve`] would give out; beyond [`SeqCounter::last`] when
+    /// all are used.
+    pub fn next(&self) -> u64 {
+        self.next.load(Ordering::Relaxed)
+    }
+
+    /// The mark below which numbers may be used; `u64::MAX` when nothing has to be saved.
+    pub fn saved(&self) -> u64 {
+        self.saved.load(Ordering::Relaxed)
+    }
+
+    /// How many numbers the SA has left, saved or not.
+    pub fn remaining(&self) -> u64 {
+        (self.last + 1).saturating_sub(self.next())
+    }
+
+    /// Last number that may ever be used.
+    pub fn last(&self) -> u64 {
+        self.last
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_number_is_given_out_and_none_after_it() {
+        let counter = SeqCounter::new(u64::from(u32::MAX) - 2, u64::from(u32::MAX), false);
+        assert_eq!(counter.reserve(2), Ok(SeqRange { first: 0xffff_fffd, count: 2 }));
+        assert_eq!(counter.remaining(), 1);
+        assert_eq!(counter.reserve(64), Ok(SeqRange { first: 0xffff_ffff, count: 1 }));
+        assert_eq!(counter.reserve(1), Err(Drop::SeqExhausted));
+        assert_eq!((counter.remaining(), counter.next()), (0, 1 << 32));
+    }
+
+    #[test]
+    fn the_64_bit_space_ends_without_wrapping() {
+        let counter = SeqCounter::new(u64::MAX - 1, u64::MAX, false);
+        assert_eq!(counter.last(), u64::MAX - 1);
+        assert_eq!(counter.reserve(u32::MAX), Ok(SeqRange { first: u64::MAX - 1, count: 1 }));
+        assert_eq!(counter.reserve(u32::MAX), Err(Drop::SeqExhausted));
+    }
+
+    #[test]
+    fn nothing_goes_out_above_the_saved_mark() {
+        let counter = SeqCounter::new(1000, u64::MAX - 1, true);
+        assert_eq!(counter.reserve(1), Err(Drop::SeqUnsaved));
+        counter.allow_below(1003);
+        counter.allow_below(500);
+        assert_eq!(counter.saved(), 1003);
+        assert_eq!(counter.reserve(8), Ok(SeqRange { first: 1000, count: 3 }));
+        assert_eq!(counter.reserve(1), Err(Drop::SeqUnsaved));
+    }
+
+    #[test]
+    fn cores_share_the_space_without_gap_or_overlap() {
+        const TOTAL: u64 = 40_000;
+        let counter = SeqCounter::new(1, TOTAL, true);
+        let mut ranges: Vec<SeqRange> = std::thread::scope(|scope| {
+            let takers: Vec<_> = (1..5)
+                .map(|size| {
+                    let counter = &counter;
+                    scope.spawn(move || {
+                        let mut mine = Vec::new();
+                        loop {
+                            match counter.reserve(size) {
+                                Ok(range) => mine.push(range),
+                                Err(Drop::SeqUnsaved) => std::thread::yield_now(),
+                                Err(_) => return mine,
+                            }
+                        }
+                    })
+                })
+                .collect();
+            (0..=TOTAL + 1000).step_by(997).for_each(|mark| counter.allow_below(mark));
+            takers.into_iter().flat_map(|t| t.join().unwrap()).collect()
+        });
+        ranges.sort_by_key(|r| r.first);
+        let end = ranges.iter().fold(1, |next, range| {
+            assert_eq!(range.first, next);
+            assert!(range.count > 0);
+            next + u64::from(range.count)
+        });
+        assert_eq!(end, TOTAL + 1);
     }
 }
