@@ -1,5 +1,8 @@
 //! Keys, expanded once and read by every packet.
 
+use std::sync::Arc;
+
+use crate::engine::State;
 use crate::{DerivedKeys, KeyId, Suite};
 
 /// Keying material as the configuration or a key exchange gives it. Zeroed on drop by its owner.
@@ -37,21 +40,53 @@ pub enum KeyError {
 }
 
 /// An expanded key of one suite for one engine. Zeroed on drop; has no `Debug`.
+///
+/// Moving it copies the bytes and leaves the old ones on the stack until they are written over:
+/// put it into its [`Arc`] or cache slot where it is made.
+#[repr(align(64))]
 pub struct Key {
     pub(crate) suite: Suite,
+    pub(crate) icv_len: usize,
+    pub(crate) state: State,
+}
+
+// CBC's two schedules and HMAC-SHA512's two states are the largest; a cache of 4096 keys is 4 MiB.
+const _: () = assert!(size_of::<Key>() <= 1024);
+
+impl Key {
+    /// What the key is for.
+    pub fn suite(&self) -> &Suite {
+        &self.suite
+    }
 }
 
 /// The keys of one published snapshot.
 #[derive(Default)]
 pub struct KeyTable {
-    slots: Vec<std::sync::Arc<Key>>,
+    slots: Vec<Arc<Key>>,
 }
 
 impl KeyTable {
-    /// Adds a key and returns its name.
-    pub fn insert(&mut self, key: std::sync::Arc<Key>) -> KeyId {
+    /// Adds a key and returns its name. A table holds up to 2³¹ keys, more than memory does.
+    pub fn insert(&mut self, key: Arc<Key>) -> KeyId {
         self.slots.push(key);
         KeyId(self.slots.len() as u32 - 1)
+    }
+
+    /// The key of a name that [`KeyTable::insert`] gave.
+    #[inline]
+    pub fn get(&self, id: KeyId) -> Option<&Key> {
+        self.slots.get(id.0 as usize).map(|key| &**key)
+    }
+
+    /// Number of keys.
+    pub fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// True when there is no key.
+    pub fn is_empty(&self) -> bool {
+        self.slots.is_empty()
     }
 }
 
@@ -62,4 +97,12 @@ pub struct Keys<'a> {
     pub table: &'a KeyTable,
     /// Keys this core derived.
     pub derived: &'a DerivedKeys,
+}
+
+impl<'a> Keys<'a> {
+    /// The key of a name, wherever it is kept.
+    #[inline]
+    pub fn get(&self, id: KeyId) -> Option<&'a Key> {
+        if id.0 & KeyId::DERIVED == 0 { self.table.get(id) } else { self.derived.get(id) }
+    }
 }

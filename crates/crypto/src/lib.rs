@@ -16,7 +16,17 @@ mod key;
 mod op;
 
 pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError};
-pub use derived::{DerivedKeys, DerivedName};
+pub use derived::{DerivedKeys, DerivedName, DerivedStats};
 pub use engine::Engine;
 pub use key::{Key, KeyError, KeyMaterial, KeyTable, Keys};
 pub use op::{Aad, CryptoOp, IcvOk, Job, KeyId, Span};
+
+/// Fills `bytes` from the random generator of AWS-LC, which the operating system seeds. For control
+/// code: keys, SPIs, first IVs.
+///
+/// # Panics
+/// When the operating system gives no randomness; nothing sensible can be done without.
+pub fn random(bytes: &mut [u8]) {
+    use aws_lc_rs::rand::{SecureRandom, SystemRandom};
+    SystemRandom::new().fill(bytes).expect("the operating system gives random bytes");
+}

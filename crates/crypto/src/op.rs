@@ -35,12 +35,12 @@ impl Span {
 
     /// Bytes covered.
     pub fn len(self) -> usize {
-        (self.end - self.start) as usize
+        self.end.saturating_sub(self.start) as usize
     }
 
     /// True when no byte is covered.
     pub fn is_empty(self) -> bool {
-        self.start == self.end
+        self.len() == 0
     }
 }
 
@@ -57,7 +57,12 @@ pub enum Aad {
     Inline([u8; 12]),
     /// A span of the packet and then the high half of the sequence number, as ESP and AH with a
     /// separate MAC and extended numbers have it (RFC 4303 §2.2.1, RFC 4302 §2.5.1).
+    ///
+    /// For a separate MAC only: no AEAD has its associated data like this, and such an operation fails.
     InPlaceThen(Span, [u8; 4]),
+    /// Bytes that stand nowhere and then a span: SPI, high and low half of an extended sequence
+    /// number, then IV and payload, which is what GMAC covers in ESP (RFC 4543 §3.3).
+    InlineThen([u8; 12], Span),
 }
 
 /// One operation. Spans count from the first byte of [`Job::packet`].
@@ -72,7 +77,7 @@ pub struct CryptoOp {
     /// Where the ICV is written or read; its length is that of the suite.
     pub icv: Span,
     /// The initialisation vector, first `iv_len` bytes used: 8 for counter-based ciphers
-    /// (without salt), 8 or 16 for CBC.
+    /// (without salt; the 64-bit sequence number for the implicit-IV forms), 8 or 16 for CBC.
     pub iv: [u8; 16],
 }
 
@@ -87,12 +92,19 @@ pub struct Job<'p> {
     /// The packet.
     pub packet: &'p mut [u8],
     pub(crate) verified: bool,
+    pub(crate) sealed: bool,
 }
 
 impl<'p> Job<'p> {
     /// A job that has not run.
     pub fn new(op: CryptoOp, packet: &'p mut [u8]) -> Self {
-        Self { op, packet, verified: false }
+        Self { op, packet, verified: false, sealed: false }
+    }
+
+    /// True after [`crate::Engine::seal`] did its work; false when the operation did not fit its
+    /// packet or named no key. What was not sealed must be dropped.
+    pub fn sealed(&self) -> bool {
+        self.sealed
     }
 
     /// The proof, once, after [`crate::Engine::open`] found the ICV right; `None` otherwise.

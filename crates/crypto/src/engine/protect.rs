@@ -1,0 +1,267 @@
+//! One operation on one packet: which bytes go where, and in which order.
+//!
+//! A [`CryptoOp`] is not trusted to fit its packet: each span is checked here once, and one that
+//! does not fit makes the operation fail instead of reading or writing elsewhere.
+
+use std::ops::Range;
+
+use super::aws_lc::{Aead, AesDec, AesEnc, DesCbc, equal};
+use super::ccm::AesCcm;
+use super::mac::{MAX_OUT, Mac};
+use crate::{Aad, CipherKind, CryptoOp, EncAlg, KeyMaterial, Span, Suite};
+
+/// The expanded key of a suite.
+#[allow(clippy::large_enum_variant)] // One indirection per packet costs more than the bytes.
+pub(crate) enum State {
+    /// The key of [`crate::Engine::Null`]: no arithmetic can be done with it.
+    Nothing,
+    /// AES-GCM, AES-GMAC or ChaCha20-Poly1305.
+    Aead { aead: Aead, salt: [u8; 4], gmac: bool },
+    /// AES-CCM.
+    Ccm { ccm: AesCcm, salt: [u8; 3] },
+    /// Encrypt, then MAC; or a MAC alone.
+    Separate { cipher: Cipher, mac: Mac },
+}
+
+/// A cipher that does not authenticate.
+#[allow(clippy::large_enum_variant)] // As above.
+pub(crate) enum Cipher {
+    Null,
+    AesCbc { enc: AesEnc, dec: AesDec },
+    AesCtr { enc: AesEnc, nonce: [u8; 4] },
+    TripleDes(DesCbc<3>),
+    Des(DesCbc<1>),
+}
+
+impl State {
+    /// `None` when the suite is none: no ICV at all, or two of them. Lengths were checked before.
+    pub(crate) fn new(suite: &Suite, material: KeyMaterial<'_>) -> Option<Self> {
+        let Some(enc) = suite.enc else {
+            let mac = Mac::new(suite.integ?, material.integ)?;
+            return Some(Self::Separate { cipher: Cipher::Null, mac });
+        };
+        let (key, salt) = material.enc.split_at_checked(enc.key_len)?;
+        if let Some(integ) = suite.integ {
+            let cipher = Cipher::new(enc, key, salt)?;
+            return Some(Self::Separate { cipher, mac: Mac::new(integ, material.integ)? });
+        }
+        match enc.kind {
+            CipherKind::AesCcm => Some(Self::Ccm { ccm: AesCcm::new(key)?, salt: salt.try_into().ok()? }),
+            kind => Some(Self::Aead {
+                aead: Aead::new(kind, key, enc.icv_len)?,
+                salt: salt.try_into().ok()?,
+                gmac: kind == CipherKind::AesGmac,
+            }),
+        }
+    }
+
+    /// Encrypts and writes the ICV. False when the operation does not fit packet or key: then
+    /// nothing of the packet may be sent.
+    #[inline]
+    pub(crate) fn seal(&self, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Aead { aead, salt, gmac } => {
+                let nonce = nonce::<4, 12>(salt, &op.iv);
+                with_parts(op, packet, icv_len, *gmac, |aad, body, icv| aead.seal(&nonce, aad, body, icv))
+            }
+            Self::Ccm { ccm, salt } => {
+                let nonce = nonce::<3, 11>(salt, &op.iv);
+                with_parts(op, packet, icv_len, false, |aad, body, icv| ccm.seal(&nonce, aad, body, icv))
+            }
+            Self::Separate { cipher, mac } => seal_separate(cipher, mac, op, packet, icv_len),
+        }
+    }
+
+    /// Verifies the ICV and decrypts. False when it is wrong or the operation does not fit.
+    #[inline]
+    pub(crate) fn open(&self, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
+        match self {
+            Self::Nothing => false,
+            Self::Aead { aead, salt, gmac } => {
+                let nonce = nonce::<4, 12>(salt, &op.iv);
+                with_parts(op, packet, icv_len, *gmac, |aad, body, icv| aead.open(&nonce, aad, body, icv))
+            }
+            Self::Ccm { ccm, salt } => {
+                let nonce = nonce::<3, 11>(salt, &op.iv);
+                with_parts(op, packet, icv_len, false, |aad, body, icv| ccm.open(&nonce, aad, body, icv))
+            }
+            Self::Separate { cipher, mac } => open_separate(cipher, mac, op, packet, icv_len),
+        }
+    }
+}
+
+impl Cipher {
+    fn new(enc: &EncAlg, key: &[u8], salt: &[u8]) -> Option<Self> {
+        match enc.kind {
+            CipherKind::Null => Some(Self::Null),
+            CipherKind::AesCbc => Some(Self::AesCbc { enc: AesEnc::new(key)?, dec: AesDec::new(key)? }),
+            CipherKind::AesCtr => Some(Self::AesCtr { enc: AesEnc::new(key)?, nonce: salt.try_into().ok()? }),
+            CipherKind::TripleDesCbc => Some(Self::TripleDes(DesCbc::new(key)?)),
+            CipherKind::DesCbc => Some(Self::Des(DesCbc::new(key)?)),
+            _ => None,
+        }
+    }
+
+    /// False when `body` is not whole blocks.
+    fn apply(&self, iv: &[u8; 16], body: &mut [u8], encrypt: bool) -> bool {
+        let half = u64::to_be_bytes((u128::from_be_bytes(*iv) >> 64) as u64);
+        match self {
+            Self::Null => true,
+            Self::AesCbc { enc, .. } if encrypt => enc.cbc_encrypt(*iv, body),
+            Self::AesCbc { dec, .. } => dec.cbc_decrypt(*iv, body),
+            Self::AesCtr { enc, nonce } => {
+                let mut counter = [0; 16];
+                counter[..4].copy_from_slice(nonce);
+                counter[4..12].copy_from_slice(&half);
+                counter[15] = 1;
+                enc.ctr(counter, body);
+                true
+            }
+            Self::TripleDes(des) => des.cbc(half, body, encrypt),
+            Self::Des(des) => des.cbc(half, body, encrypt),
+        }
+    }
+}
+
+/// Salt, then the first 8 bytes of the IV.
+#[inline]
+fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: &[u8; 16]) -> [u8; LEN] {
+    let mut nonce = [0; LEN];
+    nonce[..SALT].copy_from_slice(salt);
+    nonce[SALT..].copy_from_slice(&iv[..LEN - SALT]);
+    nonce
+}
+
+/// The span as a range, if it lies within the packet.
+fn fit(span: Span, packet_len: usize) -> Option<Range<usize>> {
+    let range = span.range();
+    (range.start <= range.end && range.end <= packet_len).then_some(range)
+}
+
+/// Hands an AEAD its three parts; they stand in the order associated data, body, ICV and share no
+/// byte. False when they do not.
+#[inline]
+fn with_parts(
+    op: &CryptoOp,
+    packet: &mut [u8],
+    icv_len: usize,
+    gmac: bool,
+    run: impl FnOnce(&[u8], &mut [u8], &mut [u8]) -> bool,
+) -> bool {
+    let (Some(icv), Some(mut body)) = (fit(op.icv, packet.len()), fit(op.body, packet.len())) else { return false };
+    if body.is_empty() {
+        body = icv.start..icv.start;
+    } else if gmac {
+        return false;
+    }
+    if icv.len() != icv_len || body.end > icv.start {
+        return false;
+    }
+    let (front, icv) = packet[..icv.end].split_at_mut(icv.start);
+    let (head, body) = front[..body.end].split_at_mut(body.start);
+    match op.aad {
+        Aad::InPlace(span) => fit(span, head.len()).is_some_and(|span| run(&head[span], body, icv)),
+        Aad::Inline(bytes) => run(&bytes, body, icv),
+        Aad::InlineThen(bytes, span) => {
+            fit(span, head.len()).is_some_and(|span| with_joined(&bytes, &head[span], |aad| run(aad, body, icv)))
+        }
+        Aad::InPlaceThen(..) => false,
+    }
+}
+
+/// Joins what does not stand together. Only GMAC with extended sequence numbers comes here: the
+/// AEAD interface takes the associated data in one piece, so it is copied, on the stack.
+#[cold]
+fn with_joined(bytes: &[u8; 12], span: &[u8], run: impl FnOnce(&[u8]) -> bool) -> bool {
+    fn join<'j>(joined: &'j mut [u8], bytes: &[u8; 12], span: &[u8]) -> Option<&'j [u8]> {
+        let joined = joined.get_mut(..12 + span.len())?;
+        joined[..12].copy_from_slice(bytes);
+        joined[12..].copy_from_slice(span);
+        Some(joined)
+    }
+    if span.len() <= 2048 - 12 {
+        join(&mut [0; 2048], bytes, span).is_some_and(run)
+    } else {
+        // The longest IP packet and the joined bytes.
+        join(&mut [0; 65_535 + 12], bytes, span).is_some_and(run)
+    }
+}
+
+/// What a separate MAC covers, checked against the packet.
+struct Cover {
+    first: [u8; 12],
+    first_len: usize,
+    before: Range<usize>,
+    icv: Range<usize>,
+    after: Range<usize>,
+    last: [u8; 4],
+    last_len: usize,
+    body: Range<usize>,
+    /// Bytes of the ICV that lie within the span: they count as zero.
+    zeros: usize,
+}
+
+impl Cover {
+    /// `None` when a span does not fit, the ICV has not the suite's length, or a byte of the body
+    /// would be encrypted without being authenticated.
+    fn new(op: &CryptoOp, packet_len: usize, icv_len: usize) -> Option<Self> {
+        let icv = fit(op.icv, packet_len).filter(|icv| icv.len() == icv_len)?;
+        let body = fit(op.body, packet_len)?;
+        let (first, first_len, span, last, last_len) = match op.aad {
+            Aad::InPlace(span) => ([0; 12], 0, span, [0; 4], 0),
+            Aad::InPlaceThen(span, last) => ([0; 12], 0, span, last, 4),
+            Aad::InlineThen(first, span) => (first, 12, span, [0; 4], 0),
+            Aad::Inline(_) => return None,
+        };
+        let span = fit(span, packet_len)?;
+        let within = |at: usize| at.clamp(span.start, span.end);
+        let (before, after) = (span.start..within(icv.start), within(icv.end)..span.end);
+        let body_covered = body.start >= span.start && body.end <= span.end;
+        let body_apart = body.end <= icv.start || icv.end <= body.start;
+        if !(body.is_empty() || body_covered && body_apart) {
+            return None;
+        }
+        let zeros = after.start - before.end;
+        Some(Self { first, first_len, before, icv, after, last, last_len, body, zeros })
+    }
+
+    fn mac(&self, mac: &Mac, packet: &[u8], out: &mut [u8; MAX_OUT]) {
+        let pieces = [
+            &self.first[..self.first_len],
+            &packet[self.before.clone()],
+            &[0; MAX_OUT][..self.zeros],
+            &packet[self.after.clone()],
+            &self.last[..self.last_len],
+        ];
+        mac.compute(pieces.into_iter().filter(|piece| !piece.is_empty()), out);
+    }
+}
+
+fn seal_separate(cipher: &Cipher, mac: &Mac, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
+    let Some(cover) = Cover::new(op, packet.len(), icv_len) else { return false };
+    if !cipher.apply(&op.iv, &mut packet[cover.body.clone()], true) {
+        return false;
+    }
+    let mut made = [0; MAX_OUT];
+    cover.mac(mac, packet, &mut made);
+    packet[cover.icv].copy_from_slice(&made[..icv_len]);
+    true
+}
+
+fn open_separate(cipher: &Cipher, mac: &Mac, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
+    let Some(cover) = Cover::new(op, packet.len(), icv_len) else { return false };
+    let mut made = [0; MAX_OUT];
+    cover.mac(mac, packet, &mut made);
+    equal(&made[..icv_len], &packet[cover.icv]) && cipher.apply(&op.iv, &mut packet[cover.body], false)
+}
+
+/// What [`crate::Engine::Null`] asks of an operation: that its spans fit.
+pub(crate) fn fits(op: &CryptoOp, packet_len: usize, icv_len: usize) -> bool {
+    let aad = match op.aad {
+        Aad::InPlace(span) | Aad::InPlaceThen(span, _) | Aad::InlineThen(_, span) => fit(span, packet_len),
+        Aad::Inline(_) => Some(0..0),
+    };
+    let icv = fit(op.icv, packet_len).filter(|icv| icv.len() == icv_len);
+    aad.is_some() && icv.is_some() && fit(op.body, packet_len).is_some()
+}
