@@ -24,6 +24,8 @@ pub struct CoreCounters {
     pub audit_lost: AtomicU64,
     /// Batches taken through the path.
     pub batches: AtomicU64,
+    /// PSP packets whose sender asked for sampling.
+    pub sampled: AtomicU64,
 }
 
 /// Packets and bytes.
@@ -46,6 +48,7 @@ impl Default for CoreCounters {
             drops: [const { AtomicU64::new(0) }; Drop::COUNT],
             audit_lost: AtomicU64::new(0),
             batches: AtomicU64::new(0),
+            sampled: AtomicU64::new(0),
         }
     }
 }
@@ -79,6 +82,7 @@ pub struct Totals {
     pub drops: [u64; Drop::COUNT],
     pub audit_lost: u64,
     pub batches: u64,
+    pub sampled: u64,
 }
 
 impl Totals {
@@ -93,6 +97,7 @@ impl Totals {
             drops: [0; Drop::COUNT],
             audit_lost: 0,
             batches: 0,
+            sampled: 0,
         };
         let add = |to: &mut (u64, u64), from: &Pair| {
             let (packets, bytes) = from.read();
@@ -106,6 +111,7 @@ impl Totals {
             sum.bypassed += core.bypassed.load(Ordering::Relaxed);
             sum.audit_lost += core.audit_lost.load(Ordering::Relaxed);
             sum.batches += core.batches.load(Ordering::Relaxed);
+            sum.sampled += core.sampled.load(Ordering::Relaxed);
             for (to, from) in sum.drops.iter_mut().zip(&core.drops) {
                 *to += from.load(Ordering::Relaxed);
             }

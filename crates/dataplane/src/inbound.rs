@@ -1,12 +1,302 @@
 //! From protected packets to clear ones.
+//!
+//! The same shape as outbound, in chunks: find the SA of each packet and check what is cheap, one
+//! engine call, and only with its proof move windows, strip headers and check the policy.
 
-use crate::{Batch, Snapshot, Worker};
+use std::net::IpAddr;
+
+use arrayvec::ArrayVec;
+use crypto::{IcvOk, Job, Keys};
+use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in};
+use wire::encap::NatT;
+use wire::udp::UdpHeader;
+use wire::{FlowKey, IpPacket, IpProto};
+
+use crate::counters::bump;
+use crate::outbound::CHUNK;
+use crate::{Batch, Packet, Snapshot, Worker};
+
+/// A protocol header found in an outer packet.
+#[derive(Clone, Copy)]
+struct Found {
+    protocol: Protocol,
+    /// Offset of the protocol header.
+    at: usize,
+    spi: u32,
+}
+
+/// A packet whose SA is known.
+struct Opening {
+    /// Index within the chunk.
+    i: u8,
+    slot: u32,
+    pending: PendingIn,
+}
+
+/// The last SAD answer: packets of one SA come in runs.
+#[derive(Clone, Copy)]
+struct LastLookup {
+    protocol: Protocol,
+    spi: u32,
+    src: IpAddr,
+    dst: IpAddr,
+    slot: u32,
+}
 
 impl Worker {
     /// Takes packets from the outer side. Afterwards `batch` holds what is to be delivered on the
     /// inner side, in order. Everything else was dropped and counted.
     pub fn inbound(&mut self, tables: &Snapshot, batch: &mut Batch) {
-        let _ = (tables, batch);
-        todo!("lead")
+        let bytes: usize = batch.packets().iter().map(Packet::len).sum();
+        self.counters.outer_rx.bump(batch.len() as u64, bytes as u64);
+        self.keep.clear();
+        self.derived.begin_batch();
+        for chunk in batch.packets_mut().chunks_mut(CHUNK) {
+            self.open(tables, chunk);
+        }
+        let keep = &self.keep;
+        if keep.contains(&false) {
+            batch.retain(|i, _| keep[i]);
+        }
+        let bytes: usize = batch.packets().iter().map(Packet::len).sum();
+        self.counters.inner_tx.bump(batch.len() as u64, bytes as u64);
+        bump(&self.counters.batches, 1);
+    }
+
+    /// Opens one chunk in place.
+    fn open(&mut self, tables: &Snapshot, packets: &mut [Packet]) {
+        let first_keep = self.keep.len();
+        let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
+        let mut openings: ArrayVec<Opening, CHUNK> = ArrayVec::new();
+        let mut last: Option<LastLookup> = None;
+        for (i, packet) in packets.iter_mut().enumerate() {
+            match self.prepare_inbound(tables, packet, &mut last) {
+                Ok(Some((slot, job, pending))) => {
+                    self.keep.push(true);
+                    jobs.push(job);
+                    openings.push(Opening { i: i as u8, slot, pending });
+                }
+                // In the clear, and a policy says that is right.
+                Ok(None) => self.keep.push(true),
+                Err(Refused) => self.keep.push(false),
+            }
+        }
+        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
+        let proofs: ArrayVec<Option<IcvOk>, CHUNK> = jobs.iter_mut().map(Job::take_ok).collect();
+        drop(jobs);
+        let mut run = (u32::MAX, 0u64, 0u64);
+        for (opening, proof) in openings.iter().zip(proofs) {
+            let i = usize::from(opening.i);
+            let Some(sa) = tables.sad.get(opening.slot) else { continue };
+            match self.finish_inbound(tables, sa, opening, &mut packets[i], proof) {
+                Ok(bytes) => {
+                    if run.0 != opening.slot {
+                        count_run(tables, run);
+                        run = (opening.slot, 0, 0);
+                    }
+                    run.1 += 1;
+                    run.2 += bytes as u64;
+                }
+                Err(Refused) => self.keep[first_keep + i] = false,
+            }
+        }
+        count_run(tables, run);
+    }
+
+    /// Finds the SA of a packet and prepares it. `None`: bypassed.
+    fn prepare_inbound<'p>(
+        &mut self,
+        tables: &Snapshot,
+        packet: &'p mut Packet,
+        last: &mut Option<LastLookup>,
+    ) -> Result<Option<(u32, Job<'p>, PendingIn)>, Refused> {
+        let mut outer = match IpPacket::parse(packet.bytes()) {
+            Ok(ip) => ip,
+            Err(fault) => return Err(self.gone_inbound(None, fault.into(), None, None)),
+        };
+        if outer.fragment.is_some() {
+            outer = self.reassemble(packet, &outer)?;
+        }
+        let found = match self.find(tables, &outer, &packet.bytes()[..outer.total_len]) {
+            Ok(Some(found)) => found,
+            Ok(None) => return self.plain(tables, packet, &outer).map(|()| None),
+            Err(why) => return Err(self.gone_inbound(None, why, None, Some(&outer))),
+        };
+        let slot = match last {
+            Some(l)
+                if l.protocol == found.protocol && l.spi == found.spi && l.src == outer.src && l.dst == outer.dst =>
+            {
+                l.slot
+            }
+            _ => {
+                let Some(slot) = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst) else {
+                    return Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer)));
+                };
+                *last =
+                    Some(LastLookup { protocol: found.protocol, spi: found.spi, src: outer.src, dst: outer.dst, slot });
+                slot
+            }
+        };
+        let Some(sa) = tables.sad.get(slot) else {
+            return Err(self.gone_inbound(None, Drop::Inconsistent, Some(found.spi), Some(&outer)));
+        };
+        let (buffer, start, end) = packet.parts();
+        let prepared = sa.common.check_lifetime().and_then(|()| {
+            let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
+            frame.truncate(outer.total_len)?;
+            let (op, pending) = prepare_in(sa, &outer, found.at, &mut frame, &mut self.derived)?;
+            let range = frame.range();
+            (*start, *end) = (range.start as u32, range.end as u32);
+            Ok((Job::new(op, frame.into_bytes()), pending))
+        });
+        match prepared {
+            Ok((job, pending)) => Ok(Some((slot, job, pending))),
+            Err(why) => Err(self.gone_inbound(Some(sa), why, Some(found.spi), Some(&outer))),
+        }
+    }
+
+    /// Where the protocol header is; `None` for a packet that is in the clear.
+    fn find(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, Drop> {
+        let rest = &bytes[outer.upper_at..];
+        let word = |at: usize| {
+            rest.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(Drop::Truncated)
+        };
+        let found = |protocol, offset, spi| Ok(Some(Found { protocol, at: outer.upper_at + offset, spi }));
+        match outer.upper {
+            IpProto::ESP => found(Protocol::Esp, 0, word(0)?),
+            IpProto::AH => found(Protocol::Ah, 0, word(4)?),
+            IpProto::UDP => self.find_in_udp(tables, outer, rest),
+            proto if proto == tables.code_points.eesp_protocol && tables.eesp => found(Protocol::Eesp, 0, word(4)?),
+            IpProto::ICMP | IpProto::ICMPV6 => {
+                self.learn_path_mtu(tables, outer, bytes);
+                Ok(None)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn find_in_udp(&mut self, tables: &Snapshot, outer: &IpPacket, datagram: &[u8]) -> Result<Option<Found>, Drop> {
+        let (udp, _) = UdpHeader::parse(datagram)?;
+        let port = udp.dst_port.get();
+        let ours = port == tables.code_points.nat_t_port || port == tables.code_points.psp_port;
+        if !ours {
+            return Ok(None);
+        }
+        let (udp, payload) = UdpHeader::parse_exact(datagram)?;
+        if udp.checksum.get() != 0 && !wire::udp::is_valid(outer.src, outer.dst, datagram) {
+            return Err(Drop::BadChecksum);
+        }
+        let at = outer.upper_at + UdpHeader::LEN;
+        let word = |at: usize| {
+            payload.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(Drop::Truncated)
+        };
+        if port == tables.code_points.psp_port {
+            return Ok(Some(Found { protocol: Protocol::Psp, at, spi: word(4)? }));
+        }
+        match wire::encap::classify(payload, tables.eesp) {
+            NatT::Esp => Ok(Some(Found { protocol: Protocol::Esp, at, spi: word(0)? })),
+            NatT::Eesp => Ok(Some(Found { protocol: Protocol::Eesp, at, spi: word(4)? })),
+            NatT::Keepalive => Err(Drop::Keepalive),
+            NatT::Ike => Err(Drop::IkeMessage),
+            NatT::Unknown => Err(Drop::NotIpsec),
+        }
+    }
+
+    /// A packet in the clear: allowed only where a policy says bypass.
+    fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
+        let key = FlowKey::of(ip, packet.bytes());
+        let decision =
+            self.inbound_flows.decide(tables.generation, &key, || tables.spd.inbound(&key).map(|(_, action)| action));
+        let why = match decision {
+            Some(Action::Bypass) => {
+                bump(&self.counters.bypassed, 1);
+                return Ok(());
+            }
+            Some(Action::Protect { .. }) => Drop::PlainInbound,
+            Some(Action::Drop) => Drop::PolicyDrop,
+            None => Drop::NoPolicy,
+        };
+        Err(self.gone_inbound(None, why, None, Some(ip)))
+    }
+
+    /// What remains once the engine has spoken. Returns the bytes delivered.
+    fn finish_inbound(
+        &mut self,
+        tables: &Snapshot,
+        sa: &InboundSa,
+        opening: &Opening,
+        packet: &mut Packet,
+        proof: Option<IcvOk>,
+    ) -> Result<usize, Refused> {
+        let pending = opening.pending;
+        let Some(ok) = proof else {
+            return Err(self.gone_opening(sa, opening, Drop::BadIcv));
+        };
+        let mut frame = packet.frame();
+        let delivered = match finish_in(sa, &mut frame, pending, ok) {
+            Ok(delivered) => delivered,
+            Err(why) => return Err(self.gone_opening(sa, opening, why)),
+        };
+        let range = frame.range();
+        packet.set_range(range);
+        let ip = delivered.ip;
+        let key = FlowKey::of(&ip, packet.bytes());
+        let decision =
+            self.inbound_flows.decide(tables.generation, &key, || tables.spd.inbound(&key).map(|(_, action)| action));
+        match decision {
+            Some(Action::Protect { inbound, .. }) if inbound == opening.slot => {
+                if delivered.sample {
+                    bump(&self.counters.sampled, 1);
+                }
+                Ok(ip.total_len)
+            }
+            _ => Err(self.gone_opening(sa, opening, Drop::PolicyMismatch)),
+        }
+    }
+
+    /// Outer fragments: kept until whole, then the packet holds the whole.
+    #[cold]
+    fn reassemble(&mut self, packet: &mut Packet, ip: &IpPacket) -> Result<IpPacket, Refused> {
+        let why = match self.reassembler.push(self.now_ms, ip, &packet.bytes()[..ip.total_len]) {
+            Ok(Reassembled::Waiting) => return Err(Refused),
+            Ok(Reassembled::Whole(whole)) if packet.set(whole) => match IpPacket::parse(packet.bytes()) {
+                Ok(ip) => return Ok(ip),
+                Err(fault) => fault.into(),
+            },
+            Ok(Reassembled::Whole(_)) => Drop::NoRoom,
+            Err(why) => why,
+        };
+        Err(self.gone_inbound(None, why, None, Some(ip)))
+    }
+
+    /// An ICMP error about one of our own packets may tell a smaller path MTU.
+    #[cold]
+    fn learn_path_mtu(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) {
+        let _ = (pmtu::MIN_PATH_MTU_V4, tables, outer, bytes);
+    }
+
+    #[cold]
+    fn gone_opening(&mut self, sa: &InboundSa, opening: &Opening, why: Drop) -> Refused {
+        self.count_drop(why, Some(&sa.common));
+        self.report(why, false, sa.spi, opening.pending.lane, opening.pending.seq.lo(), None);
+        Refused
+    }
+
+    #[cold]
+    fn gone_inbound(&mut self, sa: Option<&InboundSa>, why: Drop, spi: Option<u32>, ip: Option<&IpPacket>) -> Refused {
+        self.count_drop(why, sa.map(|sa| &sa.common));
+        self.report(why, false, spi.unwrap_or(0), 0, 0, ip);
+        Refused
+    }
+}
+
+/// A packet that goes no further and was counted (or waits for its other fragments).
+struct Refused;
+
+fn count_run(tables: &Snapshot, (slot, packets, bytes): (u32, u64, u64)) {
+    if let Some(sa) = tables.sad.get(slot)
+        && packets > 0
+    {
+        sa.common.counters.add(packets, bytes);
     }
 }

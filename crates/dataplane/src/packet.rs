@@ -73,6 +73,16 @@ impl Packet {
         (self.end - self.start) as usize
     }
 
+    /// `before` bytes of head room, the packet, and on to `len` bytes in all: what an engine works on
+    /// when headers and ICV lie around the packet. For benchmarks of an engine alone.
+    ///
+    /// # Panics
+    /// When head or tail room do not suffice: a bug of the caller.
+    pub fn around(&mut self, before: usize, len: usize) -> &mut [u8] {
+        let start = self.start as usize - before;
+        &mut self.buffer[start..start + len]
+    }
+
     /// The packet as a frame; write the frame's range back with [`Packet::set_range`].
     pub(crate) fn frame(&mut self) -> Frame<'_> {
         let range = self.start as usize..self.end as usize;
@@ -164,6 +174,19 @@ impl Batch {
     /// Takes packet `i` out in exchange for `empty` (a ring hands over both ways at once).
     pub fn swap_out(&mut self, i: usize, empty: Packet) -> Packet {
         std::mem::replace(&mut self.live[i], empty)
+    }
+
+    /// Appends `full` and gives an empty packet for it; `None`, and `full` is lost, without room.
+    pub fn exchange(&mut self, full: Packet) -> Option<Packet> {
+        let empty = self.spare.pop()?;
+        self.live.push(full);
+        Some(empty)
+    }
+
+    /// The empty packets, for a port that fills many at once: the last of them is the one that the
+    /// next [`Batch::push_with`] takes.
+    pub(crate) fn spare_mut(&mut self) -> &mut [Packet] {
+        &mut self.spare
     }
 
     /// Moves the last packet to `other` in exchange for one of its spare ones; false when `other`

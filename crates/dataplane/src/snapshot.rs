@@ -1,5 +1,6 @@
 //! The tables of one moment, published whole and only read by packets.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -23,6 +24,9 @@ pub struct Snapshot {
     pub code_points: CodePoints,
     /// EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
     pub eesp: bool,
+    /// Addresses of this host on the inner side, IPv4 and IPv6: the source of ICMP errors to inner
+    /// senders. Without one the outer address of the SA is used.
+    pub inner_addresses: [Option<IpAddr>; 2],
 }
 
 /// Why SAs and policies do not make a snapshot.
@@ -47,7 +51,12 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
-        Ok(Self { generation: 0, sad, spd, outbound, keys, code_points, eesp })
+        Ok(Self { generation: 0, sad, spd, outbound, keys, code_points, eesp, inner_addresses: [None; 2] })
+    }
+
+    /// The source of ICMP errors to the inner side.
+    pub(crate) fn icmp_source(&self, v6: bool) -> Option<IpAddr> {
+        self.inner_addresses[usize::from(v6)]
     }
 }
 

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 
 use crypto::{DerivedKeys, Engine};
-use ipsec::Reassembler;
+use ipsec::{Drop, Reassembler, SaCommon};
+use wire::IpPacket;
 
 use crate::cache::FlowCache;
+use crate::counters::bump;
 use crate::{Audit, CoreCounters};
 
 /// What a worker is made of.
@@ -54,6 +56,13 @@ pub struct Worker {
     pub(crate) reassembler: Reassembler,
     pub(crate) audit: rtrb::Producer<Audit>,
     pub(crate) now_ms: u64,
+    /// Per packet of the batch in hand: whether it goes on.
+    pub(crate) keep: Vec<bool>,
+    /// Outbound SA of each fragment that was appended to the batch in hand.
+    pub(crate) fragment_slots: Vec<u32>,
+    /// A packet that is being cut to fragments, and the fragment in hand.
+    pub(crate) scratch: Vec<u8>,
+    pub(crate) fragment: Box<[u8]>,
 }
 
 impl Worker {
@@ -68,6 +77,10 @@ impl Worker {
             reassembler: Reassembler::new(config.reassembly, 65_535, 15_000),
             audit,
             now_ms: 0,
+            keep: Vec::with_capacity(2 * config.batch),
+            fragment_slots: Vec::with_capacity(2 * config.batch),
+            scratch: Vec::with_capacity(config.packet_bytes),
+            fragment: vec![0; config.packet_bytes].into_boxed_slice(),
             config,
         };
         (worker, records)
@@ -81,5 +94,34 @@ impl Worker {
     /// Sets the worker's clock, in milliseconds of any monotonic clock, once per batch.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
+    }
+
+    /// Counts a packet that goes no further, in total and for its SA.
+    pub(crate) fn count_drop(&mut self, why: Drop, sa: Option<&SaCommon>) {
+        bump(&self.counters.drops[why as usize], 1);
+        if let Some(sa) = sa {
+            sa.counters.drop(why);
+        }
+    }
+
+    /// Tells the control side of an auditable event; when it does not keep up the record is lost
+    /// and counted, and the packet path goes on.
+    pub(crate) fn report(
+        &mut self,
+        drop: Drop,
+        outbound: bool,
+        spi: u32,
+        session: u16,
+        seq: u32,
+        ip: Option<&IpPacket>,
+    ) {
+        if !drop.is_auditable() {
+            return;
+        }
+        let (src, dst) = (ip.map(|ip| ip.src), ip.map(|ip| ip.dst));
+        let record = Audit { at_ms: self.now_ms, drop, outbound, spi, session, seq, src, dst };
+        if self.audit.push(record).is_err() {
+            bump(&self.counters.audit_lost, 1);
+        }
     }
 }

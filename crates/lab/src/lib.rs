@@ -1,1 +1,8 @@
-//! x
+//! The lab: Weir and its rivals, measured in the same way.
+
+pub mod bench;
+pub mod cli;
+pub mod host;
+pub mod packet;
+pub mod pair;
+pub mod stats;

@@ -1,0 +1,108 @@
+//! Medians and bootstrap intervals.
+
+/// A small, fast, seeded generator (SplitMix64): measurements repeat exactly from their seed.
+pub struct Rng(u64);
+
+impl Rng {
+    /// A generator that always yields the same sequence for `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next 64 bits.
+    pub fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n` (`n` > 0), by multiplication rather than remainder.
+    pub fn below(&mut self, n: usize) -> usize {
+        ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
+    }
+}
+
+/// The median; the mean of the middle two for an even count. `NaN` for none.
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile_sorted(&sorted, 0.5)
+}
+
+/// The `q` quantile of sorted values, linear between neighbours. `NaN` for none.
+pub fn quantile_sorted(sorted: &[f64], q: f64) -> f64 {
+    let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
+    let at = q * last as f64;
+    let (low, part) = (at.floor() as usize, at.fract());
+    let high = (low + 1).min(last);
+    sorted[low] + (sorted[high] - sorted[low]) * part
+}
+
+/// A value with its 95 % interval.
+#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+pub struct Estimate {
+    /// Point estimate.
+    pub value: f64,
+    /// Lower end of the interval.
+    pub low: f64,
+    /// Upper end of the interval.
+    pub high: f64,
+}
+
+/// Resamples for a bootstrap interval.
+const RESAMPLES: usize = 1000;
+
+/// The median of `values` with its percentile bootstrap 95 % interval.
+pub fn median_with_interval(values: &[f64], rng: &mut Rng) -> Estimate {
+    let mut medians: Vec<f64> = Vec::with_capacity(RESAMPLES);
+    let mut sample = vec![0.0; values.len()];
+    if values.is_empty() {
+        return Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
+    }
+    for _ in 0..RESAMPLES {
+        for s in &mut sample {
+            *s = values[rng.below(values.len())];
+        }
+        medians.push(median(&sample));
+    }
+    medians.sort_by(f64::total_cmp);
+    Estimate { value: median(values), low: quantile_sorted(&medians, 0.025), high: quantile_sorted(&medians, 0.975) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_odd_and_even_counts() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert!(median(&[]).is_nan());
+    }
+
+    /// SciPy 1.17, numpy.quantile(range(11), [0.025, 0.975]) = [0.25, 9.75].
+    #[test]
+    fn quantiles_agree_with_an_outside_opinion() {
+        let values: Vec<f64> = (0..11).map(f64::from).collect();
+        assert!((quantile_sorted(&values, 0.025) - 0.25).abs() < 1e-12);
+        assert!((quantile_sorted(&values, 0.975) - 9.75).abs() < 1e-12);
+    }
+
+    /// The interval covers the true median about 95 times in 100 (here 200 samples of 31 uniform
+    /// values; three standard deviations allowed).
+    #[test]
+    fn the_interval_covers_the_truth_as_often_as_it_says() {
+        let mut rng = Rng::new(7);
+        let trials = 200;
+        let covered = (0..trials)
+            .filter(|_| {
+                let values: Vec<f64> = (0..31).map(|_| rng.next_u64() as f64 / u64::MAX as f64).collect();
+                let estimate = median_with_interval(&values, &mut rng);
+                estimate.low <= 0.5 && 0.5 <= estimate.high
+            })
+            .count();
+        assert!((180..=200).contains(&covered), "covered {covered} of {trials}");
+    }
+}
