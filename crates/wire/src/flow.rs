@@ -32,7 +32,8 @@ pub struct FlowKey {
     pub opaque_ports: bool,
     /// True for IPv6. Tells an IPv6 packet that carries mapped addresses from an IPv4 one.
     pub v6: bool,
-    zero: u8,
+    /// Always 0: fills the last word.
+    pub zero: u8,
 }
 const _: () = assert!(size_of::<FlowKey>() == 40);
 
@@ -121,7 +122,10 @@ impl FlowKey {
         let [a, b, c, d, e] = self.words();
         let addresses = mix(a ^ seed ^ K[0], b ^ seed.rotate_left(13) ^ K[1])
             ^ mix(c ^ seed.rotate_left(26) ^ K[2], d ^ seed.rotate_left(39) ^ K[3]);
-        mix(addresses ^ seed ^ K[4], e ^ seed.rotate_left(52) ^ K[5])
+        let all = mix(addresses ^ seed ^ K[4], e ^ seed.rotate_left(52) ^ K[5]);
+        // Neighbouring ports would still lie on a lattice.
+        let all = (all ^ all >> 32).wrapping_mul(K[0] | 1);
+        all ^ all >> 32
     }
 
     #[inline]
