@@ -116,7 +116,7 @@ fn place<T: IntoBytes + Immutable>(out: &mut [u8], header: Option<T>, len: usize
 fn fill(message: &mut [u8], head: IcmpHeader, quote: &[u8], pseudo: Sum) -> Result<(), ParseError> {
     message[IcmpHeader::LEN..].copy_from_slice(quote);
     emit_prefix("ICMP error", &head, message)?;
-    let sum = pseudo.add_bytes(message).finish();
+    let sum = pseudo.add(message).finish();
     message[2..4].copy_from_slice(&sum.to_be_bytes());
     Ok(())
 }
@@ -160,7 +160,7 @@ impl<'a> TooBig<'a> {
             (IpProto::ICMPV6, PACKET_TOO_BIG_V6, _) => head.rest.get(),
             _ => return Ok(None),
         };
-        if !pseudo.add_bytes(message).is_valid() {
+        if !pseudo.add(message).is_valid() {
             return Err(ParseError::Malformed { what: "ICMP error", why: "checksum is wrong" });
         }
         Ok(Some(Self { mtu, quoted }))

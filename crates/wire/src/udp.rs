@@ -94,7 +94,7 @@ pub fn is_valid(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> bool {
 
 #[inline]
 fn sum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> Sum {
-    Sum::default().pseudo(src, dst, IpProto::UDP, datagram.len()).add_bytes(datagram)
+    Sum::default().pseudo(src, dst, IpProto::UDP, datagram.len()).add(datagram)
 }
 
 #[cfg(test)]
