@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use crypto::{KeyError, KeyId};
 use wire::{IpProto, SessionId};
 
+use crate::encap::HeaderTemplate;
 use crate::{Drop, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
 
 /// The four protocols.
@@ -177,6 +178,8 @@ pub struct SaCommon {
     pub counters: SaCounters,
     /// Set by the control side when a time limit has passed: every packet is then dropped.
     pub expired: AtomicBool,
+    /// The outer IP header of `outer.peer`, as far as all packets share it.
+    pub(crate) header: HeaderTemplate,
 }
 
 impl SaCommon {
@@ -189,6 +192,7 @@ impl SaCommon {
             lifetime,
             counters: SaCounters::default(),
             expired: AtomicBool::new(false),
+            header: HeaderTemplate::new(outer.peer.local, outer.peer.remote),
         }
     }
 
