@@ -1,0 +1,279 @@
+//! Receiving EESP.
+
+use crypto::{Aad, CryptoOp, DerivedKeys, DerivedName, Engine, IcvOk, KeyId, KeyTable, Span};
+use wire::eesp::{EespHeader, FIRST_BYTE, Format, Options, PayloadInfo, infer_inner};
+use wire::{IpPacket, IpProto, SeqNo};
+
+use super::sub_sa::KeySource;
+use super::{MAX_READY_SUB_SAS, Spec, WORD64};
+use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
+use crate::{encap, lane};
+
+/// Smallest replay window that EESP allows, in packets.
+const MIN_WINDOW: u32 = 64;
+
+/// Set in the owner of derived keys: EESP and PSP share the caches.
+const OWNER_TAG: u64 = 1 << 63;
+
+/// Inbound particulars.
+pub struct Inbound {
+    /// Owner of derived keys.
+    owner: u64,
+    /// Makes keys for lanes that have none of their own; `None` when all have.
+    source: Option<KeySource>,
+    /// The one Session ID of an SA without Sub SAs.
+    session: Option<u16>,
+    seq: bool,
+    iv_len: usize,
+    icv_len: usize,
+    /// The format of every packet, `None` when each says so itself.
+    format: Option<Format>,
+    /// Bytes announced as maximum; `None` when the option is forbidden.
+    max_crypt_offset: Option<usize>,
+    strict_options: bool,
+    /// False for GMAC: everything is associated data.
+    confidential: bool,
+    tunnel: bool,
+}
+
+/// Builds the receiving side.
+///
+/// # Errors
+/// [`SaError`].
+pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
+    let enc = spec.check()?;
+    let window = if spec.seq { spec.window } else { 0 };
+    let count = spec.sub_sas.map_or(1, |(_, count)| count as usize);
+    if spec.seq && window == 0 {
+        return Err(SaError::Conflict(
+            "EESP packets with sequence numbers have to be checked for replay; set a window, or no sequence numbers",
+        ));
+    }
+    if spec.seq && window < MIN_WINDOW {
+        return Err(SaError::Window(window));
+    }
+    lane::check_windows(count, window)?;
+
+    let tunnel = common.mode == Mode::Tunnel;
+    let source = KeySource::new(spec, engine);
+    let lanes = lanes(spec, &source, count, window, keys)?;
+    let eesp = Inbound {
+        owner: lane::new_owner() | OWNER_TAG,
+        source: (count > MAX_READY_SUB_SAS).then_some(source),
+        session: spec.sub_sas.is_none().then_some(spec.session),
+        seq: spec.seq,
+        iv_len: enc.iv_len,
+        icv_len: spec.suite.icv_len(),
+        format: match spec.crypt_offset {
+            _ if !tunnel => Some(Format::Full),
+            None => Some(Format::Optimized),
+            Some(_) => None,
+        },
+        max_crypt_offset: spec.crypt_offset.map(usize::from),
+        strict_options: spec.strict_options,
+        confidential: enc.kind.is_confidential(),
+        tunnel,
+    };
+    Ok(InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp) })
+}
+
+/// Lanes with their keys, where there are few enough. An SA without Sub SAs has its window at once.
+fn lanes(
+    spec: &Spec<'_>,
+    source: &KeySource,
+    count: usize,
+    window: u32,
+    keys: &mut KeyTable,
+) -> Result<Box<[InLane]>, SaError> {
+    source.key(spec.session)?; // whatever is wrong with the key is said now
+    let ready = count <= MAX_READY_SUB_SAS;
+    (0..count)
+        .map(|session| {
+            let key = if ready { Some(keys.insert(source.key(session as u16)?.into())) } else { None };
+            let top = spec.first_seq_of(session).unwrap_or(0);
+            Ok(InLane::new(key, window, top, spec.sub_sas.is_none()))
+        })
+        .collect()
+}
+
+/// [`PendingIn::extra`]: how many unknown options there were, and whether the crypt offset is above
+/// what was announced, which is only judged once the packet is known to be from the peer.
+const UNKNOWN_OPTIONS: u16 = 0xff;
+const OFFSET_TOO_LARGE: u16 = 0x100;
+
+impl Inbound {
+    /// Index of the lane of a Session ID.
+    #[inline]
+    fn lane(&self, sa: &InboundSa, session: u16) -> Result<u16, Drop> {
+        match self.session {
+            Some(only) if session == only => Ok(0),
+            None if usize::from(session) < sa.lanes.len() => Ok(session),
+            _ => Err(Drop::NoSubSa),
+        }
+    }
+
+    /// Bytes of the payload that are in the clear, and what to remember of the options. The payload
+    /// is `packet[payload_at..icv_at]`.
+    #[inline]
+    fn options(&self, field: &[u8], payload_at: usize, icv_at: usize) -> Result<(usize, u16), Drop> {
+        if field.is_empty() {
+            return Ok((0, 0));
+        }
+        let options = Options::parse(field).map_err(|_| Drop::BadOption)?;
+        if options.unknown != 0 && self.strict_options {
+            return Err(Drop::BadOption);
+        }
+        let mut extra = u16::from(options.unknown);
+        let Some(offset) = options.crypt_offset else {
+            return Ok((0, extra));
+        };
+        let clear = offset.crypt_bytes();
+        if offset.payload_bytes() != payload_at {
+            return Err(Drop::BadOption);
+        }
+        if clear > icv_at - payload_at {
+            return Err(Drop::CryptOffset);
+        }
+        if self.max_crypt_offset.is_none_or(|max| clear > max) {
+            extra |= OFFSET_TOO_LARGE;
+        }
+        Ok((clear, extra))
+    }
+
+    #[inline]
+    fn key(&self, lane: &InLane, session: u16, derived: &mut DerivedKeys) -> Result<KeyId, Drop> {
+        if let Some(key) = lane.key {
+            return Ok(key);
+        }
+        let name = DerivedName { owner: self.owner, label: u64::from(session) };
+        derived.get_or_derive(name, || self.source.as_ref()?.key(session).ok()).ok_or(Drop::NoKey)
+    }
+
+    /// Protocol and place of the inner packet within the decrypted payload.
+    #[inline]
+    fn inner(&self, payload: &[u8]) -> Result<(IpProto, usize, usize), Drop> {
+        let told = payload.first().and_then(|&first| Format::of(first));
+        match self.format.or(told).ok_or(Drop::BadInner)? {
+            Format::Optimized => {
+                let (next, len) = infer_inner(payload).map_err(|_| Drop::BadInner)?;
+                Ok((next, 0, len))
+            }
+            Format::Full => self.inner_full(payload),
+        }
+    }
+
+    #[inline]
+    fn inner_full(&self, payload: &[u8]) -> Result<(IpProto, usize, usize), Drop> {
+        let (info, rest) = PayloadInfo::parse(payload).map_err(|_| Drop::BadInner)?;
+        match IpProto(info.next_header) {
+            IpProto::NONE => Err(Drop::Dummy),
+            // IP-TFS is not negotiated: a peer that sends it would see its packets taken for others.
+            IpProto::AGGFRAG => Err(Drop::BadInner),
+            next if self.tunnel && !matches!(next, IpProto::IPV4 | IpProto::IPV6) => Err(Drop::BadInner),
+            next => Ok((next, PayloadInfo::LEN, PayloadInfo::LEN + rest.len())),
+        }
+    }
+}
+
+/// Where the parts of a packet end, from its base header on.
+struct Parts {
+    payload_at: usize,
+    icv_at: usize,
+    lane: u16,
+    seq: SeqNo,
+    iv: u64,
+    clear: usize,
+    extra: u16,
+}
+
+impl Parts {
+    /// Reads everything in front of the payload, in the order that finds fault with least work.
+    #[inline]
+    fn read(sa: &InboundSa, eesp: &Inbound, packet: &[u8]) -> Result<Self, Drop> {
+        let (header, _) = EespHeader::parse(packet)?;
+        if header.first != FIRST_BYTE {
+            return Err(Drop::BadVersion);
+        }
+        let options_end = EespHeader::LEN + usize::from(header.opt_len);
+        let numbers_end = options_end + usize::from(eesp.seq) * WORD64;
+        let payload_at = numbers_end + eesp.iv_len;
+        let least = if eesp.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 };
+        let icv_at = packet.len().checked_sub(eesp.icv_len).filter(|&icv| payload_at + least <= icv);
+        let icv_at = icv_at.ok_or(Drop::Truncated)?;
+
+        let lane = eesp.lane(sa, header.session.get())?;
+        let (clear, extra) = eesp.options(&packet[EespHeader::LEN..options_end], payload_at, icv_at)?;
+        let number = |at: usize| packet.get(at..).and_then(<[u8]>::first_chunk).map(|&bytes| u64::from_be_bytes(bytes));
+        let seq = if eesp.seq { number(options_end).ok_or(Drop::Truncated)? } else { 0 };
+        let iv = if eesp.iv_len != 0 { number(numbers_end).ok_or(Drop::Truncated)? } else { seq };
+        Ok(Self { payload_at, icv_at, lane, seq: SeqNo(seq), iv, clear, extra })
+    }
+}
+
+pub(crate) fn prepare_in(
+    sa: &InboundSa,
+    eesp: &Inbound,
+    outer: &IpPacket,
+    at: usize,
+    frame: &mut Frame<'_>,
+    derived: &mut DerivedKeys,
+) -> Result<(CryptoOp, PendingIn), Drop> {
+    if outer.fragment.is_some() {
+        return Err(Drop::Fragment);
+    }
+    if (at != outer.upper_at) != sa.common.outer.udp.is_some() {
+        return Err(Drop::NoSa); // none for this encapsulation
+    }
+    frame.truncate(outer.total_len)?;
+    let packet = frame.bytes().get(at..).ok_or(Drop::Truncated)?;
+    let parts = Parts::read(sa, eesp, packet)?;
+    let lane = &sa.lanes[usize::from(parts.lane)];
+    lane.check(sa.window, parts.seq)?;
+    let key = eesp.key(lane, parts.lane, derived)?;
+
+    let (payload_at, icv_at) = (at + parts.payload_at, at + parts.icv_at);
+    let clear_end = if eesp.confidential { payload_at + parts.clear } else { icv_at };
+    let mut iv = [0; 16];
+    iv[..WORD64].copy_from_slice(&parts.iv.to_be_bytes());
+    let op = CryptoOp {
+        key,
+        aad: Aad::InPlace(Span::new(at, clear_end)),
+        body: Span::new(clear_end, icv_at),
+        icv: Span::new(icv_at, frame.len()),
+        iv,
+    };
+    let pending = PendingIn {
+        seq: parts.seq,
+        lane: parts.lane,
+        ip_end: outer.upper_at as u16,
+        proto_at: outer.proto_at as u16,
+        payload: Span::new(payload_at, icv_at),
+        next: IpProto::NONE, // inside
+        outer_tos: outer.tos,
+        extra: parts.extra,
+    };
+    Ok((op, pending))
+}
+
+pub(crate) fn finish_in(
+    sa: &InboundSa,
+    eesp: &Inbound,
+    frame: &mut Frame<'_>,
+    pending: PendingIn,
+    ok: IcvOk,
+) -> Result<Delivered, Drop> {
+    let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(Drop::Inconsistent)?;
+    lane.commit(sa.window, Authentic::new(pending.seq, ok))?;
+    let unknown = pending.extra & UNKNOWN_OPTIONS;
+    if unknown != 0 {
+        sa.common.counters.unknown_options.fetch_add(u64::from(unknown), std::sync::atomic::Ordering::Relaxed);
+    }
+    if pending.extra & OFFSET_TOO_LARGE != 0 {
+        return Err(Drop::CryptOffset);
+    }
+    let payload = frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?;
+    let (next, start, end) = eesp.inner(payload)?;
+    let at = pending.payload.range().start;
+    let ip = encap::decapsulate(&sa.common, frame, &pending, at + start, at + end, next)?;
+    Ok(Delivered { ip, sample: false })
+}

@@ -1,0 +1,99 @@
+//! Receive lanes whose replay windows are made late.
+//!
+//! EESP Sub SAs and PSP associations come in thousands of which few are used. A lane therefore
+//! starts without a window; the first packet whose ICV was right makes it. Until then packets are
+//! judged as an empty window would.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crypto::KeyId;
+use wire::SeqNo;
+
+use crate::{Authentic, Drop, InLane, ReplayWindow, SaError};
+
+/// Most memory that the replay windows of one SA may come to take, in bytes, when the peer uses
+/// every lane.
+pub(crate) const MAX_WINDOW_BYTES: usize = 64 << 20;
+
+/// Refuses a window size out of range, and more windows than [`MAX_WINDOW_BYTES`] hold.
+pub(crate) fn check_windows(lanes: usize, window: u32) -> Result<(), SaError> {
+    if window != 0 && !(32..=65536).contains(&window) {
+        return Err(SaError::Window(window));
+    }
+    // A window is a ring of words, at worst twice as large as its bits.
+    if lanes * window as usize / 4 > MAX_WINDOW_BYTES {
+        return Err(SaError::Conflict(
+            "the replay windows could take more than 64 MiB; use a smaller replay window, or fewer Sub SAs or SPIs",
+        ));
+    }
+    Ok(())
+}
+
+impl InLane {
+    /// A lane on which everything up to `top` has been seen. Has its window at once when `eager` or
+    /// when there is something to remember.
+    pub(crate) fn new(key: Option<KeyId>, window: u32, top: u64, eager: bool) -> Self {
+        let lane = Self { key, window: OnceLock::new() };
+        if window != 0 && (eager || top != 0) {
+            lane.window.get_or_init(|| ReplayWindow::new(window, SeqNo(top)));
+        }
+        lane
+    }
+
+    /// Cheap test before decryption against a window of `window` packets (0: none).
+    #[inline]
+    pub(crate) fn check(&self, window: u32, seq: SeqNo) -> Result<(), Drop> {
+        match self.window.get() {
+            _ if window == 0 => Ok(()),
+            Some(seen) => seen.check(seq),
+            None if seq.0 == 0 => Err(Drop::ZeroSeq),
+            None => Ok(()),
+        }
+    }
+
+    /// Test again and mark as seen, after decryption; makes the window of a lane seen for the first
+    /// time.
+    #[inline]
+    pub(crate) fn commit(&self, window: u32, seen: Authentic) -> Result<(), Drop> {
+        if window == 0 {
+            return Ok(());
+        }
+        self.window.get_or_init(|| ReplayWindow::new(window, SeqNo(0))).commit(seen)
+    }
+}
+
+/// A number that no other owner of derived keys in this process has, see [`crypto::DerivedName`].
+pub(crate) fn new_owner() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lane_without_a_window_refuses_only_zero() {
+        let lane = InLane::new(None, 64, 0, false);
+        assert_eq!(lane.check(64, SeqNo(0)), Err(Drop::ZeroSeq));
+        assert_eq!(lane.check(64, SeqNo(u64::MAX)), Ok(()));
+        assert!(lane.window.get().is_none());
+    }
+
+    #[test]
+    fn what_was_seen_before_a_restart_stays_seen() {
+        let lane = InLane::new(None, 64, 100, false);
+        assert_eq!(lane.check(64, SeqNo(100)), Err(Drop::Replay));
+        assert_eq!(lane.check(64, SeqNo(101)), Ok(()));
+    }
+
+    #[test]
+    fn windows_have_a_bound() {
+        assert_eq!(check_windows(1, 65536), Ok(()));
+        assert_eq!(check_windows(1, 31), Err(SaError::Window(31)));
+        assert_eq!(check_windows(1, 65537), Err(SaError::Window(65537)));
+        assert_eq!(check_windows(65536, 4096), Ok(()));
+        assert!(matches!(check_windows(65536, 8192), Err(SaError::Conflict(_))));
+    }
+}

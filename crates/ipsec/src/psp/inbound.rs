@@ -1,0 +1,242 @@
+//! Receiving PSP.
+
+use std::sync::Arc;
+
+use crypto::{CryptoOp, DerivedKeys, DerivedName, Engine, IcvOk, Key, KeyId, KeyMaterial, KeyTable, Span, Suite};
+use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
+use wire::{IpPacket, IpProto, SeqNo};
+
+use super::outbound::op;
+use super::{MasterKeys, ReceiveSpec, VERSIONS, check_mode, suites};
+use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
+use crate::{encap, lane};
+
+/// Most SPIs of one peer that can each have a replay window: a lane is named by 16 bits.
+const MAX_WINDOWS: u64 = 1 << 16;
+
+/// Inbound particulars.
+pub struct Inbound {
+    masters: Arc<MasterKeys>,
+    issued: Issued,
+    engine: Engine,
+    suites: [Suite; VERSIONS],
+    versions: u8,
+    max_crypt_offset: usize,
+    honour_drop: bool,
+    tunnel: bool,
+}
+
+/// Builds the receiving side.
+///
+/// # Errors
+/// [`SaError`].
+pub fn inbound(
+    common: SaCommon,
+    spec: &ReceiveSpec,
+    engine: Engine,
+    keys: &mut KeyTable,
+) -> Result<InboundSa, SaError> {
+    let _ = keys; // receive keys are derived when packets come
+    check_mode(&common)?;
+    if spec.versions == 0 || spec.versions >> VERSIONS != 0 {
+        return Err(SaError::Conflict("a PSP receiver accepts one or more of the versions 0 to 3"));
+    }
+    let issued = Issued::new(&spec.issued)?;
+    let lanes = match spec.window {
+        0 => 1,
+        _ if issued.count <= MAX_WINDOWS => issued.count as usize,
+        _ => {
+            return Err(SaError::Conflict("a replay window is kept for each SPI; give one peer at most 65536 of them"));
+        }
+    };
+    lane::check_windows(lanes, spec.window)?;
+    let psp = Inbound {
+        masters: Arc::clone(&spec.masters),
+        issued,
+        engine,
+        suites: suites()?,
+        versions: spec.versions,
+        max_crypt_offset: spec.max_crypt_offset.into(),
+        honour_drop: spec.honour_drop,
+        tunnel: common.mode == Mode::Tunnel,
+    };
+    psp.try_derivation()?;
+    let lanes = (0..lanes).map(|_| InLane::new(None, spec.window, spec.first_seq, lanes == 1)).collect();
+    Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp) })
+}
+
+/// The SPIs that were given to one peer.
+struct Issued {
+    /// Inclusive, in ascending order, apart from each other; with the number of SPIs before each.
+    ranges: Box<[(u32, u32, u64)]>,
+    /// How many SPIs.
+    count: u64,
+}
+
+impl Issued {
+    fn new(ranges: &[(u32, u32)]) -> Result<Self, SaError> {
+        let mut sorted = ranges.to_vec();
+        sorted.sort_unstable();
+        let apart = sorted.windows(2).all(|pair| pair[0].1 < pair[1].0);
+        if sorted.is_empty() || !apart || sorted.iter().any(|&(first, last)| first > last) {
+            return Err(SaError::Conflict("the SPIs given to a PSP peer are one or more ranges that do not overlap"));
+        }
+        let mut count = 0;
+        let ranges = sorted
+            .into_iter()
+            .map(|(first, last)| {
+                let before = count;
+                count += u64::from(last - first) + 1;
+                (first, last, before)
+            })
+            .collect();
+        Ok(Self { ranges, count })
+    }
+
+    /// Position of `spi` among the issued ones.
+    #[inline]
+    fn position(&self, spi: u32) -> Option<u64> {
+        let after = self.ranges.partition_point(|&(first, _, _)| first <= spi);
+        let &(first, last, before) = self.ranges.get(after.checked_sub(1)?)?;
+        (spi <= last).then(|| before + u64::from(spi - first))
+    }
+}
+
+impl Inbound {
+    /// The association of a packet: who may use the SPI, which lane has its window.
+    #[inline]
+    fn lane(&self, sa: &InboundSa, spi: u32, outer: &IpPacket) -> Result<u16, Drop> {
+        if outer.src != sa.common.outer.peer.remote {
+            return Err(Drop::WrongPeer);
+        }
+        let position = self.position(spi).ok_or(Drop::NotIssued)?;
+        Ok(if sa.window == 0 { 0 } else { position as u16 })
+    }
+
+    /// Position of an SPI among those that were given to this peer.
+    #[inline]
+    pub(super) fn position(&self, spi: u32) -> Option<u64> {
+        self.issued.position(spi)
+    }
+
+    /// The key of (SPI, version), from the cache or made now.
+    #[inline]
+    fn key(&self, version: PspVersion, spi: PspSpi, derived: &mut DerivedKeys) -> Result<KeyId, Drop> {
+        let owner = self.masters.generation(spi).ok_or(Drop::NoKey)?;
+        let label = u64::from(version.get()) << 32 | u64::from(spi.get());
+        derived.get_or_derive(DerivedName { owner, label }, || self.derive(version, spi)).ok_or(Drop::NoKey)
+    }
+
+    #[cold]
+    fn derive(&self, version: PspVersion, spi: PspSpi) -> Option<Key> {
+        let suite = self.suites.get(usize::from(version.get()))?;
+        let key = self.masters.traffic_key(spi, version)?;
+        self.engine.expand(suite, KeyMaterial { enc: key.material(), integ: &[] }).ok()
+    }
+
+    /// Says when the SA is made, not on a packet, that the engine cannot run a version.
+    fn try_derivation(&self) -> Result<(), SaError> {
+        for (version, suite) in self.suites.iter().enumerate() {
+            if self.versions >> version & 1 == 1 {
+                let enc = &[0; 36][..suite.enc_material_len()];
+                self.engine.expand(suite, KeyMaterial { enc, integ: &[] })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads the header, in the order of the specification. `packet` ends with the ICV.
+    #[inline]
+    fn read<'p>(&self, packet: &'p [u8]) -> Result<(&'p PspHeader, PspSpi), Drop> {
+        let body = packet.len().checked_sub(ICV_LEN).ok_or(Drop::Truncated)?;
+        let (header, _) = PspHeader::parse(&packet[..body])?;
+        if !header.always_one() {
+            return Err(Drop::Malformed);
+        }
+        if u16::from(self.versions) >> header.version().get() & 1 == 0 {
+            return Err(Drop::BadVersion);
+        }
+        let (header, _, _) = PspHeader::parse_full(&packet[..body])?;
+        let spi = PspSpi::try_from(header.spi.get()).map_err(|_| Drop::Malformed)?;
+        if !header.version().is_gmac() && header.crypt_offset_bytes() > body - PspHeader::LEN {
+            return Err(Drop::CryptOffset);
+        }
+        if self.masters.generation(spi).is_none() {
+            return Err(Drop::NoKey);
+        }
+        Ok((header, spi))
+    }
+
+    /// What is judged once the packet is known to be from the peer.
+    fn verdict(&self, header: &PspHeader) -> u16 {
+        let too_large = !header.version().is_gmac() && header.crypt_offset_bytes() > self.max_crypt_offset;
+        [(OFFSET_TOO_LARGE, too_large), (SAMPLE, header.sample()), (DROP, header.drop_after_sampling())]
+            .into_iter()
+            .filter(|&(_, set)| set)
+            .fold(0, |bits, (bit, _)| bits | bit)
+    }
+}
+
+/// [`PendingIn::extra`].
+const OFFSET_TOO_LARGE: u16 = 1;
+const SAMPLE: u16 = 2;
+const DROP: u16 = 4;
+
+pub(crate) fn prepare_in(
+    sa: &InboundSa,
+    psp: &Inbound,
+    outer: &IpPacket,
+    at: usize,
+    frame: &mut Frame<'_>,
+    derived: &mut DerivedKeys,
+) -> Result<(CryptoOp, PendingIn), Drop> {
+    if outer.fragment.is_some() {
+        return Err(Drop::Fragment);
+    }
+    frame.truncate(outer.total_len)?;
+    let packet = frame.bytes().get(at..).ok_or(Drop::Truncated)?;
+    let (header, spi) = psp.read(packet)?;
+    let lane = psp.lane(sa, spi.get(), outer)?;
+    let seq = SeqNo(header.iv.get());
+    sa.lanes.get(usize::from(lane)).ok_or(Drop::Inconsistent)?.check(sa.window, seq)?;
+    let key = psp.key(header.version(), spi, derived)?;
+
+    let op = op(key, header.version(), seq.0, at, header.crypt_offset_bytes(), frame.len());
+    let pending = PendingIn {
+        seq,
+        lane,
+        ip_end: outer.upper_at as u16,
+        proto_at: outer.proto_at as u16,
+        payload: Span::new(at + header.total_len(), frame.len() - ICV_LEN),
+        next: IpProto(header.next_header),
+        outer_tos: outer.tos,
+        extra: psp.verdict(header),
+    };
+    Ok((op, pending))
+}
+
+pub(crate) fn finish_in(
+    sa: &InboundSa,
+    psp: &Inbound,
+    frame: &mut Frame<'_>,
+    pending: PendingIn,
+    ok: IcvOk,
+) -> Result<Delivered, Drop> {
+    if pending.extra & OFFSET_TOO_LARGE != 0 {
+        return Err(Drop::CryptOffset);
+    }
+    // Next Header alone tells the modes apart.
+    if matches!(pending.next, IpProto::IPV4 | IpProto::IPV6) != psp.tunnel {
+        return Err(Drop::BadInner);
+    }
+    let payload = pending.payload.range();
+    let ip = encap::decapsulate(&sa.common, frame, &pending, payload.start, payload.end, pending.next)?;
+    let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(Drop::Inconsistent)?;
+    lane.commit(sa.window, Authentic::new(pending.seq, ok))?;
+
+    let sample = pending.extra & SAMPLE != 0;
+    if sample && psp.honour_drop && pending.extra & DROP != 0 {
+        return Err(Drop::SampleDrop);
+    }
+    Ok(Delivered { ip, sample })
+}

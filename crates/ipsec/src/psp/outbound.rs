@@ -1,0 +1,152 @@
+//! Sending PSP.
+
+use crypto::{Aad, CryptoOp, Engine, KeyMaterial, KeyTable, Span};
+use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
+use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId};
+use zeroize::Zeroizing;
+
+use super::{SendSpec, check_mode, version};
+use crate::{Drop, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts, encap};
+
+/// Dynamic ports (RFC 6335 §6), 2¹⁴ of them: where source ports are picked.
+const FIRST_DYNAMIC_PORT: u16 = 49152;
+
+/// Outbound particulars.
+pub struct Outbound {
+    version: PspVersion,
+    spi: PspSpi,
+    crypt_offset: usize,
+    cookie: Option<u64>,
+    sample: bool,
+    drop: bool,
+    port: u16,
+    port_key: u64,
+    source_port: Option<u16>,
+}
+
+/// Builds the sending side.
+///
+/// # Errors
+/// [`SaError`].
+pub fn outbound(
+    common: SaCommon,
+    spec: &SendSpec<'_>,
+    engine: Engine,
+    keys: &mut KeyTable,
+) -> Result<OutboundSa, SaError> {
+    check_mode(&common)?;
+    let (version, suite) = version(spec.version)?;
+    let Ok(spi) = PspSpi::try_from(spec.spi) else {
+        return Err(SaError::Conflict("the low 31 bits of a PSP SPI are not all zero"));
+    };
+    if spec.crypt_offset % 4 != 0 || spec.crypt_offset / 4 > PspHeader::MAX_CRYPT_OFFSET {
+        return Err(SaError::Conflict("a PSP crypt offset is a multiple of 4 bytes, at most 252"));
+    }
+    if version.is_gmac() && spec.crypt_offset != 0 {
+        return Err(SaError::Conflict("with GMAC everything is in the clear: the crypt offset is 0"));
+    }
+    if spec.drop && !spec.sample {
+        return Err(SaError::Conflict("PSP packets to be dropped after sampling need both bits, sample and drop"));
+    }
+
+    // The nonce is SPI and IV: the SPI is what other protocols call the salt.
+    let mut material = Zeroizing::new(Vec::with_capacity(spec.key.len() + 4));
+    material.extend_from_slice(spec.key);
+    material.extend_from_slice(&spi.to_be_bytes());
+    let key = keys.insert(engine.expand(&suite, KeyMaterial { enc: &material, integ: &[] })?.into());
+    let seq = SeqCounter::new(spec.iv.first, u64::MAX - 1, spec.iv.persistent);
+    let psp = Outbound {
+        version,
+        spi,
+        crypt_offset: spec.crypt_offset.into(),
+        cookie: spec.cookie,
+        sample: spec.sample,
+        drop: spec.drop,
+        port: spec.port,
+        port_key: spec.port_key,
+        source_port: spec.source_port,
+    };
+    Ok(OutboundSa {
+        common,
+        spi: spec.spi,
+        lanes: Box::new([OutLane { session: SessionId(0), key, seq }]),
+        inner_mtu: 0.into(),
+        proto: OutProto::Psp(psp),
+    })
+}
+
+impl Outbound {
+    /// Bytes of the header, cookie included.
+    fn header_len(&self) -> usize {
+        PspHeader::LEN + self.cookie.map_or(0, |_| PspHeader::COOKIE_LEN)
+    }
+
+    /// Largest inner packet whose protected form fits `path_mtu` bytes; 0 when none does. Exact for
+    /// inner packets without IP options or extension headers.
+    pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
+        let around = encap::fixed_overhead(common, true) + self.header_len() + ICV_LEN;
+        path_mtu.checked_sub(around).map_or(0, |payload| payload + encap::inner_header(common))
+    }
+
+    /// One flow keeps one port, so that its packets stay in order and on one path. The hash is keyed:
+    /// who sees the port learns nothing of the flow but that packets belong together.
+    fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
+        let src = self.source_port.unwrap_or_else(|| {
+            let hash = FlowKey::of(ip, packet).hash(self.port_key);
+            FIRST_DYNAMIC_PORT | (hash >> 50) as u16
+        });
+        UdpPorts { src, dst: self.port }
+    }
+
+    fn write(&self, out: &mut [u8], next: IpProto, seq: SeqNo, clear: usize) -> Option<()> {
+        let header = PspHeader::new(next, self.version, self.spi, seq.0)
+            .with_crypt_offset((clear / 4) as u8)?
+            .with_sampling(self.sample, self.drop);
+        match self.cookie {
+            None => header.emit(out).ok(),
+            Some(cookie) => {
+                header.with_cookie().emit(out).ok()?;
+                *out.get_mut(PspHeader::LEN..)?.first_chunk_mut()? = cookie.to_be_bytes();
+                Some(())
+            }
+        }
+    }
+}
+
+pub(crate) fn prepare_out(
+    sa: &OutboundSa,
+    psp: &Outbound,
+    lane: &OutLane,
+    seq: SeqNo,
+    ip: &IpPacket,
+    frame: &mut Frame<'_>,
+) -> Result<(CryptoOp, PendingOut), Drop> {
+    frame.truncate(ip.total_len)?;
+    let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
+    let ports = psp.ports(ip, frame.bytes());
+    frame.push_back(ICV_LEN)?;
+    let gap = psp.header_len();
+    let at = encap::encapsulate(&sa.common, ip, frame, gap, IpProto::UDP, Some(ports))?;
+
+    let behind_iv = gap - PspHeader::LEN + payload.len;
+    let clear = psp.crypt_offset.min(behind_iv & !3);
+    let out = frame.bytes_mut().get_mut(at..at + gap).ok_or(Drop::Inconsistent)?;
+    psp.write(out, payload.next, seq, clear).ok_or(Drop::Inconsistent)?;
+    Ok((op(lane.key, psp.version, seq.0, at, clear, frame.len()), PendingOut::default()))
+}
+
+/// The operation on the PSP packet `at..end`, `clear` bytes of which stay clear behind the IV.
+#[inline]
+pub(super) fn op(key: crypto::KeyId, version: PspVersion, iv: u64, at: usize, clear: usize, end: usize) -> CryptoOp {
+    let icv_at = end - ICV_LEN;
+    let clear_end = if version.is_gmac() { icv_at } else { at + PspHeader::LEN + clear };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&iv.to_be_bytes());
+    CryptoOp {
+        key,
+        aad: Aad::InPlace(Span::new(at, clear_end)),
+        body: Span::new(clear_end, icv_at),
+        icv: Span::new(icv_at, end),
+        iv: bytes,
+    }
+}
