@@ -1,9 +1,27 @@
 //! ESP (RFC 4303).
+//!
+//! What the suite decides about a packet (lengths, padding, where the IV comes from, what is
+//! authenticated) is worked out once, when an SA is made, into a [`Layout`] that both directions
+//! share.
 
-use crypto::{CryptoOp, Engine, IcvOk, KeyTable, Suite};
-use wire::{IpPacket, SeqNo};
+mod inbound;
+mod outbound;
+#[cfg(test)]
+mod tests;
 
-use crate::{Delivered, Drop, Frame, InboundSa, OutLane, OutboundSa, PendingIn, PendingOut, SaCommon, SaError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use crypto::{Aad, CipherKind, CryptoOp, Engine, KeyId, KeyMaterial, KeyTable, Span, Suite};
+use wire::esp::{EspHeader, TRAILER_LEN};
+use wire::{SeqNo, Spi};
+
+use crate::lane::check_windows;
+use crate::{Drop, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa, SaCommon, SaError, SeqCounter};
+use crate::{encap, replay};
+
+pub(crate) use inbound::{finish_in, prepare_in};
+pub(crate) use outbound::{finish_out, prepare_out};
 
 /// What the configuration or a key exchange says about one direction of an ESP SA.
 pub struct Spec<'a> {
@@ -35,21 +53,181 @@ pub enum CbcIv {
     /// The sequence number encrypted under the same key as a first block (SP 800-38A appendix C):
     /// unpredictable, needs no random source, repeats exactly for the same sequence number.
     Encrypted,
-    /// This value in every packet. For test vectors only.
+    /// This value in every packet (its first 8 bytes for DES and 3DES). For test vectors only.
     Fixed([u8; 16]),
 }
 
+/// Longest IV in a packet, in bytes.
+const MAX_IV: usize = 16;
+
+/// Highest number of padding bytes, by the width of the Pad Length field.
+const MAX_PAD: usize = 255;
+
+/// The padding of RFC 4303 §2.4: 1, 2, 3, …
+const PAD: [u8; MAX_PAD] = {
+    let mut pad = [0; MAX_PAD];
+    let mut i = 0;
+    while i < MAX_PAD {
+        pad[i] = i as u8 + 1;
+        i += 1;
+    }
+    pad
+};
+
+/// Where the IV of a packet comes from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum IvSource {
+    /// NULL: there is none.
+    None,
+    /// The 64-bit sequence number, not in the packet (RFC 8750 §3: the high half is zero without
+    /// extended numbers).
+    Implicit,
+    /// The 64-bit sequence number, in the packet: never repeats under a key.
+    Counter,
+    /// The cipher's own first block, in the packet.
+    Cbc(CbcIv),
+}
+
+/// What the ICV covers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Cover {
+    /// AEAD: SPI and sequence number, extended as they are, and the body (RFC 4106 §5).
+    Aead,
+    /// Separate MAC: everything before the ICV, and then the high half (RFC 4303 §2.8).
+    Mac,
+    /// GMAC: everything before the ICV, the high half between SPI and low half (RFC 4543 §3.3).
+    Gmac,
+}
+
+/// What suite and SA decide about every packet. Lengths in bytes.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    /// ESP header and IV.
+    head_len: usize,
+    iv_len: usize,
+    icv_len: usize,
+    /// The plaintext ends on a multiple of this; a power of two.
+    align: usize,
+    /// The ciphertext is a multiple of this.
+    block_len: usize,
+    iv: IvSource,
+    cover: Cover,
+    esn: bool,
+}
+
+impl Layout {
+    fn new(spec: &Spec<'_>) -> Result<Self, SaError> {
+        let Some(enc) = spec.suite.enc else {
+            return Err(SaError::Conflict("ESP needs a cipher; write e.g. 'aes128gcm16', or 'null-sha256' for none"));
+        };
+        let cover = match (enc.kind.is_aead(), spec.suite.integ.is_some()) {
+            (true, false) if enc.kind == CipherKind::AesGmac => Cover::Gmac,
+            (true, false) => Cover::Aead,
+            (false, true) => Cover::Mac,
+            (true, true) => return Err(SaError::Conflict("this cipher authenticates by itself; leave the MAC out")),
+            (false, false) => return Err(SaError::Conflict("this cipher does not authenticate; add a MAC")),
+        };
+        let iv = match enc.kind {
+            CipherKind::Null => IvSource::None,
+            CipherKind::AesCbc | CipherKind::TripleDesCbc | CipherKind::DesCbc => IvSource::Cbc(spec.iv),
+            _ if enc.implicit_iv => IvSource::Implicit,
+            _ => IvSource::Counter,
+        };
+        let block_len = enc.block_len.max(1);
+        Ok(Self {
+            head_len: EspHeader::LEN + enc.iv_len,
+            iv_len: enc.iv_len,
+            icv_len: spec.suite.icv_len(),
+            align: block_len.max(4),
+            block_len,
+            iv,
+            cover,
+            esn: spec.esn,
+        })
+    }
+
+    /// Padding bytes that a plaintext of `len` bytes needs before Pad Length and Next Header.
+    #[inline]
+    fn pad_len(&self, len: usize) -> usize {
+        (len + TRAILER_LEN).wrapping_neg() & (self.align - 1)
+    }
+
+    /// True when the high half has to stand in the packet while the engine works, see [`widen`].
+    #[inline]
+    fn is_widened(&self) -> bool {
+        self.cover == Cover::Gmac && self.esn
+    }
+
+    /// The operation on the packet whose ESP header is at `at` and whose ICV starts at `icv_at`.
+    #[inline]
+    fn op(&self, key: KeyId, spi: u32, seq: SeqNo, at: usize, icv_at: usize, iv: [u8; MAX_IV]) -> CryptoOp {
+        let body_at = at + self.head_len;
+        let (aad, body) = match (self.cover, self.esn) {
+            (Cover::Aead, false) => (Aad::InPlace(Span::new(at, at + EspHeader::LEN)), body_at),
+            (Cover::Aead, true) => (Aad::Inline(widened(spi, seq)), body_at),
+            (Cover::Mac, false) => (Aad::InPlace(Span::new(at, icv_at)), body_at),
+            (Cover::Mac, true) => (Aad::InPlaceThen(Span::new(at, icv_at), seq.hi().to_be_bytes()), body_at),
+            (Cover::Gmac, false) => (Aad::InPlace(Span::new(at, icv_at)), icv_at),
+            (Cover::Gmac, true) => (Aad::InPlace(Span::new(at - HIGH_HALF, icv_at)), icv_at),
+        };
+        CryptoOp { key, aad, body: Span::new(body, icv_at), icv: Span::new(icv_at, icv_at + self.icv_len), iv }
+    }
+}
+
+/// SPI, high half, low half: the header as the MAC sees it with extended numbers.
+#[inline]
+fn widened(spi: u32, seq: SeqNo) -> [u8; 12] {
+    let mut header = [0; 12];
+    header[..4].copy_from_slice(&spi.to_be_bytes());
+    header[4..].copy_from_slice(&seq.0.to_be_bytes());
+    header
+}
+
+/// Bytes of the high half of a sequence number.
+const HIGH_HALF: usize = 4;
+
+/// Puts the high half of `seq` between SPI and low half of the header at `at`, over the four bytes
+/// before it, which are kept right before the packet. GMAC has to see the header, the high half
+/// and the payload in one piece, and a packet has them in another order.
+fn widen(frame: &mut Frame<'_>, at: usize, spi: u32, seq: SeqNo) -> Result<(), Drop> {
+    let (kept, packet) = frame.scratch(HIGH_HALF)?;
+    let from = at.checked_sub(HIGH_HALF).ok_or(Drop::Inconsistent)?;
+    let place = packet.get_mut(from..at + EspHeader::LEN).ok_or(Drop::Truncated)?;
+    kept.copy_from_slice(&place[..HIGH_HALF]);
+    place.copy_from_slice(&widened(spi, seq));
+    Ok(())
+}
+
+/// Undoes [`widen`].
+fn narrow(frame: &mut Frame<'_>, at: usize) -> Result<(), Drop> {
+    let (kept, packet) = frame.scratch(HIGH_HALF)?;
+    let from = at.checked_sub(HIGH_HALF).ok_or(Drop::Inconsistent)?;
+    let place = packet.get_mut(from..at + HIGH_HALF).ok_or(Drop::Truncated)?;
+    place.copy_within(..HIGH_HALF, HIGH_HALF);
+    place[..HIGH_HALF].copy_from_slice(kept);
+    Ok(())
+}
+
 /// Outbound particulars.
-pub struct Outbound {}
+pub struct Outbound {
+    layout: Layout,
+    tfc_padding: bool,
+}
 
 /// Inbound particulars.
-pub struct Inbound {}
+pub struct Inbound {
+    layout: Layout,
+}
 
 impl Outbound {
-    /// Largest inner packet whose protected form fits `path_mtu` bytes.
+    /// Largest inner packet whose protected form fits `path_mtu` bytes; IP options and extension
+    /// headers that transport mode leaves outside are not counted as such.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
-        let _ = (common, path_mtu);
-        todo!("esp helper")
+        let layout = &self.layout;
+        let around = encap::fixed_overhead(common, common.outer.udp.is_some()) + layout.head_len + layout.icv_len;
+        let room = path_mtu.min(usize::from(u16::MAX)).saturating_sub(around);
+        let payload = (room - room % layout.align).saturating_sub(TRAILER_LEN);
+        payload + encap::inner_header(common)
     }
 }
 
@@ -58,8 +236,23 @@ impl Outbound {
 /// # Errors
 /// [`SaError`].
 pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<OutboundSa, SaError> {
-    let _ = (common, spec, engine, keys);
-    todo!("esp helper")
+    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(spec)?);
+    if spec.tfc_padding && common.mode != Mode::Tunnel {
+        return Err(SaError::Conflict(
+            "TFC padding needs tunnel mode: elsewhere the receiver cannot tell where the payload ends",
+        ));
+    }
+    let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
+    let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
+    let sa = OutboundSa {
+        common,
+        spi: spi.get(),
+        lanes: Box::new([lane]),
+        inner_mtu: AtomicU32::new(0),
+        proto: OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding }),
+    };
+    sa.set_path_mtu(1500);
+    Ok(sa)
 }
 
 /// Builds the receiving side.
@@ -67,40 +260,27 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
 /// # Errors
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
-    let _ = (common, spec, engine, keys);
-    todo!("esp helper")
+    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(spec)?);
+    check_windows(1, spec.window)?;
+    if spec.first_seq > last_seq(spec.esn) {
+        return Err(SaError::Conflict("the highest sequence number seen is beyond the last one; replace the SA"));
+    }
+    let key = insert_key(spec, engine, keys)?;
+    Ok(InboundSa {
+        common,
+        spi: spi.get(),
+        lanes: replay::single_lane(key, spec.window, spec.first_seq),
+        window: spec.window,
+        proto: InProto::Esp(Inbound { layout }),
+    })
 }
 
-pub(crate) fn prepare_out(
-    sa: &OutboundSa,
-    esp: &Outbound,
-    lane: &OutLane,
-    seq: SeqNo,
-    ip: &IpPacket,
-    frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingOut), Drop> {
-    let _ = (sa, esp, lane, seq, ip, frame);
-    todo!("esp helper")
+fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {
+    let material = KeyMaterial { enc: spec.enc_key, integ: spec.integ_key };
+    Ok(keys.insert(Arc::new(engine.expand(&spec.suite, material)?)))
 }
 
-pub(crate) fn prepare_in(
-    sa: &InboundSa,
-    esp: &Inbound,
-    outer: &IpPacket,
-    at: usize,
-    frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingIn), Drop> {
-    let _ = (sa, esp, outer, at, frame);
-    todo!("esp helper")
-}
-
-pub(crate) fn finish_in(
-    sa: &InboundSa,
-    esp: &Inbound,
-    frame: &mut Frame<'_>,
-    pending: PendingIn,
-    ok: IcvOk,
-) -> Result<Delivered, Drop> {
-    let _ = (sa, esp, frame, pending, ok);
-    todo!("esp helper")
+/// Last number of an SA: it never cycles (RFC 4303 §3.3.3).
+pub(crate) const fn last_seq(esn: bool) -> u64 {
+    if esn { u64::MAX - 1 } else { u32::MAX as u64 }
 }

@@ -5,11 +5,13 @@
 //! larger than the window needs (RFC 6479): entering a word clears it whole, so that moving ahead
 //! by any distance costs at most one pass over the ring.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crypto::KeyId;
 use wire::SeqNo;
 
-use crate::Drop;
+use crate::{Drop, InLane, InboundSa};
 
 /// A sequence number that stood in a packet whose ICV was right. Made from an [`crypto::IcvOk`]
 /// and nothing else, so that no forged packet can move the window.
@@ -87,6 +89,12 @@ impl ReplayWindow {
         SeqNo(bottom.wrapping_add(u64::from(lo.wrapping_sub(bottom as u32))))
     }
 
+    /// The whole number of a packet that carries `lo`, with or without extended numbers.
+    #[inline]
+    pub fn number(&self, lo: u32, esn: bool) -> SeqNo {
+        if esn { self.infer(lo) } else { SeqNo(u64::from(lo)) }
+    }
+
     /// Cheap test before decryption.
     ///
     /// # Errors
@@ -148,6 +156,20 @@ impl ReplayWindow {
     fn word(&self, seq: u64) -> &AtomicU64 {
         &self.words[(seq / 64 & self.mask) as usize]
     }
+}
+
+impl InboundSa {
+    /// The window of an SA with a single lane, made together with it.
+    #[inline]
+    pub(crate) fn window(&self) -> Result<&ReplayWindow, Drop> {
+        self.lanes.first().and_then(|lane| lane.window.get()).ok_or(Drop::Inconsistent)
+    }
+}
+
+/// The single receive lane of an SA on which everything up to `top` has been seen. It has a window
+/// even when that checks nothing, because extended numbers are inferred from it.
+pub(crate) fn single_lane(key: KeyId, size: u32, top: u64) -> Box<[InLane]> {
+    Box::new([InLane { key: Some(key), window: OnceLock::from(ReplayWindow::new(size, SeqNo(top))) }])
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use crypto::{CryptoOp, DerivedKeys, IcvOk, Span};
 use wire::{IpPacket, IpProto, SeqNo};
 
-use crate::{Drop, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, ah, eesp, esp, psp};
+use crate::{Drop, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, Protocol, ah, eesp, encap, esp, psp};
 
 /// What [`finish_out`] has to put back.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,9 +69,13 @@ pub fn prepare_out(
 /// The reason to drop.
 pub fn finish_out(sa: &OutboundSa, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
     match &sa.proto {
-        OutProto::Ah(_) => ah::finish_out(frame, pending),
-        _ => Ok(()),
+        OutProto::Esp(esp) => esp::finish_out(esp, frame, pending)?,
+        OutProto::Ah(_) => ah::finish_out(frame, pending)?,
+        OutProto::Eesp(_) | OutProto::Psp(_) => {}
     }
+    let outer = &sa.common.outer;
+    let in_udp = outer.udp.is_some() || sa.protocol() == Protocol::Psp;
+    if outer.udp_checksum && in_udp { encap::finish_udp_checksum(frame) } else { Ok(()) }
 }
 
 /// Checks what can be checked before decryption and says what is to be verified. `outer` are the

@@ -5,8 +5,8 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use crate::{Drop, Frame, InboundSa, OutboundSa, finish_in, finish_out, prepare_in, prepare_out};
 
-/// Room on either side of a packet; enough for every protocol's headers and trailers.
-const ROOM: usize = 512;
+/// Room on either side of a packet; enough for every protocol's headers, trailers and padding.
+const ROOM: usize = 2048;
 
 /// An IPv4 UDP packet with `payload_len` bytes of recognisable payload and right checksums.
 pub(crate) fn ipv4_udp(src: [u8; 4], dst: [u8; 4], payload_len: usize) -> Vec<u8> {
@@ -102,6 +102,7 @@ impl Loop {
         let (op, pending) = prepare_out(&self.out, &self.out.lanes[lane], seq, &ip, &mut frame)?;
         let mut jobs = [Job::new(op, frame.bytes_mut())];
         self.engine.seal(Keys { table: &self.keys, derived: &self.derived }, &mut jobs);
+        assert!(jobs[0].sealed(), "the engine refused the operation");
         finish_out(&self.out, &mut frame, pending)?;
         Ok(frame.bytes().to_vec())
     }

@@ -1,0 +1,107 @@
+//! Opening.
+
+use crypto::{CryptoOp, IcvOk, Span};
+use wire::esp::{EspHeader, TRAILER_LEN};
+use wire::udp::UdpHeader;
+use wire::{IpPacket, IpProto};
+
+use super::{Inbound, IvSource, MAX_IV, PAD, narrow, widen};
+use crate::{Authentic, Delivered, Drop, Frame, InboundSa, PendingIn, encap};
+
+#[inline]
+pub(crate) fn prepare_in(
+    sa: &InboundSa,
+    esp: &Inbound,
+    outer: &IpPacket,
+    at: usize,
+    frame: &mut Frame<'_>,
+) -> Result<(CryptoOp, PendingIn), Drop> {
+    let layout = &esp.layout;
+    if outer.fragment.is_some() {
+        return Err(Drop::Fragment); // RFC 4303 §3.4.1: reassembly comes first
+    }
+    let packet = frame.bytes().get(..datagram_end(outer, at, frame.bytes())?).ok_or(Drop::Truncated)?;
+    let (header, after) = EspHeader::parse(packet.get(at..).ok_or(Drop::Truncated)?)?;
+    // The associated data of some forms takes the SPI from the SA: a packet of another one must not pass.
+    if header.spi.get() != sa.spi {
+        return Err(Drop::NoSa);
+    }
+    let (window, lane) = (sa.window()?, sa.lanes.first().ok_or(Drop::Inconsistent)?);
+    let seq = window.number(header.seq_lo.get(), layout.esn);
+    window.check(seq)?;
+    if after.len() < layout.iv_len + TRAILER_LEN + layout.icv_len {
+        return Err(Drop::Truncated);
+    }
+    let icv_at = packet.len() - layout.icv_len;
+    let payload = Span::new(at + layout.head_len, icv_at);
+    if !payload.len().is_multiple_of(layout.block_len) {
+        return Err(Drop::Malformed);
+    }
+    let mut iv = [0; MAX_IV];
+    match layout.iv {
+        IvSource::None => {}
+        IvSource::Implicit => iv[..8].copy_from_slice(&seq.0.to_be_bytes()),
+        IvSource::Counter => iv[..8].copy_from_slice(after.first_chunk::<8>().ok_or(Drop::Truncated)?),
+        IvSource::Cbc(_) => iv[..layout.iv_len].copy_from_slice(&after[..layout.iv_len]),
+    }
+    let op = layout.op(lane.key.ok_or(Drop::NoKey)?, sa.spi, seq, at, icv_at, iv);
+    if layout.is_widened() {
+        widen(frame, at, sa.spi, seq)?;
+    }
+    let pending = PendingIn {
+        seq,
+        lane: 0,
+        ip_end: outer.upper_at as u16,
+        proto_at: outer.proto_at as u16,
+        payload,
+        next: IpProto::NONE,
+        outer_tos: outer.tos,
+        extra: 0,
+    };
+    Ok((op, pending))
+}
+
+/// Where the ESP packet at `at` ends: with its IP packet, or before that with its UDP datagram.
+#[inline]
+fn datagram_end(outer: &IpPacket, at: usize, packet: &[u8]) -> Result<usize, Drop> {
+    if at == outer.upper_at {
+        return Ok(outer.total_len);
+    }
+    let (udp, _) = UdpHeader::parse(packet.get(outer.upper_at..).ok_or(Drop::Truncated)?)?;
+    let end = outer.upper_at + usize::from(udp.len.get());
+    if end > outer.total_len { Err(Drop::Truncated) } else { Ok(end) }
+}
+
+#[inline]
+pub(crate) fn finish_in(
+    sa: &InboundSa,
+    esp: &Inbound,
+    frame: &mut Frame<'_>,
+    pending: PendingIn,
+    ok: IcvOk,
+) -> Result<Delivered, Drop> {
+    sa.window()?.commit(Authentic::new(pending.seq, ok))?;
+    let layout = &esp.layout;
+    let start = pending.payload.start as usize;
+    if layout.is_widened() {
+        narrow(frame, start.checked_sub(layout.head_len).ok_or(Drop::Inconsistent)?)?;
+    }
+    let (payload_len, next) = strip_trailer(frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?)?;
+    if next == IpProto::NONE {
+        return Err(Drop::Dummy); // RFC 4303 §2.6
+    }
+    let ip = encap::decapsulate(&sa.common, frame, &pending, start, start + payload_len, next)?;
+    Ok(Delivered { ip, sample: false })
+}
+
+/// Length of the payload before the padding of `plain`, and the Next Header.
+#[inline]
+fn strip_trailer(plain: &[u8]) -> Result<(usize, IpProto), Drop> {
+    let Some((before, &[pad_len, next])) = plain.split_last_chunk::<TRAILER_LEN>() else {
+        return Err(Drop::Truncated);
+    };
+    let pad_len = usize::from(pad_len);
+    let payload_len = before.len().checked_sub(pad_len).ok_or(Drop::BadPadding)?;
+    // RFC 4303 §2.4: the receiver should inspect the padding.
+    if before[payload_len..] == PAD[..pad_len] { Ok((payload_len, IpProto(next))) } else { Err(Drop::BadPadding) }
+}

@@ -1,0 +1,91 @@
+//! Sealing.
+
+use std::sync::atomic::Ordering;
+
+use crypto::CryptoOp;
+use wire::esp::{EspHeader, TRAILER_LEN};
+use wire::{IpPacket, IpProto, SeqNo};
+
+use super::{CbcIv, HIGH_HALF, IvSource, Layout, MAX_IV, Outbound, PAD, widen};
+use crate::encap::{self, Payload};
+use crate::{Drop, Frame, OutLane, OutboundSa, PendingOut};
+
+#[inline]
+pub(crate) fn prepare_out(
+    sa: &OutboundSa,
+    esp: &Outbound,
+    lane: &OutLane,
+    seq: SeqNo,
+    ip: &IpPacket,
+    frame: &mut Frame<'_>,
+) -> Result<(CryptoOp, PendingOut), Drop> {
+    let layout = &esp.layout;
+    frame.truncate(ip.total_len)?;
+    let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
+    let tfc_len =
+        if esp.tfc_padding { (sa.inner_mtu.load(Ordering::Relaxed) as usize).saturating_sub(payload.len) } else { 0 };
+    push_trailer(layout, payload, tfc_len, frame)?;
+    let at = encap::encapsulate(&sa.common, ip, frame, layout.head_len, IpProto::ESP, sa.common.outer.udp)?;
+    let (icv_at, iv) = (frame.len() - layout.icv_len, write_head(layout, sa.spi, seq, at, frame)?);
+    let mut op = layout.op(lane.key, sa.spi, seq, at, icv_at, iv);
+    if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {
+        op.body.start -= layout.iv_len as u32;
+    }
+    if !layout.is_widened() {
+        return Ok((op, PendingOut::default()));
+    }
+    widen(frame, at, sa.spi, seq)?;
+    Ok((op, PendingOut { saved: at as u16 }))
+}
+
+/// Puts back what GMAC with extended numbers had to cover up.
+pub(crate) fn finish_out(esp: &Outbound, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
+    if esp.layout.is_widened() { super::narrow(frame, usize::from(pending.saved)) } else { Ok(()) }
+}
+
+/// Appends `tfc_len` zero bytes, padding, Pad Length, Next Header and room for the ICV.
+#[inline]
+fn push_trailer(layout: &Layout, payload: Payload, tfc_len: usize, frame: &mut Frame<'_>) -> Result<(), Drop> {
+    let pad_len = layout.pad_len(payload.len + tfc_len);
+    let trailer = frame.push_back(tfc_len + pad_len + TRAILER_LEN + layout.icv_len)?;
+    let (tfc, trailer) = trailer.split_at_mut(tfc_len);
+    tfc.fill(0);
+    // At most 15 bytes: a loop beats a call to copy them.
+    for (to, from) in trailer.iter_mut().zip(&PAD[..pad_len]) {
+        *to = *from;
+    }
+    trailer[pad_len] = pad_len as u8;
+    trailer[pad_len + 1] = payload.next.0;
+    Ok(())
+}
+
+/// Writes header and IV at `at`; returns the IV for the engine.
+#[inline]
+fn write_head(layout: &Layout, spi: u32, seq: SeqNo, at: usize, frame: &mut Frame<'_>) -> Result<[u8; MAX_IV], Drop> {
+    let head = frame.bytes_mut().get_mut(at..at + layout.head_len).ok_or(Drop::Inconsistent)?;
+    let (header, field) = head.split_first_chunk_mut::<{ EspHeader::LEN }>().ok_or(Drop::Inconsistent)?;
+    header[..HIGH_HALF].copy_from_slice(&spi.to_be_bytes());
+    header[HIGH_HALF..].copy_from_slice(&seq.lo().to_be_bytes());
+    let mut iv = [0; MAX_IV];
+    let counter = seq.0.to_be_bytes();
+    match layout.iv {
+        IvSource::None => {}
+        IvSource::Implicit => iv[..8].copy_from_slice(&counter),
+        IvSource::Counter => {
+            *field.first_chunk_mut().ok_or(Drop::Inconsistent)? = counter;
+            iv[..8].copy_from_slice(&counter);
+        }
+        // The field becomes the first block of the body: chained to an IV of zero, what the cipher
+        // makes of it is the IV that the receiver reads.
+        IvSource::Cbc(CbcIv::Encrypted) => {
+            let zeros = field.len() - counter.len();
+            field[..zeros].fill(0);
+            field[zeros..].copy_from_slice(&counter);
+        }
+        IvSource::Cbc(CbcIv::Fixed(value)) => {
+            field.copy_from_slice(&value[..field.len()]);
+            iv = value;
+        }
+    }
+    Ok(iv)
+}
