@@ -1,0 +1,43 @@
+# What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build test demo lint doc bench fuzz clean
+
+SECONDS ?= 60
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+setup: ## install packages and the pinned Rust toolchain, whatever is missing
+	@scripts/setup.sh test
+
+build: ## the optimised binary: target/release/weir
+	@scripts/setup.sh build
+	@scripts/cargo.sh build --release --locked --package weir
+
+demo: ## two namespaces, four protocols, real traffic: a table and an HTML page
+	@scripts/setup.sh demo
+	@scripts/demo.sh
+
+test: ## unit tests, then real peers (scapy, tshark, Linux); ends with one line of totals
+	@scripts/setup.sh test
+	@scripts/test.sh
+
+lint: ## formatting, clippy, documentation, licences: no warnings allowed
+	@scripts/setup.sh build
+	@scripts/lint.sh
+
+doc: ## API documentation: target/doc
+	@scripts/setup.sh build
+	@scripts/cargo.sh doc --workspace --no-deps --locked
+
+bench: ## cycles per packet of the whole path against the bare engine
+	@scripts/setup.sh build
+	@scripts/cargo.sh run --release --locked --quiet --package weir -- bench path
+
+fuzz: ## every fuzz target in turn, each for SECONDS (default 60): make fuzz SECONDS=600
+	@scripts/setup.sh fuzz
+	@scripts/fuzz.sh $(SECONDS)
+
+clean: ## remove what was built
+	rm -rf target fuzz/target fuzz/artifacts demo-out

@@ -1,0 +1,120 @@
+#!/usr/bin/env bash
+# Installs what is missing for `build`, `test`, `demo` or `fuzz`; done in well under a second when nothing is.
+#
+# Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to install and goes on
+# with what is there: a build needs only a C compiler and Rust.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+want=${1:-build}
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+have() { command -v "$1" >/dev/null 2>&1; }
+# /sbin is not in everybody's PATH, and half of what is looked for lives there.
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
+
+# package | how to see that it is there: a command, or a file
+build_needs='
+gcc|cc
+libc6-dev|/usr/include/stdio.h
+ca-certificates|/etc/ssl/certs/ca-certificates.crt
+curl|curl'
+demo_needs="$build_needs
+iproute2|ip
+iproute2|tc
+iputils-ping|ping
+iperf|iperf
+python3|/usr/bin/python3"
+test_needs="$demo_needs
+ethtool|ethtool
+tshark|tshark
+python3-scapy|/usr/lib/python3/dist-packages/scapy
+user-mode-linux|linux.uml
+busybox-static|busybox
+kmod|modprobe"
+
+case $want in
+build) needs=$build_needs ;;
+fuzz) needs="$build_needs
+g++|c++" ;;
+demo) needs=$demo_needs ;;
+test) needs=$test_needs ;;
+*)
+    echo "usage: $0 build|test|demo|fuzz" >&2
+    exit 2
+    ;;
+esac
+
+missing=()
+while IFS='|' read -r package probe; do
+    [ -n "$package" ] || continue
+    case $probe in
+    /*) [ -e "$probe" ] && continue ;;
+    *) have "$probe" && continue ;;
+    esac
+    [[ " ${missing[*]-} " == *" $package "* ]] || missing+=("$package")
+done <<<"$needs"
+
+# What apt does not know is left out: user-mode-linux, for one, exists on x86 only.
+install_packages() {
+    local as_root=() known=() log
+    if [ "$(id -u)" -ne 0 ]; then
+        # Without a terminal sudo may not ask for a password.
+        if have sudo && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
+            as_root=(sudo)
+        else
+            say "not root, and no sudo: please install ${missing[*]}"
+            return 0
+        fi
+    fi
+    if ! have apt-get; then
+        say "no apt-get here: please install ${missing[*]} (Debian's names) with this system's package manager"
+        return 0
+    fi
+    log=$(mktemp)
+    apt() { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 "$@" </dev/null >"$log" 2>&1; }
+    say "updating package lists"
+    apt -q update || say "apt-get update failed, trying with the lists there are: $(tail -n 1 "$log")"
+    for package in "${missing[@]}"; do
+        if apt-cache show "$package" >/dev/null 2>&1; then known+=("$package"); else say "$package: not known to apt, skipped"; fi
+    done
+    [ ${#known[@]} -gt 0 ] || return 0
+    say "installing ${known[*]}"
+    if ! apt -q -y --no-install-recommends install "${known[@]}"; then
+        tail -n 20 "$log" >&2
+        say "installation failed; repeat by hand: apt-get install ${known[*]}"
+    fi
+    rm -f "$log"
+}
+
+if [ ${#missing[@]} -gt 0 ]; then install_packages; fi
+
+# Rust. rustup installs exactly what rust-toolchain.toml names; a cargo from elsewhere is used when it is new enough.
+pinned=$(sed -n 's/^channel *= *"\(.*\)"/\1/p' rust-toolchain.toml)
+if ! have cargo; then
+    say "installing rustup (to ${CARGO_HOME:-$HOME/.cargo})"
+    script=$(mktemp)
+    fetched=
+    for url in https://sh.rustup.rs https://static.rust-lang.org/rustup/rustup-init.sh; do
+        if curl --proto '=https' --tlsv1.2 --retry 3 -sSf "$url" -o "$script" 2>/dev/null; then fetched=yes && break; fi
+    done
+    [ -n "$fetched" ] || { say "cannot download rustup: install Rust $pinned by hand (https://rustup.rs)" && exit 1; }
+    sh "$script" -y -q --no-modify-path --default-toolchain none --profile minimal >/dev/null
+    rm -f "$script"
+fi
+if have rustup; then
+    if ! rustup run "$pinned" cargo --version >/dev/null 2>&1; then
+        say "installing Rust $pinned"
+        rustup toolchain install "$pinned" --profile minimal --component rustfmt --component clippy --no-self-update >&2
+    fi
+    if [ "$want" = fuzz ] && ! rustup run nightly cargo --version >/dev/null 2>&1; then
+        say "installing Rust nightly (the fuzzer's instrumentation needs it)"
+        rustup toolchain install nightly --profile minimal --no-self-update >&2
+    fi
+else
+    version=$(cargo --version | awk '{ print $2 }')
+    if [ "$(printf '%s\n%s\n' "$pinned" "${version%%-*}" | sort -V | head -n 1)" != "$pinned" ]; then
+        say "cargo $version is too old and there is no rustup: install Rust $pinned or newer (https://rustup.rs)"
+        exit 1
+    fi
+fi
+have cc || { say "no C compiler: install gcc" && exit 1; }
