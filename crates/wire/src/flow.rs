@@ -40,66 +40,32 @@ const _: () = assert!(size_of::<FlowKey>() == 40);
 impl FlowKey {
     /// The key of a packet with these properties, ports visible. `src` and `dst` are of one family.
     pub fn new(src: IpAddr, dst: IpAddr, proto: IpProto, src_port: u16, dst_port: u16) -> Self {
-        Self {
-            src: mapped(src),
-            dst: mapped(dst),
-            src_port,
-            dst_port,
-            proto,
-            opaque_ports: false,
-            v6: dst.is_ipv6(),
-            zero: 0,
-        }
+        let upper = Upper { proto, src_port, dst_port, opaque: false };
+        Self::join(src, dst, upper)
     }
 
     /// The key of `packet`, whose headers were read into `ip`.
     #[inline]
     pub fn of(ip: &IpPacket, packet: &[u8]) -> Self {
-        let mut key = Self::new(ip.src, ip.dst, ip.upper, 0, 0);
-        match ip.fragment {
-            None => key.read_ports(packet, ip.upper_at, ip.total_len),
-            Some(fragment) => key.read_fragment(fragment.offset, packet, ip),
-        }
-        key
+        let upper = match ip.fragment {
+            None => Upper::read(ip.upper, packet, ip.upper_at, ip.total_len),
+            Some(fragment) => Upper::of_fragment(fragment.offset, ip, packet),
+        };
+        Self::join(ip.src, ip.dst, upper)
     }
 
     #[inline]
-    fn read_ports(&mut self, packet: &[u8], at: usize, end: usize) {
-        if !self.proto.has_ports() && !self.proto.has_message_type() {
-            return;
+    fn join(src: IpAddr, dst: IpAddr, upper: Upper) -> Self {
+        Self {
+            src: mapped(src),
+            dst: mapped(dst),
+            src_port: upper.src_port,
+            dst_port: upper.dst_port,
+            proto: upper.proto,
+            opaque_ports: upper.opaque,
+            v6: dst.is_ipv6(),
+            zero: 0,
         }
-        let head = packet.get(..end).and_then(|p| p.get(at..)).and_then(<[u8]>::first_chunk::<4>);
-        let Some(&[a, b, c, d]) = head else {
-            self.opaque_ports = true;
-            return;
-        };
-        (self.src_port, self.dst_port) = match self.proto {
-            IpProto::ICMP | IpProto::ICMPV6 => (u16::from_be_bytes([a, b]), 0),
-            IpProto::MOBILITY => (u16::from_be_bytes([c, 0]), 0),
-            _ => (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])),
-        };
-    }
-
-    /// Out of line: fragments are rare, and a first IPv6 fragment may have extension headers left.
-    #[cold]
-    fn read_fragment(&mut self, offset: usize, packet: &[u8], ip: &IpPacket) {
-        if offset != 0 {
-            self.opaque_ports = true;
-            return;
-        }
-        let packet = packet.get(..ip.total_len).unwrap_or(packet);
-        let mut at = ip.upper_at;
-        if self.v6 {
-            for extension in Extensions::after(packet, ip.upper, ip.upper_at) {
-                let Ok(extension) = extension else {
-                    self.opaque_ports = true;
-                    return;
-                };
-                self.proto = extension.next;
-                at = extension.at + extension.len;
-            }
-        }
-        self.read_ports(packet, at, packet.len());
     }
 
     /// The key of packets that go the other way. The type of a message is not turned round.
@@ -134,6 +100,54 @@ impl FlowKey {
     }
 }
 
+/// What a key takes from the upper layer. By value, so that a key can be made in registers.
+#[derive(Clone, Copy)]
+struct Upper {
+    proto: IpProto,
+    src_port: u16,
+    dst_port: u16,
+    opaque: bool,
+}
+
+impl Upper {
+    /// Reads the upper-layer header at `at` of a packet that ends at `end`.
+    #[inline]
+    fn read(proto: IpProto, packet: &[u8], at: usize, end: usize) -> Self {
+        let ports = |src_port, dst_port| Self { proto, src_port, dst_port, opaque: false };
+        if !proto.has_ports() && !proto.has_message_type() {
+            return ports(0, 0);
+        }
+        let Some(&[a, b, c, d]) = packet.get(at..end).and_then(<[u8]>::first_chunk::<4>) else {
+            return Self { opaque: true, ..ports(0, 0) };
+        };
+        match proto {
+            IpProto::ICMP | IpProto::ICMPV6 => ports(u16::from_be_bytes([a, b]), 0),
+            IpProto::MOBILITY => ports(u16::from_be_bytes([c, 0]), 0),
+            _ => ports(u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])),
+        }
+    }
+
+    /// Out of line: fragments are rare, and a first IPv6 fragment may have extension headers left.
+    #[cold]
+    fn of_fragment(offset: usize, ip: &IpPacket, packet: &[u8]) -> Self {
+        let mut opaque = Self { proto: ip.upper, src_port: 0, dst_port: 0, opaque: true };
+        let Some(packet) = packet.get(..ip.total_len).filter(|_| offset == 0) else {
+            return opaque;
+        };
+        let mut at = ip.upper_at;
+        if ip.is_v6() {
+            for extension in Extensions::after(packet, ip.upper, ip.upper_at) {
+                let Ok(extension) = extension else {
+                    return opaque;
+                };
+                opaque.proto = extension.next;
+                at = extension.at + extension.len;
+            }
+        }
+        Self::read(opaque.proto, packet, at, packet.len())
+    }
+}
+
 /// The first bits of π after the point: numbers with nothing up their sleeve.
 const K: [u64; 6] = [
     0x243f_6a88_85a3_08d3,
@@ -153,7 +167,8 @@ fn mix(a: u64, b: u64) -> u64 {
 #[inline]
 fn mapped(addr: IpAddr) -> [u8; 16] {
     match addr {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        // One 128-bit number: pieces written one by one would stall the wide reads that follow.
+        IpAddr::V4(v4) => (0xffff_0000_0000 | u128::from(v4.to_bits())).to_be_bytes(),
         IpAddr::V6(v6) => v6.octets(),
     }
 }

@@ -217,6 +217,9 @@ impl IpPacket {
     /// Reads the headers of the packet that starts `bytes`; bytes after the packet (link-layer
     /// padding) are allowed and excluded by `total_len`.
     ///
+    /// On the hot path keep the `Result` and borrow from it (`let Ok(ip) = &parsed`): moving the
+    /// packet out copies 80 bytes that were only just written, which costs more than a third of the parse.
+    ///
     /// # Errors
     /// [`ParseError`] when the version is neither 4 nor 6, a length does not fit the bytes, IPv6
     /// extension headers are cut off or more than [`MAX_EXTENSIONS`], a fragment ends above 65,535
@@ -307,7 +310,7 @@ impl IpPacket {
         } else if total_len > bytes.len() {
             return Err(ParseError::Truncated { what: "IPv6 packet", need: total_len, have: bytes.len() });
         }
-        let mut packet = Self {
+        let packet = Self {
             src: IpAddr::V6(Ipv6Addr::from(header.src)),
             dst: IpAddr::V6(Ipv6Addr::from(header.dst)),
             total_len,
@@ -321,12 +324,13 @@ impl IpPacket {
             extensions: 0,
         };
         if is_extension(packet.upper) {
-            packet.walk_extensions(&bytes[..total_len])?;
+            return packet.walk_extensions(&bytes[..total_len]);
         }
         Ok(packet)
     }
 
-    fn walk_extensions(&mut self, bytes: &[u8]) -> Result<(), ParseError> {
+    #[cold]
+    fn walk_extensions(mut self, bytes: &[u8]) -> Result<Self, ParseError> {
         for extension in Extensions::after(bytes, self.upper, self.upper_at) {
             let extension = extension?;
             self.extensions += 1;
@@ -335,10 +339,10 @@ impl IpPacket {
             self.upper = extension.next;
             if let Some((id, offset, more)) = extension.fragment {
                 self.fragment = Some(Fragment::new(id, offset, more, bytes.len() - self.upper_at)?);
-                return Ok(()); // what follows is a piece of a payload, not a header
+                break; // what follows is a piece of a payload, not a header
             }
         }
-        Ok(())
+        Ok(self)
     }
 }
 
