@@ -262,7 +262,8 @@ pub struct InboundSa {
     pub common: SaCommon,
     /// SPI on the wire. For PSP 0: the SPI is whatever was issued under the master keys.
     pub spi: u32,
-    /// Index is the Session ID; one lane for the other protocols.
+    /// Index is the Session ID (EESP) or the place among the issued SPIs (PSP with a replay window);
+    /// one lane otherwise.
     pub lanes: Box<[InLane]>,
     /// Replay window in packets: 0 or 32..=65536.
     pub window: u32,

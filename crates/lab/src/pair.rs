@@ -181,13 +181,13 @@ impl Subject {
                     .iter()
                     .position(|s| *s == self.suite)
                     .ok_or_else(|| PairError::Psp(self.suite.clone()))? as u8;
-                let master = crypto::kdf::PspMasterKey::new(std::array::from_fn(|i| material[i]));
+                let master = crypto::kdf::PspMasterKey::new(&std::array::from_fn(|i| material[i]));
                 let spi = 0x1000_0001;
                 let key = crypto::kdf::derive_psp_key(&master, spi, version);
                 let send = psp::SendSpec {
                     spi,
                     version,
-                    key: key.as_bytes(),
+                    key: key.key(),
                     iv: psp::IvCounter { first: 1, persistent: false },
                     crypt_offset: self.crypt_offset.unwrap_or(0),
                     cookie: None,
@@ -198,7 +198,7 @@ impl Subject {
                     source_port: None,
                 };
                 let receive = psp::ReceiveSpec {
-                    masters: Arc::new(psp::MasterKeys { keys: [Some(master), None], generations: [1, 0] }),
+                    masters: Arc::new(psp::MasterKeys::new([Some(master), None])),
                     issued: vec![(spi, spi)],
                     versions: 0b1111,
                     max_crypt_offset: 252,

@@ -57,7 +57,8 @@ pub struct Spec<'a> {
     /// Replay window in packets (inbound): 64 to 65536 with sequence numbers, without them ignored.
     pub window: u32,
     /// First sequence number to send, per lane; inbound, the highest one already seen. Lanes
-    /// beyond the slice start at 1 (0 seen).
+    /// beyond the slice start at 1 (0 seen). The first lane of a sender is the Sub SA `session`:
+    /// another `session` with the same key needs the numbers turned round likewise.
     pub first_seq: &'a [u64],
     /// Whether counters must be saved before use (see [`crate::SeqCounter`]).
     pub persistent: bool,

@@ -64,7 +64,7 @@ pub struct SendSpec<'a> {
     pub cookie: Option<u64>,
     /// Set the S bit.
     pub sample: bool,
-    /// Set the D bit.
+    /// Set the D bit, which a receiver heeds only together with S.
     pub drop: bool,
     /// UDP destination port, 1000.
     pub port: u16,

@@ -45,9 +45,6 @@ pub fn outbound(
     if version.is_gmac() && spec.crypt_offset != 0 {
         return Err(SaError::Conflict("with GMAC everything is in the clear: the crypt offset is 0"));
     }
-    if spec.drop && !spec.sample {
-        return Err(SaError::Conflict("PSP packets to be dropped after sampling need both bits, sample and drop"));
-    }
 
     // The nonce is SPI and IV: the SPI is what other protocols call the salt.
     let mut material = Zeroizing::new(Vec::with_capacity(spec.key.len() + 4));
