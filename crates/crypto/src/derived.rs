@@ -197,3 +197,160 @@ impl DerivedKeys {
 fn id(index: usize) -> KeyId {
     KeyId(index as u32 | KeyId::DERIVED)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{Engine, KeyMaterial, Suite};
+
+    fn key() -> Option<Key> {
+        let suite = Suite::parse_ah("sha256").expect("a suite");
+        Engine::Null.expand(&suite, KeyMaterial { enc: &[], integ: &[0; 32] }).ok()
+    }
+
+    fn name(label: u64) -> DerivedName {
+        DerivedName { owner: label % 3, label }
+    }
+
+    /// The label whose key an id leads to.
+    fn label(cache: &DerivedKeys, id: KeyId) -> u64 {
+        assert_eq!(id.0 & KeyId::DERIVED, KeyId::DERIVED);
+        assert!(cache.get(id).is_some());
+        cache.slots[(id.0 & !KeyId::DERIVED) as usize].name.label
+    }
+
+    #[test]
+    fn finds_what_it_derived() {
+        let mut cache = DerivedKeys::new(4);
+        let first = cache.get_or_derive(name(7), key).expect("room");
+        cache.begin_batch();
+        assert_eq!(cache.get_or_derive(name(7), || panic!("cached")), Some(first));
+        assert_eq!(cache.get_or_derive(name(8), || None), None);
+        assert_eq!(cache.stats(), DerivedStats { hits: 1, misses: 2, evictions: 0, full: 0 });
+        assert_eq!((cache.len(), cache.capacity()), (1, 4));
+        cache.forget(7 % 3);
+        assert!(cache.is_empty() && cache.get(first).is_none());
+        assert!(cache.get(KeyId(KeyId::DERIVED | 4)).is_none());
+    }
+
+    #[test]
+    fn a_batch_keeps_what_it_uses() {
+        let mut cache = DerivedKeys::new(3);
+        for n in [1, 2, 3] {
+            assert!(cache.get_or_derive(name(n), key).is_some());
+        }
+        assert_eq!(cache.get_or_derive(name(4), || panic!("no room, no work")), None);
+        assert_eq!(cache.stats().full, 1);
+        cache.begin_batch();
+        let kept = cache.get_or_derive(name(2), key).expect("cached");
+        assert!(cache.get_or_derive(name(4), key).is_some());
+        assert!(cache.get_or_derive(name(5), key).is_some());
+        assert_eq!(cache.get_or_derive(name(6), key), None);
+        assert_eq!(label(&cache, kept), 2);
+    }
+
+    #[test]
+    fn a_flood_of_labels_leaves_keys_in_use_alone() {
+        let mut cache = DerivedKeys::new(64);
+        let derived = std::cell::Cell::new(0);
+        for round in 0..1000 {
+            cache.begin_batch();
+            for in_use in 0..8 {
+                let counted = || {
+                    derived.set(derived.get() + 1);
+                    key()
+                };
+                assert!(cache.get_or_derive(name(in_use), counted).is_some());
+            }
+            for forged in 0..24 {
+                assert!(cache.get_or_derive(name(1000 + round * 24 + forged), key).is_some());
+            }
+        }
+        assert_eq!(derived.get(), 8, "each key in use was derived once");
+    }
+
+    #[test]
+    fn holds_nothing_when_it_has_no_room() {
+        let mut cache = DerivedKeys::new(0);
+        assert_eq!(cache.get_or_derive(name(1), key), None);
+        cache.forget(1);
+        cache.begin_batch();
+        assert!(cache.get(KeyId(KeyId::DERIVED)).is_none());
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Batch,
+        Get(u64),
+        Refuse(u64),
+        Forget(u64),
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            2 => Just(Step::Batch),
+            8 => (0..12u64).prop_map(Step::Get),
+            1 => (0..12u64).prop_map(Step::Refuse),
+            1 => (0..3u64).prop_map(Step::Forget),
+        ];
+        proptest::collection::vec(step, 0..200)
+    }
+
+    proptest! {
+        /// Against a model that knows only the promises: what is found was put in and not
+        /// forgotten; what the batch uses stays; a miss is refused only when the batch uses all.
+        #[test]
+        fn keeps_its_promises(capacity in 1..10usize, steps in steps()) {
+            let mut cache = DerivedKeys::new(capacity);
+            // Labels the cache may hold, and those this batch got, with their ids.
+            let (mut known, mut batch) = (HashMap::<u64, KeyId>::new(), HashMap::<u64, KeyId>::new());
+            for step in steps {
+                match step {
+                    Step::Batch => {
+                        cache.begin_batch();
+                        batch.clear();
+                    }
+                    Step::Get(n) => {
+                        let (mut derived, before) = (false, cache.len());
+                        let got = cache.get_or_derive(name(n), || { derived = true; key() });
+                        match got {
+                            Some(id) if derived => {
+                                prop_assert!(!batch.contains_key(&n));
+                                // The slot was free, or lost the label it had.
+                                known.retain(|_, held| *held != id);
+                                prop_assert!(before < capacity || cache.len() == capacity);
+                                known.insert(n, id);
+                            }
+                            Some(id) => prop_assert_eq!(known.get(&n), Some(&id)),
+                            None => {
+                                prop_assert!(!derived && !known.contains_key(&n));
+                                prop_assert_eq!(batch.len(), capacity);
+                            }
+                        }
+                        batch.extend(got.map(|id| (n, id)));
+                    }
+                    Step::Refuse(n) => {
+                        let got = cache.get_or_derive(name(n), || None);
+                        prop_assert_eq!(got, known.get(&n).copied());
+                        batch.extend(got.map(|id| (n, id)));
+                    }
+                    Step::Forget(owner) => {
+                        cache.forget(owner);
+                        known.retain(|n, _| n % 3 != owner);
+                        batch.retain(|n, _| n % 3 != owner);
+                    }
+                }
+                prop_assert_eq!(cache.len(), known.len());
+                for (n, id) in batch.iter().chain(&known) {
+                    prop_assert_eq!(label(&cache, *id), *n);
+                }
+                let stats = cache.stats();
+                prop_assert!(stats.evictions <= stats.misses);
+            }
+        }
+    }
+}

@@ -43,7 +43,11 @@ impl Engine {
     pub fn expand(self, suite: &Suite, material: KeyMaterial<'_>) -> Result<Key, KeyError> {
         let (enc, integ) = (suite.enc.map_or("", |e| e.name), suite.integ.map_or("", |i| i.name));
         // The half that is there gives the half that is not its name in the error.
-        let name = |own: &'static str, other| if own.is_empty() { other } else { own };
+        let name = |own: &'static str, other: &'static str| match (own, other) {
+            ("", "") => "none",
+            ("", other) => other,
+            (own, _) => own,
+        };
         let what = if suite.enc.is_some_and(|e| e.salt_len > 0) { "key and salt" } else { "key" };
         length(name(enc, integ), what, suite.enc_material_len(), material.enc.len())?;
         length(name(integ, enc), "integrity key", suite.integ_material_len(), material.integ.len())?;

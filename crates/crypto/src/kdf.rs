@@ -155,3 +155,89 @@ fn expand(session_id: u16, keymat: &mut [u8], hash_len: usize, hmac: impl Fn([&[
     block.zeroize();
     last.zeroize();
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hex(bytes: &[u8]) -> String {
+        bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    fn master(high: u128, low: u128) -> PspMasterKey {
+        let mut key = [0; 32];
+        key[..16].copy_from_slice(&high.to_be_bytes());
+        key[16..].copy_from_slice(&low.to_be_bytes());
+        PspMasterKey::new(&key)
+    }
+
+    /// The check values of the PSP Architecture Specification, and one more of its reference program.
+    #[test]
+    fn psp_keys_of_the_specification() {
+        let k0 = master(0x34448a064292601b11a0978f56a2d34c, 0xf3fc35ede1a6bc04f8db3e5243a2b0ca);
+        let k1 = master(0x563952565d3a78ae773ec1b779f2f2d9, 0x9f4a7f53a6fbb9b07d5b71f39364d739);
+        for (key, spi, version, want) in [
+            (&k0, 0x12345678, 0, "96c22dc799198090b74b70ae468e4e30"),
+            (&k1, 0x9a345678, 0, "3946da2554eae46ad1ef77a64372edc4"),
+            (&k0, 0x12345678, 1, "2b7d72074e42ca334487f2990e3f8c4037e436f38283449b76463e9b7fb2e3de"),
+            (&k1, 0x9a345678, 1, "fa00f609df6020289a1c93d6027081a637ad45b24a5576b36e6f49dd43114d80"),
+        ] {
+            let derived = derive_psp_key(key, spi, version);
+            assert_eq!(hex(derived.key()), want);
+            assert_eq!(hex(derived.material()), format!("{want}{spi:08x}"));
+        }
+    }
+
+    #[test]
+    fn psp_versions_differ_in_label_and_length() {
+        let master = master(1, 2);
+        let keys: Vec<_> = (0..4).map(|version| derive_psp_key(&master, 0x1000, version)).collect();
+        assert_eq!(keys.iter().map(|key| key.key().len()).collect::<Vec<_>>(), [16, 32, 16, 32]);
+        assert_ne!(keys[0].key(), keys[2].key());
+        assert_ne!(keys[1].key(), keys[3].key());
+        for version in [4, 15, 255] {
+            assert!(derive_psp_key(&master, 0x1000, version).material().is_empty());
+        }
+    }
+
+    #[test]
+    fn sub_sa_keys() {
+        use SubSaKdf::{HkdfSha256, HkdfSha384, HkdfSha512};
+        let root: Vec<u8> = (0..64).collect();
+        for (kdf, session_id, want) in [
+            (HkdfSha256, 0x0000, "472a557f71f01e8d125da03ec21f6b770f62b36f2d7938df3fb55ab3960795166e16532b"),
+            (HkdfSha256, 0x0001, "bfb9feca177e0964367d975ca7e41bd64f44224af8851afaa04f7a2d92707dfdaeb0b4a1"),
+            (HkdfSha256, 0x1234, "6d241a8efb1df3c0d7d5c3e3d8f51d78d4f48342dca2479c2483e3d7eb74a33338eeef45"),
+            (HkdfSha256, 0x0005, "072343f6409488f693bf8b4fe73a9d74b3abb8e6b950e2526ee4d609f02aef0986902d09"),
+            (HkdfSha384, 0x0000, "d3266d3e311626f32d13ab1919138a35fb33f3f7a465df1d5cd222528563feb2239dacf5"),
+            (HkdfSha384, 0x0001, "bc435472e3a65f445e39ed5960b0f5c1f3a2e83994592b3a52d3cc860f9e6c4258d74111"),
+            (HkdfSha384, 0x1234, "1832a39b620d987f75f4c367d9b477df3a257acd86220dd3821868041c9776079b89dd52"),
+            (HkdfSha512, 0x0000, "cf1221a0ad1803e87fd967d3811dc310dd622071ed279f082d95bb061cdd0b9de2293fd5"),
+            (HkdfSha512, 0x0001, "988a26eeb4c69dfd7829f454d63e66913bc60577a13f33b91e65886236739c0a9134f558"),
+            (HkdfSha512, 0x1234, "a06c347ba9abf863dea602c293389179d8ee81291450fbc68bee77bba0519b691c870f93"),
+        ] {
+            let root = SubSaRoot::new(kdf, &root[..kdf.root_len()]).expect("a root key");
+            let mut keymat = [0xee; 36];
+            root.derive(session_id, &mut keymat);
+            assert_eq!(hex(&keymat), want, "{kdf:?} {session_id:04x}");
+            // A shorter output is the beginning of a longer one.
+            let mut short = [0xee; 20];
+            root.derive(session_id, &mut short);
+            assert_eq!(hex(&short), want[..40]);
+            root.derive(session_id, &mut []);
+        }
+        assert!(SubSaRoot::new(HkdfSha256, &root).is_none());
+        assert!(SubSaRoot::new(HkdfSha512, &root[1..]).is_none());
+    }
+
+    #[test]
+    fn expansion_goes_on_to_its_last_block() {
+        let root = SubSaRoot::new(SubSaKdf::HkdfSha256, &[1; 32]).expect("a root key");
+        let mut long = vec![0; SubSaRoot::MAX_LEN];
+        root.derive(7, &mut long);
+        let mut again = vec![0; 100];
+        root.derive(7, &mut again);
+        assert_eq!(long[..100], again);
+        assert!(long[SubSaRoot::MAX_LEN - 32..].iter().any(|byte| *byte != 0));
+    }
+}

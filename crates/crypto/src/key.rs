@@ -79,6 +79,11 @@ impl KeyTable {
         self.slots.get(id.0 as usize).map(|key| &**key)
     }
 
+    /// Another reference to the key of a name, for a table that takes it over.
+    pub fn shared(&self, id: KeyId) -> Option<Arc<Key>> {
+        self.slots.get(id.0 as usize).cloned()
+    }
+
     /// Number of keys.
     pub fn len(&self) -> usize {
         self.slots.len()

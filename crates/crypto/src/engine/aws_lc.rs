@@ -379,4 +379,23 @@ mod tests {
         assert!(moved.seal(&[1; 12], b"aad", &mut [], &mut moved_tag));
         assert_eq!(tag, moved_tag);
     }
+
+    #[test]
+    fn dropping_overwrites() {
+        let mut aead = MaybeUninit::new(Aead::new(CipherKind::AesGcm, &[7; 32], 16).expect("a key"));
+        let mut aes = MaybeUninit::new(AesEnc::new(&[7; 32]).expect("a key"));
+        let mut hash = MaybeUninit::new(Sha512::start());
+        // SAFETY: each value is initialised and dropped once; its memory stays, and the integers
+        // read afterwards are initialised: `cleanse` wrote them.
+        unsafe {
+            hash.assume_init_mut().update(b"secret");
+            assert_ne!(aead.assume_init_ref().ctx.state.opaque, [0; 564]);
+            aead.assume_init_drop();
+            aes.assume_init_drop();
+            hash.assume_init_drop();
+            assert_eq!((*aead.as_ptr()).ctx.state.opaque, [0; 564]);
+            assert_eq!((*aes.as_ptr()).0.rd_key, [0; 60]);
+            assert_eq!(((*hash.as_ptr()).0.h, (*hash.as_ptr()).0.p), ([0; 8], [0; 128]));
+        }
+    }
 }

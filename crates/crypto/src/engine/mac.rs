@@ -185,3 +185,61 @@ impl Mac {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hmac<H: Hash>(key: &[u8], message: &[u8]) -> Vec<u8> {
+        let mut out = [0; MAX_OUT];
+        Hmac::<H>::new(key).compute([message].into_iter(), &mut out);
+        out[..H::OUT].to_vec()
+    }
+
+    /// RFC 4231 test cases 1 and 6: keys shorter and longer than a block, which IPsec never has.
+    #[test]
+    fn hmac_takes_keys_of_any_length() {
+        let start = |mac: Vec<u8>| u64::from_be_bytes(*mac.first_chunk().expect("8 bytes"));
+        let (short, hi) = ([0x0b; 20], b"Hi There");
+        assert_eq!(start(hmac::<Sha256>(&short, hi)), 0xb0344c61d8db3853);
+        assert_eq!(start(hmac::<Sha384>(&short, hi)), 0xafd03944d8489562);
+        assert_eq!(start(hmac::<Sha512>(&short, hi)), 0x87aa7cdea5ef619d);
+        let (long, text) = ([0xaa; 131], b"Test Using Larger Than Block-Size Key - Hash Key First");
+        assert_eq!(start(hmac::<Sha256>(&long, text)), 0x60e431591ee0b67f);
+        assert_eq!(start(hmac::<Sha384>(&long, text)), 0x4ece084485813e90);
+        assert_eq!(start(hmac::<Sha512>(&long, text)), 0x80b24263c7c1a3eb);
+        // RFC 2202 cases 6.
+        let long = [0xaa; 80];
+        assert_eq!(start(hmac::<Md5>(&long, text)), 0x6b1ab7fe4bd7bf8f);
+        assert_eq!(start(hmac::<Sha1>(&long, text)), 0xaa4ae5e15272d00e);
+    }
+
+    #[test]
+    fn pieces_make_no_difference() {
+        let message: Vec<u8> = (0..200).collect();
+        let integ = |name| IntegAlg::by_name(name).expect("a name");
+        for alg in [integ("aescmac"), integ("aesxcbc"), integ("sha256")] {
+            let mac = Mac::new(alg, &[5; 32][..alg.key_len]).expect("a key");
+            for len in [0, 1, 15, 16, 17, 31, 32, 33, 48, 200] {
+                let (mut whole, mut parts) = ([0; MAX_OUT], [0; MAX_OUT]);
+                mac.compute([&message[..len]].into_iter(), &mut whole);
+                for size in [1, 3, 15, 16, 17, 32, 47] {
+                    mac.compute(message[..len].chunks(size), &mut parts);
+                    assert_eq!(whole, parts, "{} bytes by {size}", len);
+                }
+            }
+        }
+    }
+
+    /// RFC 4493 §4, subkey generation.
+    #[test]
+    fn cmac_subkeys() {
+        let key = 0x2b7e151628aed2a6abf7158809cf4f3c_u128.to_be_bytes();
+        let mac = AesMac::cmac(&key).expect("a key");
+        assert_eq!(mac.whole, 0xfbeed618357133667c85e08f7236a8de_u128.to_be_bytes());
+        assert_eq!(mac.padded, 0xf7ddac306ae266ccf90bc11ee46d513b_u128.to_be_bytes());
+        let (block, mut out) = ([9; 16], [0; MAX_OUT]);
+        mac.compute([&block[..]].into_iter(), &mut out);
+        assert_eq!(mac.one_block(block), out[..16]);
+    }
+}

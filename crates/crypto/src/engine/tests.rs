@@ -110,3 +110,214 @@ fn every_suite_opens_what_it_sealed_and_nothing_else() {
         }
     }
 }
+
+#[test]
+fn icv_bytes_within_the_span_count_as_zero() {
+    // AH: the ICV stands in the middle of what it covers, and the high sequence half follows.
+    let rig = Rig::new(Engine::AwsLc, suite("sha256"));
+    let mut packet: Vec<u8> = (0..100).collect();
+    let mut zeroed = packet.clone();
+    zeroed[40..56].fill(0);
+    let span = Span::new(4, 90);
+    let op = CryptoOp { aad: Aad::InPlaceThen(span, [1, 2, 3, 4]), icv: Span::new(40, 56), ..OP };
+    assert!(rig.seal(op, &mut packet));
+
+    // The same bytes in another order of pieces: one span that ends before the ICV.
+    let mut joined = [&zeroed[4..90], &[1, 2, 3, 4], &[0; 16]].concat();
+    let whole = CryptoOp { aad: Aad::InPlace(Span::new(0, 90)), icv: Span::new(90, 106), ..OP };
+    assert!(rig.seal(whole, &mut joined));
+    assert_eq!(packet[40..56], joined[90..]);
+
+    assert!(rig.open(op, &mut packet.clone()));
+    for (at, outside) in [(3, true), (4, false), (39, false), (48, false), (56, false), (89, false), (90, true)] {
+        let mut changed = packet.clone();
+        changed[at] ^= 0x80;
+        assert_eq!(rig.open(op, &mut changed), outside, "byte {at}");
+    }
+    let other_half = CryptoOp { aad: Aad::InPlaceThen(span, [1, 2, 3, 5]), ..op };
+    assert!(!rig.open(other_half, &mut packet));
+}
+
+#[test]
+fn inline_data_equals_the_same_data_in_place() {
+    for name in ["aes128gcm16", "aes256ccm8", "chacha20poly1305"] {
+        let rig = Rig::new(Engine::AwsLc, suite(name));
+        let icv_len = rig.suite.icv_len();
+        let mut packet: Vec<u8> = (0..12 + 50 + icv_len as u8).collect();
+        let mut short = packet[12..].to_vec();
+        let inline = Aad::Inline(packet[..12].try_into().expect("12 bytes"));
+        let in_place = CryptoOp { body: Span::new(12, 62), icv: Span::new(62, 62 + icv_len), ..OP };
+        let in_place = CryptoOp { aad: Aad::InPlace(Span::new(0, 12)), ..in_place };
+        let inline = CryptoOp { aad: inline, body: Span::new(0, 50), icv: Span::new(50, 50 + icv_len), ..OP };
+        assert!(rig.seal(in_place, &mut packet) && rig.seal(inline, &mut short));
+        assert_eq!(packet[12..], short);
+        assert!(rig.open(inline, &mut short));
+    }
+}
+
+#[test]
+fn gmac_joins_the_extended_number_with_what_follows() {
+    let rig = Rig::new(Engine::AwsLc, suite("aes256gmac"));
+    for len in [0, 8, 1400, 2036, 2037, 9000, 65_535] {
+        let mut joined: Vec<u8> = (0..12 + len + 16).map(|i| i as u8).collect();
+        let mut packet = joined[12..].to_vec();
+        let first = joined[..12].try_into().expect("12 bytes");
+        let whole = CryptoOp { aad: Aad::InPlace(Span::new(0, 12 + len)), icv: Span::new(12 + len, 28 + len), ..OP };
+        let split = CryptoOp { aad: Aad::InlineThen(first, Span::new(0, len)), icv: Span::new(len, len + 16), ..OP };
+        assert!(rig.seal(whole, &mut joined) && rig.seal(split, &mut packet));
+        assert_eq!(joined[12..], packet);
+        assert!(rig.open(split, &mut packet));
+        assert!(!rig.open(CryptoOp { aad: Aad::InlineThen([0; 12], Span::new(0, len)), ..split }, &mut packet));
+    }
+    // No such packet exists, so none is copied.
+    let mut packet = vec![0; 65_536 + 16];
+    let span = Span::new(0, 65_536);
+    let split = CryptoOp { aad: Aad::InlineThen([0; 12], span), icv: Span::new(65_536, 65_552), ..OP };
+    assert!(!rig.seal(split, &mut packet) && !rig.open(split, &mut packet));
+}
+
+#[test]
+fn a_cbc_body_may_begin_at_the_iv_field() {
+    // A zero-IV chain over [nonce block | payload] leaves an unpredictable IV on the wire, and the
+    // receiver takes it as explicit IV: both ways must give the same ciphertext.
+    for (name, iv_len) in [("aes192-sha1", 16), ("3des-md5", 8)] {
+        let rig = Rig::new(Engine::AwsLc, suite(name));
+        let (mut op, mut packet) = rig.esp(64);
+        let clear = packet.clone();
+        let nonce_block = 8..8 + iv_len;
+        op.iv = [0; 16];
+        op.body = Span::new(8, op.body.range().end);
+        assert!(rig.seal(op, &mut packet));
+        assert_ne!(packet[nonce_block.clone()], clear[nonce_block.clone()]);
+
+        let mut receive = op;
+        receive.iv[..iv_len].copy_from_slice(&packet[nonce_block]);
+        receive.body = Span::new(8 + iv_len, op.body.range().end);
+        assert!(rig.open(receive, &mut packet));
+        assert_eq!(packet[8 + iv_len..8 + iv_len + 64], clear[8 + iv_len..8 + iv_len + 64]);
+    }
+}
+
+#[test]
+fn a_body_of_broken_blocks_fails() {
+    for name in ["aes128-sha256", "3des-sha1", "des-md5"] {
+        let rig = Rig::new(Engine::AwsLc, suite(name));
+        let (op, mut packet) = rig.esp(41);
+        assert!(!rig.seal(op, &mut packet), "{name}");
+        // A peer that holds the key can authenticate such a body; the MAC alone is right then.
+        let mac = Rig::new(Engine::AwsLc, Suite { enc: None, integ: rig.suite.integ });
+        assert!(mac.seal(CryptoOp { body: Span::default(), ..op }, &mut packet));
+        assert!(!rig.open(op, &mut packet), "{name}");
+    }
+}
+
+#[test]
+fn spans_that_do_not_fit_fail_and_never_panic() {
+    let (far, wrong) = (Span { start: 0, end: 500 }, Span { start: 20, end: 10 });
+    let huge = Span { start: u32::MAX - 1, end: u32::MAX };
+    let suites = ["aes128gcm16", "aes128gcm8", "aes128ccm12", "aes128gmac", "chacha20poly1305", "aes128-sha256"];
+    let more = ["aes128ctr-aesxcbc", "null-sha512", "3des-md5", "sha384", "aescmac"];
+    for name in suites.into_iter().chain(more) {
+        for engine in Engine::ALL {
+            let rig = Rig::new(engine, suite(name));
+            let (good, packet) = rig.esp(32);
+            let mut bad = Vec::new();
+            for span in [far, wrong, huge] {
+                bad.push(CryptoOp { body: span, ..good });
+                bad.push(CryptoOp { icv: span, ..good });
+                bad.push(CryptoOp { aad: Aad::InPlace(span), ..good });
+                bad.push(CryptoOp { aad: Aad::InPlaceThen(span, [0; 4]), ..good });
+                bad.push(CryptoOp { aad: Aad::InlineThen([0; 12], span), ..good });
+            }
+            let icv = good.icv;
+            bad.push(CryptoOp { icv: Span { end: icv.end - 1, ..icv }, ..good });
+            bad.push(CryptoOp { icv: Span { start: icv.start - 1, ..icv }, ..good });
+            bad.push(CryptoOp { key: KeyId(1), ..good });
+            bad.push(CryptoOp { key: KeyId(KeyId::DERIVED), ..good });
+            bad.push(CryptoOp { key: KeyId(u32::MAX), ..good });
+            for op in bad {
+                assert!(!rig.seal(op, &mut packet.clone()), "{name}: {op:?}");
+                assert!(!rig.open(op, &mut packet.clone()), "{name}: {op:?}");
+                assert!(!rig.seal(op, &mut []) && !rig.open(op, &mut []), "{name}: {op:?}");
+            }
+            // Spans that fit the packet but not each other; the null engine does not look.
+            if engine == Engine::AwsLc {
+                let into_icv = Span { end: icv.end, ..good.body };
+                assert!(!rig.seal(CryptoOp { body: into_icv, ..good }, &mut packet.clone()), "{name}");
+                assert!(!rig.open(CryptoOp { body: into_icv, ..good }, &mut packet.clone()), "{name}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_body_outside_its_mac_fails() {
+    let rig = Rig::new(Engine::AwsLc, suite("aes128ctr-sha256"));
+    let (good, packet) = rig.esp(32);
+    for aad in [Aad::InPlace(Span::new(0, 40)), Aad::InPlace(Span::new(20, 48)), Aad::Inline([0; 12])] {
+        let op = CryptoOp { aad, ..good };
+        assert!(!rig.seal(op, &mut packet.clone()) && !rig.open(op, &mut packet.clone()));
+    }
+    // An AEAD's associated data must not reach into its body either.
+    let rig = Rig::new(Engine::AwsLc, suite("aes128gcm16"));
+    let (good, mut packet) = rig.esp(32);
+    let op = CryptoOp { aad: Aad::InPlace(Span::new(0, good.body.range().start + 1)), ..good };
+    assert!(!rig.seal(op, &mut packet) && !rig.open(op, &mut packet));
+}
+
+#[test]
+fn the_null_engine_leaves_bodies_and_accepts_everything() {
+    let rig = Rig::new(Engine::Null, suite("aes256gcm16"));
+    let (op, clear) = rig.esp(100);
+    let mut packet = clear.clone();
+    assert!(rig.seal(op, &mut packet));
+    assert_eq!(packet[..op.icv.range().start], clear[..op.icv.range().start]);
+    assert_eq!(packet[op.icv.range()], [0; 16]);
+    packet.fill(0xff);
+    assert!(rig.open(op, &mut packet));
+
+    // Its keys are of no use to the real one.
+    let mut jobs = [Job::new(op, &mut packet)];
+    Engine::AwsLc.open(rig.keys(), &mut jobs);
+    assert!(jobs[0].take_ok().is_none());
+    Engine::AwsLc.seal(rig.keys(), &mut jobs);
+    assert!(!jobs[0].sealed());
+}
+
+#[test]
+fn outcomes_do_not_outlive_the_next_run() {
+    let rig = Rig::new(Engine::AwsLc, suite("aes128gcm16"));
+    let (op, mut packet) = rig.esp(20);
+    let mut jobs = [Job::new(op, &mut packet)];
+    rig.engine.seal(rig.keys(), &mut jobs);
+    rig.engine.open(rig.keys(), &mut jobs);
+    assert!(!jobs[0].sealed());
+    jobs[0].packet[9] ^= 1;
+    rig.engine.open(rig.keys(), &mut jobs);
+    assert!(jobs[0].take_ok().is_none(), "the first proof was not taken, and is void now");
+}
+
+#[test]
+fn wrong_lengths_are_said_when_the_key_is_made() {
+    let refuse = |suite: &Suite, enc: usize, integ: usize| {
+        let (enc, integ) = (vec![0; enc], vec![0; integ]);
+        Engine::AwsLc.expand(suite, KeyMaterial { enc: &enc, integ: &integ }).err().map(|e| e.to_string())
+    };
+    let text = |s: &str| Some(s.to_owned());
+    assert_eq!(refuse(&suite("aes128gcm16"), 16, 0), text("aes128gcm16 needs 20 bytes of key and salt, not 16"));
+    assert_eq!(refuse(&suite("aes128-sha256"), 16, 20), text("sha256 needs 32 bytes of integrity key, not 20"));
+    assert_eq!(refuse(&suite("sha1"), 16, 20), text("sha1 needs 0 bytes of key, not 16"));
+    assert_eq!(refuse(&suite("null-md5"), 0, 16), None);
+    for suite in Suite::all_esp().chain(Suite::all_ah()) {
+        let (enc, integ) = (suite.enc_material_len(), suite.integ_material_len());
+        assert_eq!(refuse(&suite, enc, integ), None);
+        assert!(refuse(&suite, enc + 1, integ).is_some() && refuse(&suite, enc, integ + 1).is_some());
+        assert!(enc == 0 || refuse(&suite, enc - 1, integ).is_some());
+    }
+    let none = Suite { enc: None, integ: None };
+    assert_eq!(refuse(&none, 0, 0), text("engine aws_lc cannot run none"));
+    let bare = Suite { enc: crate::EncAlg::by_name("aes128"), integ: None };
+    assert_eq!(refuse(&bare, 16, 0), text("engine aws_lc cannot run aes128"));
+    let both = Suite { enc: crate::EncAlg::by_name("aes128gcm16"), integ: crate::IntegAlg::by_name("sha1") };
+    assert_eq!(refuse(&both, 20, 20), text("engine aws_lc cannot run aes128gcm16"));
+}

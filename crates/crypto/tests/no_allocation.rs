@@ -1,0 +1,115 @@
+//! Sealing, opening and deriving allocate nothing: the whole process counts while they run.
+#![allow(unsafe_code)] // An allocator cannot be counted without.
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::sync::Arc;
+
+use crypto::kdf::{PspMasterKey, SubSaKdf, SubSaRoot, derive_psp_key};
+use crypto::{
+    Aad, CryptoOp, DerivedKeys, DerivedName, Engine, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite,
+};
+
+thread_local! {
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged; counting touches a constant
+// thread-local that itself never allocates.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+fn allocations(run: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    run();
+    ALLOCATIONS.get() - before
+}
+
+fn expand(suite: &Suite) -> Key {
+    let (enc, integ) = (vec![3; suite.enc_material_len()], vec![4; suite.integ_material_len()]);
+    Engine::AwsLc.expand(suite, KeyMaterial { enc: &enc, integ: &integ }).expect("a key")
+}
+
+#[test]
+fn counting_counts() {
+    assert_eq!(allocations(|| drop(Box::new(1))), 1);
+}
+
+#[test]
+fn operations_allocate_nothing() {
+    let derived = DerivedKeys::new(0);
+    for suite in Suite::all_esp().chain(Suite::all_ah()) {
+        let mut table = KeyTable::default();
+        let key = table.insert(Arc::new(expand(&suite)));
+        let keys = Keys { table: &table, derived: &derived };
+        let gmac = suite.is_aead() && !suite.is_confidential();
+        let separate = suite.integ.is_some();
+        let icv = Span::new(1424, 1424 + suite.icv_len());
+        let op = CryptoOp {
+            key,
+            aad: Aad::InPlace(Span::new(0, if gmac || separate { 1424 } else { 16 })),
+            body: if gmac { Span::default() } else { Span::new(16, 1424) },
+            icv,
+            iv: [9; 16],
+        };
+        let joined = CryptoOp { aad: Aad::InlineThen([1; 12], Span::new(0, 1424)), ..op };
+        let ops = if gmac { vec![op, joined] } else { vec![op] };
+        for op in ops {
+            let mut packet = vec![7; icv.range().end];
+            let mut jobs = [Job::new(op, &mut packet)];
+            let counted = allocations(|| {
+                Engine::AwsLc.seal(keys, &mut jobs);
+                assert!(jobs[0].sealed());
+                Engine::AwsLc.open(keys, &mut jobs);
+                assert!(jobs[0].take_ok().is_some());
+                jobs[0].packet[1424] ^= 1;
+                Engine::AwsLc.open(keys, &mut jobs);
+                assert!(jobs[0].take_ok().is_none());
+            });
+            assert_eq!(counted, 0, "{suite}");
+        }
+    }
+}
+
+#[test]
+fn derivation_and_its_cache_allocate_nothing() {
+    let suite = Suite::parse_esp("aes256gcm16").expect("a suite");
+    let mut cache = DerivedKeys::new(32);
+    let master = PspMasterKey::new(&[5; 32]);
+    let root = SubSaRoot::new(SubSaKdf::HkdfSha512, &[6; 64]).expect("a root key");
+    let expand = |enc: &[u8]| Engine::AwsLc.expand(&suite, KeyMaterial { enc, integ: &[] }).ok();
+    let counted = allocations(|| {
+        for n in 0..5000_u32 {
+            if n.is_multiple_of(8) {
+                cache.begin_batch();
+            }
+            let of_psp = DerivedName { owner: 1, label: u64::from(n) };
+            assert!(cache.get_or_derive(of_psp, || expand(derive_psp_key(&master, n, 1).material())).is_some());
+            let of_eesp = DerivedName { owner: 2, label: u64::from(n % 50) };
+            let sub_sa = cache.get_or_derive(of_eesp, || {
+                let mut keymat = [0; 36];
+                root.derive(n as u16 % 50, &mut keymat);
+                expand(&keymat)
+            });
+            assert!(sub_sa.is_some_and(|id| id.0 & KeyId::DERIVED != 0));
+        }
+        cache.forget(1);
+    });
+    assert_eq!(counted, 0);
+    assert!(cache.stats().evictions > 5000);
+}

@@ -1,0 +1,94 @@
+//! Known answers and second opinions, all through the public interface: a vector is laid out as a
+//! packet, sealed, compared, opened, and refused after a flipped bit.
+
+mod differential;
+mod rfc;
+mod wycheproof;
+
+use std::sync::Arc;
+
+use crypto::{Aad, CryptoOp, DerivedKeys, Engine, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
+
+/// Bytes of hexadecimal text; blanks are for the reader.
+fn hex(text: &str) -> Vec<u8> {
+    let digits: Vec<u8> = text.bytes().filter(|b| !b.is_ascii_whitespace()).collect();
+    assert!(digits.len().is_multiple_of(2), "half a byte in {text}");
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex");
+    digits.chunks(2).map(byte).collect()
+}
+
+fn esp(name: &str) -> Suite {
+    Suite::parse_esp(name).expect(name)
+}
+
+fn iv(bytes: &[u8]) -> [u8; 16] {
+    let mut iv = [0; 16];
+    iv[..bytes.len()].copy_from_slice(bytes);
+    iv
+}
+
+/// One key of AWS-LC's engine.
+struct Rig {
+    suite: Suite,
+    table: KeyTable,
+    derived: DerivedKeys,
+}
+
+impl Rig {
+    fn new(suite: Suite, enc: &[u8], integ: &[u8]) -> Self {
+        let key: Key = Engine::AwsLc.expand(&suite, KeyMaterial { enc, integ }).expect("material that fits");
+        let mut table = KeyTable::default();
+        table.insert(Arc::new(key));
+        Self { suite, table, derived: DerivedKeys::new(0) }
+    }
+
+    fn keys(&self) -> Keys<'_> {
+        Keys { table: &self.table, derived: &self.derived }
+    }
+
+    /// A packet of associated data, body and ICV, `shift` bytes from where its memory begins.
+    fn layout(&self, shift: usize, aad: &[u8], iv: [u8; 16], body: &[u8], icv: &[u8]) -> (CryptoOp, Vec<u8>) {
+        let packet = [&vec![0xee; shift][..], aad, body, icv].concat();
+        let (aad_end, body_end) = (shift + aad.len(), shift + aad.len() + body.len());
+        let covered = if self.suite.integ.is_some() { body_end } else { aad_end };
+        let op = CryptoOp {
+            key: KeyId(0),
+            aad: Aad::InPlace(Span::new(shift, covered)),
+            body: Span::new(aad_end, body_end),
+            icv: Span::new(body_end, packet.len()),
+            iv,
+        };
+        (op, packet)
+    }
+
+    fn seal(&self, op: CryptoOp, packet: &mut [u8]) {
+        let mut jobs = [Job::new(op, packet)];
+        Engine::AwsLc.seal(self.keys(), &mut jobs);
+        assert!(jobs[0].sealed());
+    }
+
+    fn open(&self, op: CryptoOp, packet: &mut [u8]) -> bool {
+        let mut jobs = [Job::new(op, packet)];
+        Engine::AwsLc.open(self.keys(), &mut jobs);
+        jobs[0].take_ok().is_some()
+    }
+
+    /// Seals, and checks that the way back works and that a flipped bit bars it.
+    fn check(&self, shift: usize, aad: &[u8], iv: [u8; 16], clear: &[u8]) -> (Vec<u8>, Vec<u8>) {
+        let icv_len = self.suite.icv_len();
+        let (op, mut packet) = self.layout(shift, aad, iv, clear, &vec![0; icv_len]);
+        self.seal(op, &mut packet);
+        assert!(packet[..shift].iter().all(|b| *b == 0xee), "bytes before the packet changed");
+        let sealed = (packet[op.body.range()].to_vec(), packet[op.icv.range()].to_vec());
+
+        let authenticated = packet.len() - shift;
+        let at = shift + (clear.len() * 31 + aad.len() * 7 + 5) % authenticated;
+        let mut forged = packet.clone();
+        forged[at] ^= 0x10;
+        assert!(!self.open(op, &mut forged), "{}: flipped byte {at}", self.suite);
+
+        assert!(self.open(op, &mut packet), "{}", self.suite);
+        assert_eq!(packet[op.body.range()], *clear, "{}", self.suite);
+        sealed
+    }
+}
