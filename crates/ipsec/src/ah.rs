@@ -1,9 +1,25 @@
 //! AH (RFC 4302).
+//!
+//! The ICV covers the packet from its first byte, with the fields that routers change taken as
+//! zero. While the engine works, the packet therefore carries a masked header; the real one is
+//! kept right before the packet and put back by the finishing step.
 
-use crypto::{CryptoOp, Engine, IcvOk, KeyTable, Suite};
-use wire::{IpPacket, SeqNo};
+mod mutable;
+#[cfg(test)]
+mod tests;
 
-use crate::{Delivered, Drop, Frame, InboundSa, OutLane, OutboundSa, PendingIn, PendingOut, SaCommon, SaError};
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use crypto::{Aad, CryptoOp, Engine, IcvOk, KeyId, KeyMaterial, KeyTable, Span, Suite};
+use wire::ah::AhHeader;
+use wire::{IpPacket, IpProto, SeqNo, Spi};
+
+use crate::esp::last_seq;
+use crate::lane::check_windows;
+use crate::{Authentic, Delivered, Drop, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa};
+use crate::{PendingIn, PendingOut, SaCommon, SaError, SeqCounter, encap, replay};
+use mutable::Role;
 
 /// What the configuration or a key exchange says about one direction of an AH SA.
 pub struct Spec<'a> {
@@ -21,19 +37,66 @@ pub struct Spec<'a> {
     pub first_seq: u64,
     /// Whether the counter must be saved before use (see [`crate::SeqCounter`]).
     pub persistent: bool,
+    /// Outbound over IPv4: pad the header to 8 bytes instead of 4, against RFC 4302 §2.6, for
+    /// Linux peers whose SA does not say `align4`. Inbound both are taken.
+    pub align8_v4: bool,
 }
 
 /// Outbound particulars.
-pub struct Outbound {}
+pub struct Outbound {
+    layout: Layout,
+    /// AH header with ICV and padding, in bytes.
+    head_len: usize,
+}
 
 /// Inbound particulars.
-pub struct Inbound {}
+pub struct Inbound {
+    layout: Layout,
+}
+
+/// What suite and SA decide about every packet. Lengths in bytes.
+#[derive(Clone, Copy)]
+struct Layout {
+    icv_len: usize,
+    esn: bool,
+}
+
+impl Layout {
+    fn new(common: &SaCommon, spec: &Spec<'_>) -> Result<Self, SaError> {
+        if spec.suite.enc.is_some() || spec.suite.integ.is_none() {
+            return Err(SaError::Conflict("AH takes an integrity algorithm alone, e.g. 'sha256'"));
+        }
+        if common.outer.udp.is_some() {
+            return Err(SaError::Conflict(
+                "AH cannot go through UDP encapsulation: it covers the addresses that a NAT changes; use ESP",
+            ));
+        }
+        if matches!(common.mode, Mode::Beet(_)) {
+            return Err(SaError::Conflict("BEET mode is defined for ESP only; use tunnel or transport mode with AH"));
+        }
+        Ok(Self { icv_len: spec.suite.icv_len(), esn: spec.esn })
+    }
+
+    /// Length of the AH header when it is padded to a multiple of `align` (RFC 4302 §2.6).
+    fn head_len(&self, align: usize) -> usize {
+        (AhHeader::LEN + self.icv_len).next_multiple_of(align)
+    }
+
+    /// The operation on the `len` bytes of the packet whose AH header is at `at`. The engine takes
+    /// the ICV field as zero.
+    #[inline]
+    fn op(&self, key: KeyId, seq: SeqNo, at: usize, len: usize) -> CryptoOp {
+        let (whole, icv_at) = (Span::new(0, len), at + AhHeader::LEN);
+        let aad = if self.esn { Aad::InPlaceThen(whole, seq.hi().to_be_bytes()) } else { Aad::InPlace(whole) };
+        CryptoOp { key, aad, body: Span::new(len, len), icv: Span::new(icv_at, icv_at + self.icv_len), iv: [0; 16] }
+    }
+}
 
 impl Outbound {
     /// Largest inner packet whose protected form fits `path_mtu` bytes.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
-        let _ = (common, path_mtu);
-        todo!("ah helper")
+        let room = path_mtu.min(usize::from(u16::MAX));
+        room.saturating_sub(encap::fixed_overhead(common, false) + self.head_len) + encap::inner_header(common)
     }
 }
 
@@ -42,8 +105,19 @@ impl Outbound {
 /// # Errors
 /// [`SaError`].
 pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<OutboundSa, SaError> {
-    let _ = (common, spec, engine, keys);
-    todo!("ah helper")
+    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(&common, spec)?);
+    let align = if common.outer.peer.remote.is_ipv6() || spec.align8_v4 { 8 } else { 4 };
+    let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
+    let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
+    let sa = OutboundSa {
+        common,
+        spi: spi.get(),
+        lanes: Box::new([lane]),
+        inner_mtu: AtomicU32::new(0),
+        proto: OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) }),
+    };
+    sa.set_path_mtu(1500);
+    Ok(sa)
 }
 
 /// Builds the receiving side.
@@ -51,8 +125,24 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
 /// # Errors
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
-    let _ = (common, spec, engine, keys);
-    todo!("ah helper")
+    let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(&common, spec)?);
+    check_windows(1, spec.window)?;
+    if spec.first_seq > last_seq(spec.esn) {
+        return Err(SaError::Conflict("the highest sequence number seen is beyond the last one; replace the SA"));
+    }
+    let key = insert_key(spec, engine, keys)?;
+    Ok(InboundSa {
+        common,
+        spi: spi.get(),
+        lanes: replay::single_lane(key, spec.window, spec.first_seq),
+        window: spec.window,
+        proto: InProto::Ah(Inbound { layout }),
+    })
+}
+
+fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {
+    let material = KeyMaterial { enc: &[], integ: spec.integ_key };
+    Ok(keys.insert(Arc::new(engine.expand(&spec.suite, material)?)))
 }
 
 pub(crate) fn prepare_out(
@@ -63,8 +153,20 @@ pub(crate) fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
 ) -> Result<(CryptoOp, PendingOut), Drop> {
-    let _ = (sa, ah, lane, seq, ip, frame);
-    todo!("ah helper")
+    frame.truncate(ip.total_len)?;
+    let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
+    let at = encap::encapsulate(&sa.common, ip, frame, ah.head_len, IpProto::AH, None)?;
+    let head = frame.bytes_mut().get_mut(at..at + ah.head_len).ok_or(Drop::Inconsistent)?;
+    let spi = Spi::try_from(sa.spi).map_err(|_| Drop::Inconsistent)?;
+    let header = AhHeader::new(payload.next, spi, seq, ah.head_len - AhHeader::LEN).ok_or(Drop::Inconsistent)?;
+    header.emit(head)?;
+    head[AhHeader::LEN..].fill(0);
+    mask(frame, at, Role::Sender)?;
+    Ok((ah.layout.op(lane.key, seq, at, frame.len()), PendingOut { saved: at as u16 }))
+}
+
+pub(crate) fn finish_out(frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
+    unmask(frame, usize::from(pending.saved))
 }
 
 pub(crate) fn prepare_in(
@@ -74,22 +176,68 @@ pub(crate) fn prepare_in(
     at: usize,
     frame: &mut Frame<'_>,
 ) -> Result<(CryptoOp, PendingIn), Drop> {
-    let _ = (sa, ah, outer, at, frame);
-    todo!("ah helper")
+    let layout = &ah.layout;
+    if outer.fragment.is_some() {
+        return Err(Drop::Fragment); // RFC 4302 §3.4.1: reassembly comes first
+    }
+    if at != outer.upper_at {
+        return Err(Drop::Malformed);
+    }
+    let packet = frame.bytes().get(..outer.total_len).ok_or(Drop::Truncated)?;
+    let (header, _) = AhHeader::parse(packet.get(at..).ok_or(Drop::Truncated)?)?;
+    if header.spi.get() != sa.spi {
+        return Err(Drop::NoSa);
+    }
+    let (window, lane) = (sa.window()?, sa.lanes.first().ok_or(Drop::Inconsistent)?);
+    let seq = window.number(header.seq_lo.get(), layout.esn);
+    window.check(seq)?;
+    let head_len = header.total_len();
+    if head_len != layout.head_len(4) && head_len != layout.head_len(8) {
+        return Err(Drop::Malformed);
+    }
+    if at + head_len > outer.total_len {
+        return Err(Drop::Truncated);
+    }
+    let pending = PendingIn {
+        seq,
+        lane: 0,
+        ip_end: at as u16,
+        proto_at: outer.proto_at as u16,
+        payload: Span::new(at + head_len, outer.total_len),
+        next: IpProto(header.next_header),
+        outer_tos: outer.tos,
+        extra: 0,
+    };
+    let op = layout.op(lane.key.ok_or(Drop::NoKey)?, seq, at, outer.total_len);
+    mask(frame, at, Role::Receiver)?;
+    Ok((op, pending))
 }
 
 pub(crate) fn finish_in(
     sa: &InboundSa,
-    ah: &Inbound,
     frame: &mut Frame<'_>,
     pending: PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, Drop> {
-    let _ = (sa, ah, frame, pending, ok);
-    todo!("ah helper")
+    sa.window()?.commit(Authentic::new(pending.seq, ok))?;
+    unmask(frame, usize::from(pending.ip_end))?;
+    let payload = pending.payload.range();
+    let ip = encap::decapsulate(&sa.common, frame, &pending, payload.start, payload.end, pending.next)?;
+    Ok(Delivered { ip, sample: false })
 }
 
-pub(crate) fn finish_out(frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
-    let _ = (frame, pending);
-    todo!("ah helper")
+/// Keeps the `len` bytes of the headers before AH right before the packet and makes them what the
+/// MAC sees.
+fn mask(frame: &mut Frame<'_>, len: usize, role: Role) -> Result<(), Drop> {
+    let (kept, packet) = frame.scratch(len)?;
+    let headers = packet.get_mut(..len).ok_or(Drop::Truncated)?;
+    kept.copy_from_slice(headers);
+    mutable::mask(kept, headers, role)
+}
+
+/// Undoes [`mask`].
+fn unmask(frame: &mut Frame<'_>, len: usize) -> Result<(), Drop> {
+    let (kept, packet) = frame.scratch(len)?;
+    packet.get_mut(..len).ok_or(Drop::Truncated)?.copy_from_slice(kept);
+    Ok(())
 }

@@ -108,7 +108,7 @@ pub fn prepare_in(
 pub fn finish_in(sa: &InboundSa, frame: &mut Frame<'_>, pending: PendingIn, ok: IcvOk) -> Result<Delivered, Drop> {
     match &sa.proto {
         InProto::Esp(esp) => esp::finish_in(sa, esp, frame, pending, ok),
-        InProto::Ah(ah) => ah::finish_in(sa, ah, frame, pending, ok),
+        InProto::Ah(_) => ah::finish_in(sa, frame, pending, ok),
         InProto::Eesp(eesp) => eesp::finish_in(sa, eesp, frame, pending, ok),
         InProto::Psp(psp) => psp::finish_in(sa, psp, frame, pending, ok),
     }
