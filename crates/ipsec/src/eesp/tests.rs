@@ -459,6 +459,15 @@ fn replays_are_refused_at_every_edge_of_the_window() {
 }
 
 #[test]
+fn replays_are_found_before_any_cryptography() {
+    let mut ends = tunnel(&spec(256));
+    let mut sealed = ends.seal(&hex(INNER_A)).unwrap();
+    assert_eq!(ends.open(&sealed), Ok(hex(INNER_A)));
+    *sealed.last_mut().unwrap() ^= 1;
+    assert_eq!(ends.open(&sealed), Err(Drop::Replay));
+}
+
+#[test]
 fn authentic_nonsense_inside_is_dropped() {
     let inner = hex(INNER_A);
     let optimized = |change: fn(&mut [u8])| {

@@ -113,6 +113,11 @@ impl Inbound {
         Ok(if sa.window == 0 { 0 } else { position as u16 })
     }
 
+    /// The SPIs that were given to this peer: ranges, both ends included, in ascending order.
+    pub fn issued(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
+        self.issued.ranges.iter().map(|&(first, last, _)| (first, last))
+    }
+
     /// Position of an SPI among those that were given to this peer.
     #[inline]
     pub(super) fn position(&self, spi: u32) -> Option<u64> {
@@ -121,8 +126,7 @@ impl Inbound {
 
     /// The key of (SPI, version), from the cache or made now.
     #[inline]
-    fn key(&self, version: PspVersion, spi: PspSpi, derived: &mut DerivedKeys) -> Result<KeyId, Drop> {
-        let owner = self.masters.generation(spi).ok_or(Drop::NoKey)?;
+    fn key(&self, version: PspVersion, spi: PspSpi, owner: u64, derived: &mut DerivedKeys) -> Result<KeyId, Drop> {
         let label = u64::from(version.get()) << 32 | u64::from(spi.get());
         derived.get_or_derive(DerivedName { owner, label }, || self.derive(version, spi)).ok_or(Drop::NoKey)
     }
@@ -145,9 +149,10 @@ impl Inbound {
         Ok(())
     }
 
-    /// Reads the header, in the order of the specification. `packet` ends with the ICV.
+    /// Reads the header, in the order of the specification; with the owner of the keys under its
+    /// master key. `packet` ends with the ICV.
     #[inline]
-    fn read<'p>(&self, packet: &'p [u8]) -> Result<(&'p PspHeader, PspSpi), Drop> {
+    fn read<'p>(&self, packet: &'p [u8]) -> Result<(&'p PspHeader, PspSpi, u64), Drop> {
         let body = packet.len().checked_sub(ICV_LEN).ok_or(Drop::Truncated)?;
         let (header, _) = PspHeader::parse(&packet[..body])?;
         if !header.always_one() {
@@ -161,10 +166,8 @@ impl Inbound {
         if !header.version().is_gmac() && header.crypt_offset_bytes() > body - PspHeader::LEN {
             return Err(Drop::CryptOffset);
         }
-        if self.masters.generation(spi).is_none() {
-            return Err(Drop::NoKey);
-        }
-        Ok((header, spi))
+        let owner = self.masters.generation(spi).ok_or(Drop::NoKey)?;
+        Ok((header, spi, owner))
     }
 
     /// What is judged once the packet is known to be from the peer.
@@ -195,11 +198,11 @@ pub(crate) fn prepare_in(
     }
     frame.truncate(outer.total_len)?;
     let packet = frame.bytes().get(at..).ok_or(Drop::Truncated)?;
-    let (header, spi) = psp.read(packet)?;
+    let (header, spi, owner) = psp.read(packet)?;
     let lane = psp.lane(sa, spi.get(), outer)?;
     let seq = SeqNo(header.iv.get());
     sa.lanes.get(usize::from(lane)).ok_or(Drop::Inconsistent)?.check(sa.window, seq)?;
-    let key = psp.key(header.version(), spi, derived)?;
+    let key = psp.key(header.version(), spi, owner, derived)?;
 
     let op = op(key, header.version(), seq.0, at, header.crypt_offset_bytes(), frame.len());
     let pending = PendingIn {

@@ -345,6 +345,9 @@ fn replays_are_refused_per_spi() {
     assert_eq!(ends.open(&high), Err(Drop::Replay));
     assert_eq!(ends.open(&bottom), Ok(inner()));
     assert_eq!(ends.open(&old), Err(Drop::TooOld));
+    let mut damaged = high.clone();
+    *damaged.last_mut().unwrap() ^= 1;
+    assert_eq!(ends.open(&damaged), Err(Drop::Replay), "found before any cryptography");
     assert_eq!(ends.open(&zero), Err(Drop::ZeroSeq));
     let fresh = at(&mut other, 1);
     assert_eq!(ends.open(&fresh), Ok(inner()), "another SPI counts for itself");
@@ -379,6 +382,8 @@ fn two_rotations_make_a_key_useless() {
     receiver(twice, &mut ends);
     assert_eq!(ends.open(&sealed), Err(Drop::BadIcv), "the cached key is not found again");
     receiver(MasterKeys::new([None, Some(PspMasterKey::new(&[4; 32]))]), &mut ends);
+    assert_eq!(ends.open(&sealed), Err(Drop::NoKey));
+    ends.inn.lanes = Box::new([]); // not looked at without a master key
     assert_eq!(ends.open(&sealed), Err(Drop::NoKey));
 }
 
