@@ -154,7 +154,7 @@ impl ReplayWindow {
 
     #[inline]
     fn word(&self, seq: u64) -> &AtomicU64 {
-        &self.words[(seq / 64 & self.mask) as usize]
+        &self.words[((seq / 64) & self.mask) as usize]
     }
 }
 

@@ -118,6 +118,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods, reason = "the counter is shared between threads of its users")]
     fn cores_share_the_space_without_gap_or_overlap() {
         const TOTAL: u64 = 40_000;
         let counter = SeqCounter::new(1, TOTAL, true);

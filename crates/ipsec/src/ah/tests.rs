@@ -168,6 +168,18 @@ fn packets_of_scapy_are_made_and_opened_byte_by_byte() {
     }
 }
 
+/// Made with Python's `hmac` from the words of RFC 4302 §2.5.1.
+#[test]
+fn the_high_half_is_appended_to_what_the_mac_covers() {
+    let inner = hex("45280029beef40003d116aa80a0100010a0200019c40000900152552000102030405060708090a0b0c");
+    let sealed = hex("45280041beef40003d336a6e0a0100010a0200011104000011223344000001052e80dbbc01a1b7e2bb41a98b9c400009
+        00152552000102030405060708090a0b0c");
+    let seq = 0xa1b2_c3d4_0000_0105;
+    let mut ah = sa_loop(suite("sha1"), Mode::Transport, false, |spec| (spec.esn, spec.first_seq) = (true, seq - 1));
+    assert_eq!(ah.seal_as(0, SeqNo(seq), &inner), Ok(sealed.clone()));
+    assert_eq!(ah.open(&sealed), Ok(inner));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 

@@ -506,6 +506,58 @@ fn open_plain(proposal: &str, spi: u32, keys: &[u8], seen: u64, esn: bool, esp: 
     Some(frame.bytes()[pending.payload.range()].to_vec())
 }
 
+/// Made with Python's `hmac` and `cryptography` from the words of the RFCs.
+#[test]
+fn the_high_half_stands_where_the_rfcs_say() {
+    let inner = hex("45280029beef40003d116aa80a0100010a0200019c40000900152552000102030405060708090a0b0c");
+    let (spi_lo, plain) = (
+        "11223344 00000105",
+        "45280029beef40003d116aa80a0100010a0200019c40000900152552
+        000102030405060708090a0b0c 010104",
+    );
+    let cases = [
+        ("null-sha256", true, "", plain, "6aa40c2f58af10ff0ab6f42e0db5708e"),
+        ("aes128gmac", true, "a1b2c3d400000105", plain, "c9ad005efc3c597f598e2e927dd1fe0e"),
+        ("aes128gmac", false, "0000000000000105", plain, "beb51ebf8193da58fc087facaf028c19"),
+        (
+            "aes128gcm16iiv",
+            true,
+            "",
+            "976f20dd5b1fd2ca4b7dc0167685514b6a644f8889feea5704606aceb084d7147b4046e46f043e36
+            df213d63",
+            "36f16d712400a519356af34397b09c24",
+        ),
+    ];
+    for (proposal, esn, iv, body, icv) in cases {
+        let expected = hex(&[spi_lo, iv, body, icv].concat());
+        let seq = if esn { 0xa1b2_c3d4_0000_0105 } else { 0x105 };
+        let setup = Setup { esn, ..TUNNEL };
+        let mut esp = sa_loop(suite(proposal), setup, |spec| spec.first_seq = seq - 1);
+        let sealed = esp.seal_as(0, SeqNo(seq), &inner).unwrap();
+        assert_eq!(sealed[20..], expected, "{proposal}");
+        assert_eq!(esp.open(&sealed).as_deref(), Ok(&inner[..]));
+    }
+}
+
+#[test]
+fn a_wrong_high_half_is_refused_by_every_suite() {
+    for suite in suites() {
+        let setup = Setup { esn: true, ..TUNNEL };
+        let mut esp = sa_loop(suite, setup, |_| ());
+        let sealed = esp.seal_as(0, SeqNo((1 << 32) + 5), &setup.packet(20)).unwrap();
+        assert_eq!(esp.open(&sealed), Err(Drop::BadIcv), "{suite}");
+        assert_eq!(esp.tops(), [Some(0)]);
+    }
+}
+
+#[test]
+fn a_packet_of_another_sa_is_refused_even_if_it_gets_here() {
+    let mut esp = sa_loop(suite("aes128gcm16"), TUNNEL, |_| ());
+    let mut sealed = esp.seal(&TUNNEL.packet(20)).unwrap();
+    sealed[23] ^= 1;
+    assert_eq!(esp.open(&sealed), Err(Drop::NoSa));
+}
+
 #[test]
 fn the_gcm_packets_of_draft_mcgrew_gcm_test() {
     let plain = open_plain(
