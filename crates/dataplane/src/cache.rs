@@ -13,7 +13,7 @@ pub(crate) type Decision = Option<Action>;
 
 /// A direct-mapped cache from flow to decision. An entry is only good for the snapshot it was
 /// made from, so publishing a snapshot empties the cache without touching it.
-pub struct FlowCache {
+pub(crate) struct FlowCache {
     entries: Box<[Entry]>,
     seed: u64,
 }
@@ -59,7 +59,7 @@ impl Packed {
 impl FlowCache {
     /// `entries` entries of 64 bytes, rounded up to a power of two. The hash is keyed per cache, so
     /// that nobody can aim flows at one entry.
-    pub fn new(entries: usize) -> Self {
+    pub(crate) fn new(entries: usize) -> Self {
         let empty =
             Entry { key: FlowKey::new(NOWHERE, NOWHERE, IpProto(0), 0, 0), generation: 0, decision: Packed::new(None) };
         Self {

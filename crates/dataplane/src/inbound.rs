@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 use crypto::{IcvOk, Job, Keys};
-use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in};
+use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, prepare_in};
 use wire::encap::NatT;
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto};
@@ -272,7 +272,7 @@ impl Worker {
     /// An ICMP error about one of our own packets may tell a smaller path MTU.
     #[cold]
     fn learn_path_mtu(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) {
-        let _ = (pmtu::MIN_PATH_MTU_V4, tables, outer, bytes);
+        let _ = (tables, outer, bytes);
     }
 
     #[cold]

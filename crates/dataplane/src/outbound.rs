@@ -6,7 +6,7 @@
 
 use arrayvec::ArrayVec;
 use crypto::{Job, Keys};
-use ipsec::{Action, Drop, Frame, OutboundSa, PendingOut, fragment_v4, pmtu, prepare_out};
+use ipsec::{Action, Drop, Frame, OutboundSa, PendingOut, fragment_v4, prepare_out};
 use wire::{FlowKey, IpPacket, SeqNo};
 
 use crate::counters::bump;
@@ -112,11 +112,18 @@ impl Worker {
         let sa = &tables.outbound[slot as usize];
         let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
         if ip.dont_fragment || whole_only {
-            let router = tables.icmp_source(ip.is_v6()).unwrap_or(sa.common.outer.peer.local);
+            let outer = sa.common.outer.peer.local;
+            // Of the inner packet's family; the destination itself when this host has no such address.
+            let router =
+                tables.icmp_source(ip.is_v6()).unwrap_or(if outer.is_ipv6() == ip.is_v6() { outer } else { ip.dst });
             let packet = &batch.packets()[i];
             replies.push_with(|reply| {
-                let len = pmtu::too_big_reply(ip, packet.bytes(), mtu, router, reply.receive_area());
-                len.is_some_and(|len| {
+                let bytes = &packet.bytes()[..ip.total_len];
+                if !wire::icmp::may_answer_too_big(ip, bytes) {
+                    return false;
+                }
+                let built = wire::icmp::emit_too_big(reply.receive_area(), ip, bytes, router, mtu as u32);
+                built.is_ok_and(|len| {
                     reply.received(0, len);
                     true
                 })

@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crypto::{KeyError, KeyId};
-use wire::{IpProto, SessionId};
+use wire::SessionId;
 
 use crate::encap::HeaderTemplate;
 use crate::{Drop, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
@@ -321,14 +321,4 @@ pub enum SaError {
     /// Two settings contradict each other.
     #[error("{0}")]
     Conflict(&'static str),
-}
-
-/// IP protocol number of an SA's packets when they are not in UDP.
-pub(crate) fn ip_proto(protocol: Protocol, eesp: IpProto) -> IpProto {
-    match protocol {
-        Protocol::Esp => IpProto::ESP,
-        Protocol::Ah => IpProto::AH,
-        Protocol::Eesp => eesp,
-        Protocol::Psp => IpProto::UDP,
-    }
 }

@@ -7,7 +7,7 @@ use super::Outcome;
 /// The table for people: ticks per packet and ratios, both directions.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING);
+    table.load_style(presets::NOTHING);
     table.set_header(["way", "size", "out", "bare", "ratio (95 %)", "in", "bare", "ratio (95 %)", "Mpps"]);
     for o in outcomes {
         let ratio =

@@ -1,0 +1,249 @@
+//! The whole path in memory: what goes in one end comes out of the other, for every way of protecting.
+
+use std::sync::atomic::Ordering;
+
+use crypto::Engine;
+use dataplane::{Batch, Snapshot, Totals, Worker, WorkerConfig};
+use ipsec::{Drop, Protocol};
+use lab::pair::{Shape, Subject};
+use lab::stats::Rng;
+use wire::{IpPacket, IpProto};
+
+/// Every protocol, mode and kind of suite, and the extras that change the packet.
+fn subjects() -> Vec<Subject> {
+    let base = |p, s, suite: &str| Subject::new(p, s, suite, Engine::AwsLc);
+    let mut all = vec![];
+    let esp_suites = [
+        "aes128gcm16",
+        "aes192gcm12",
+        "aes256gcm8",
+        "aes128ccm16",
+        "chacha20poly1305",
+        "aes128gmac",
+        "aes128gcm16iiv",
+        "aes128-sha1",
+        "aes256-sha512",
+        "aes128ctr-sha256",
+        "3des-md5",
+        "null-sha384",
+        "aes128-aesxcbc",
+        "aes128-aescmac",
+    ];
+    for shape in [Shape::Tunnel, Shape::Transport, Shape::Beet] {
+        for suite in esp_suites {
+            all.push(base(Protocol::Esp, shape, suite));
+        }
+        for suite in ["aes128gcm16", "aes256gcm16iiv", "chacha20poly1305", "aes128ccm8", "aes128gmac"] {
+            all.push(base(Protocol::Eesp, shape, suite));
+            all.push(Subject { sub_sas: 4, ..base(Protocol::Eesp, shape, suite) });
+            if suite != "aes128gmac" {
+                all.push(Subject { crypt_offset: Some(32), ..base(Protocol::Eesp, shape, suite) });
+            }
+        }
+    }
+    for shape in [Shape::Tunnel, Shape::Transport] {
+        for suite in ["sha256", "sha1", "aesxcbc", "md5"] {
+            all.push(base(Protocol::Ah, shape, suite));
+        }
+        for suite in lab::pair::PSP_SUITES {
+            all.push(base(Protocol::Psp, shape, suite));
+        }
+        all.push(Subject { crypt_offset: Some(24), ..base(Protocol::Psp, shape, "aes128gcm16") });
+    }
+    let mut more = vec![];
+    for subject in &all {
+        more.push(Subject { v6: true, ..subject.clone() });
+        if matches!(subject.protocol, Protocol::Esp | Protocol::Ah) && !subject.suite.contains("gmac") {
+            more.push(Subject { esn: true, ..subject.clone() });
+        }
+        if matches!(subject.protocol, Protocol::Esp | Protocol::Eesp) {
+            more.push(Subject { udp: true, ..subject.clone() });
+        }
+    }
+    all.extend(more);
+    all
+}
+
+struct Ends {
+    sender: Worker,
+    receiver: Worker,
+    tables: [Snapshot; 2],
+    replies: Batch,
+}
+
+impl Ends {
+    fn new(subject: &Subject) -> Self {
+        let config = WorkerConfig { packet_bytes: 9300, batch: 64, ..WorkerConfig::default() };
+        let tables = subject.tables().unwrap_or_else(|e| panic!("{subject:?}: {e}"));
+        Self {
+            sender: Worker::new(config.clone()).0,
+            receiver: Worker::new(config).0,
+            tables,
+            replies: Batch::new(8, 9300),
+        }
+    }
+
+    fn seal(&mut self, batch: &mut Batch) {
+        self.sender.outbound(&self.tables[0], batch, &mut self.replies);
+    }
+
+    fn open(&mut self, batch: &mut Batch) {
+        self.receiver.inbound(&self.tables[1], batch);
+    }
+
+    fn dropped(&self, why: Drop) -> u64 {
+        let (sent, got) = (self.sender.counters(), self.receiver.counters());
+        Totals::of([&*sent, &*got]).drops[why as usize]
+    }
+}
+
+fn filled(packets: &[Vec<u8>]) -> Batch {
+    let mut batch = Batch::new(packets.len() * 4, 9300);
+    for packet in packets {
+        assert!(batch.push_with(|p| p.set(packet)));
+    }
+    batch
+}
+
+fn packets(subject: &Subject, sizes: &[usize]) -> Vec<Vec<u8>> {
+    let [src, dst] = subject.packet_addresses();
+    sizes.iter().enumerate().map(|(i, s)| lab::packet::udp(src, dst, 4000, i as u16, *s, IpProto::UDP)).collect()
+}
+
+fn set_checksum(packet: &mut [u8]) {
+    packet[10..12].fill(0);
+    let sum = wire::checksum::checksum(&packet[..20]);
+    packet[10..12].copy_from_slice(&sum.to_be_bytes());
+}
+
+fn bytes(batch: &Batch) -> Vec<Vec<u8>> {
+    batch.packets().iter().map(|p| p.bytes().to_vec()).collect()
+}
+
+#[test]
+fn what_goes_in_comes_out_for_every_way_of_protecting() {
+    let mut rng = Rng::new(11);
+    for subject in subjects() {
+        let mut ends = Ends::new(&subject);
+        let sizes: Vec<usize> = (0..40).map(|_| 48 + rng.below(1400)).chain([48, 64, 512, 1400, 8700]).collect();
+        let sent = packets(&subject, &sizes);
+        let mut batch = filled(&sent);
+        ends.seal(&mut batch);
+        assert_eq!(batch.len(), sent.len(), "{subject:?} did not seal");
+        for (sealed, clear) in batch.packets().iter().zip(&sent) {
+            let outer = IpPacket::parse(sealed.bytes()).unwrap();
+            assert_eq!(outer.total_len, sealed.len(), "{subject:?}");
+            assert!(sealed.len() > clear.len() || subject.shape == Shape::Beet, "{subject:?}");
+        }
+        ends.open(&mut batch);
+        assert_eq!(bytes(&batch), sent, "{subject:?}");
+    }
+}
+
+#[test]
+fn a_second_copy_is_a_replay_for_every_protocol_with_a_window() {
+    for subject in subjects() {
+        let mut ends = Ends::new(&subject);
+        let sent = packets(&subject, &[100, 200, 300]);
+        let mut batch = filled(&sent);
+        ends.seal(&mut batch);
+        let mut copy = filled(&bytes(&batch));
+        ends.open(&mut batch);
+        ends.open(&mut copy);
+        assert_eq!((batch.len(), copy.len()), (3, 0), "{subject:?}");
+        assert_eq!(ends.dropped(Drop::Replay), 3, "{subject:?}");
+    }
+}
+
+#[test]
+fn a_flipped_bit_is_refused_and_the_original_still_passes() {
+    let mut rng = Rng::new(5);
+    for subject in subjects() {
+        let mut ends = Ends::new(&subject);
+        let sent = packets(&subject, &[333]);
+        let mut batch = filled(&sent);
+        ends.seal(&mut batch);
+        let sealed = bytes(&batch).remove(0);
+        let outer = IpPacket::parse(&sealed).unwrap();
+        // Behind the IP header everything is protected but the UDP header.
+        let from = outer.upper_at + if outer.upper == IpProto::UDP { 8 } else { 0 };
+        for _ in 0..64 {
+            let mut bad = sealed.clone();
+            let at = from + rng.below(sealed.len() - from);
+            bad[at] ^= 1 << rng.below(8);
+            let mut batch = filled(&[bad]);
+            ends.open(&mut batch);
+            assert!(batch.is_empty(), "{subject:?}: byte {at} flipped and accepted");
+        }
+        ends.open(&mut batch);
+        assert_eq!(bytes(&batch), sent, "{subject:?}");
+    }
+}
+
+#[test]
+fn too_big_with_df_tells_the_sender_and_without_df_arrives_in_pieces() {
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let mut ends = Ends::new(&subject);
+    ends.tables[0].outbound[0].set_path_mtu(1400);
+    let inner_mtu = ends.tables[0].outbound[0].inner_mtu.load(Ordering::Relaxed) as usize;
+    let mut big = packets(&subject, &[3000]).remove(0);
+    big[6] |= 0x40;
+    set_checksum(&mut big);
+    let mut batch = filled(&[big.clone()]);
+    ends.seal(&mut batch);
+    assert!(batch.is_empty());
+    assert_eq!(ends.dropped(Drop::TooBig), 1);
+    let error = bytes(&ends.replies).remove(0);
+    let error = wire::icmp::TooBig::parse(&IpPacket::parse(&error).unwrap(), &error).unwrap().unwrap().mtu;
+    assert_eq!(error as usize, inner_mtu);
+
+    big[6] &= !0x40;
+    set_checksum(&mut big);
+    let mut batch = filled(&[big.clone()]);
+    ends.seal(&mut batch);
+    assert_eq!(batch.len(), 3);
+    assert!(batch.packets().iter().all(|p| p.len() <= 1400));
+    ends.open(&mut batch);
+    let mut reassembler = ipsec::Reassembler::new(1, 65_535, 1000);
+    let mut whole = None;
+    for piece in bytes(&batch) {
+        if let Ok(ipsec::Reassembled::Whole(packet)) = reassembler.push(0, &IpPacket::parse(&piece).unwrap(), &piece) {
+            whole = Some(packet.to_vec());
+        }
+    }
+    assert_eq!(whole.map(|w| w[20..].to_vec()), Some(big[20..].to_vec()));
+}
+
+#[test]
+fn no_policy_no_passage_in_either_direction() {
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let mut ends = Ends::new(&subject);
+    let stranger = lab::packet::udp([10, 9, 9, 9].into(), [10, 2, 0, 1].into(), 1, 2, 100, IpProto::UDP);
+    let mut batch = filled(&[stranger.clone()]);
+    ends.seal(&mut batch);
+    assert_eq!((batch.len(), ends.dropped(Drop::NoPolicy)), (0, 1));
+    // The same in the clear from outside, and a clear packet that should have been protected.
+    let mut batch = filled(&[stranger, packets(&subject, &[100]).remove(0)]);
+    ends.open(&mut batch);
+    assert_eq!((batch.len(), ends.dropped(Drop::NoPolicy), ends.dropped(Drop::PlainInbound)), (0, 2, 1));
+}
+
+#[test]
+fn arbitrary_bytes_never_panic_and_never_pass() {
+    let mut rng = Rng::new(3);
+    for subject in subjects().into_iter().step_by(7) {
+        let mut ends = Ends::new(&subject);
+        for _ in 0..200 {
+            let len = rng.below(200);
+            let mut junk: Vec<u8> = (0..len).map(|_| rng.next_u64() as u8).collect();
+            if let Some(first) = junk.first_mut() {
+                *first = if rng.below(2) == 0 { 0x45 } else { 0x60 };
+            }
+            let mut batch = filled(&[junk.clone()]);
+            ends.open(&mut batch);
+            assert!(batch.is_empty());
+            let mut batch = filled(&[junk]);
+            ends.seal(&mut batch);
+        }
+    }
+}
