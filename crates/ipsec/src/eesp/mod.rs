@@ -91,7 +91,7 @@ impl Spec<'_> {
                 "an implicit IV is the sequence number, so it cannot be used without sequence numbers",
             ));
         }
-        if self.crypt_offset.is_some_and(|clear| clear % 4 != 0 || clear / 4 > CryptOffset::MAX_WORDS) {
+        if self.crypt_offset.is_some_and(|clear| !clear.is_multiple_of(4) || clear / 4 > CryptOffset::MAX_WORDS) {
             return Err(SaError::Conflict("an EESP crypt offset is a multiple of 4 bytes, at most 252"));
         }
         if self.crypt_offset.is_some() && !enc.kind.is_confidential() {

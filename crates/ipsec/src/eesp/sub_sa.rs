@@ -29,29 +29,30 @@ pub(super) fn check(kdf: SubSaKdf, root: &[u8], count: u32, session: u16) -> Res
 pub(super) struct KeySource {
     suite: Suite,
     engine: Engine,
-    from: From,
+    origin: Origin,
 }
 
-enum From {
+enum Origin {
     /// Key with salt.
     Key(Zeroizing<Vec<u8>>),
-    Root(SubSaRoot),
+    Root(Box<SubSaRoot>),
 }
 
 impl KeySource {
     /// Only a specification that was checked has keys of the right length here.
     pub(super) fn new(spec: &Spec<'_>, engine: Engine) -> Self {
         let root = spec.sub_sas.and_then(|(kdf, _)| SubSaRoot::new(kdf, spec.key));
-        let from = root.map_or_else(|| From::Key(Zeroizing::new(spec.key.to_vec())), From::Root);
-        Self { suite: spec.suite, engine, from }
+        let origin =
+            root.map_or_else(|| Origin::Key(Zeroizing::new(spec.key.to_vec())), |root| Origin::Root(Box::new(root)));
+        Self { suite: spec.suite, engine, origin }
     }
 
     /// The key of `session`, expanded for the engine.
     pub(super) fn key(&self, session: u16) -> Result<Key, KeyError> {
         let expand = |enc: &[u8]| self.engine.expand(&self.suite, KeyMaterial { enc, integ: &[] });
-        match &self.from {
-            From::Key(key) => expand(key),
-            From::Root(root) => {
+        match &self.origin {
+            Origin::Key(key) => expand(key),
+            Origin::Root(root) => {
                 let mut material = Zeroizing::new([0; MAX_MATERIAL]);
                 let material = &mut material[..self.suite.enc_material_len()];
                 root.derive(session, material);

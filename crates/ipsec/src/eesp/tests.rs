@@ -138,7 +138,7 @@ fn vector_c_transport_over_ipv6_is_padded_to_8() {
     let expected = "80040000 11223355 01020000 00000000 00000003 00000000 00000003 8aed393b
         dc6ecdcb ebff3ee5 6134e981 1f4d1a8f c8423890 62eb0496 37b0b1a1 a4a736c5";
     let outer = ["2001:db8:0:1::1", "2001:db8:0:2::2"];
-    vector(ends(Mode::Transport, outer, false, &spec, &spec), 0, 3, &inner, expected);
+    vector(ends(Mode::Transport, outer, false, &spec, &spec), 0, 3, inner, expected);
 }
 
 #[test]

@@ -39,7 +39,7 @@ pub fn outbound(
     let Ok(spi) = PspSpi::try_from(spec.spi) else {
         return Err(SaError::Conflict("the low 31 bits of a PSP SPI are not all zero"));
     };
-    if spec.crypt_offset % 4 != 0 || spec.crypt_offset / 4 > PspHeader::MAX_CRYPT_OFFSET {
+    if !spec.crypt_offset.is_multiple_of(4) || spec.crypt_offset / 4 > PspHeader::MAX_CRYPT_OFFSET {
         return Err(SaError::Conflict("a PSP crypt offset is a multiple of 4 bytes, at most 252"));
     }
     if version.is_gmac() && spec.crypt_offset != 0 {

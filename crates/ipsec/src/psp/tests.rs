@@ -371,7 +371,7 @@ fn two_rotations_make_a_key_useless() {
     let once = original.rotate(PspMasterKey::new(&[2; 32]));
     let twice = once.rotate(PspMasterKey::new(&[3; 32]));
     let mut ends = ends_with(Mode::Tunnel, V4, false, &send(SPI, 0, &key), &receive(original));
-    let mut receiver = |masters: MasterKeys, ends: &mut Loop| {
+    let receiver = |masters: MasterKeys, ends: &mut Loop| {
         let spec = receive(masters);
         ends.inn = inbound(common(Mode::Tunnel, [V4[1], V4[0]], false), &spec, Engine::AwsLc, &mut ends.keys).unwrap();
     };
