@@ -12,10 +12,9 @@ mod header;
 
 use std::net::IpAddr;
 
-use wire::ip::{IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
+use wire::ip::{self, IPV4_HEADER, IPV6_HEADER};
 use wire::udp::{self, UdpHeader};
-use wire::{IpPacket, IpProto, checksum};
-use zerocopy::FromBytes;
+use wire::{IpPacket, IpProto};
 
 pub(crate) use header::HeaderTemplate;
 
@@ -234,7 +233,7 @@ fn untunnel(
         let ecn = ecn::egress(Ecn::of(inner.tos), Ecn::of(pending.outer_tos))?;
         let tos = (inner.tos & 0xfc) | ecn.bits();
         if tos != inner.tos {
-            set_tos(frame.bytes_mut(), tos)?;
+            ip::set_tos(frame.bytes_mut(), tos)?;
             inner.tos = tos;
         }
     }
@@ -258,35 +257,8 @@ fn untransport(
 #[inline]
 fn relabel(packet: &mut [u8], proto_at: usize, proto: IpProto) -> Result<(), Drop> {
     let len = packet.len();
-    if packet.first().is_some_and(|b| b >> 4 == 6) {
-        let payload_len = len.checked_sub(IPV6_HEADER).ok_or(Drop::Truncated)?;
-        *packet.get_mut(proto_at).ok_or(Drop::Truncated)? = proto.0;
-        let (header, _) = Ipv6Header::mut_from_prefix(packet).map_err(|_| Drop::Truncated)?;
-        header.payload_len.set(u16::try_from(payload_len).map_err(|_| Drop::TooBig)?);
-        return Ok(());
-    }
-    let (header, _) = Ipv4Header::mut_from_prefix(packet).map_err(|_| Drop::Truncated)?;
-    let total_len = u16::try_from(len).map_err(|_| Drop::TooBig)?;
-    let sum = checksum::update(header.checksum.get(), header.total_len.get(), total_len);
-    let sum = checksum::update(sum, u16::from(header.protocol), u16::from(proto.0));
-    header.total_len.set(total_len);
-    header.protocol = proto.0;
-    header.checksum.set(sum);
-    Ok(())
-}
-
-/// Sets TOS or traffic class.
-fn set_tos(packet: &mut [u8], tos: u8) -> Result<(), Drop> {
-    if packet.first().is_some_and(|b| b >> 4 == 6) {
-        let (header, _) = Ipv6Header::mut_from_prefix(packet).map_err(|_| Drop::Truncated)?;
-        let first = header.version_class_flow.get() & !(0xff << 20);
-        header.version_class_flow.set(first | u32::from(tos) << 20);
-        return Ok(());
-    }
-    let (header, _) = Ipv4Header::mut_from_prefix(packet).map_err(|_| Drop::Truncated)?;
-    header.checksum.set(checksum::update(header.checksum.get(), u16::from(header.tos), u16::from(tos)));
-    header.tos = tos;
-    Ok(())
+    ip::set_total_len(packet, len).map_err(|_| Drop::TooBig)?;
+    Ok(ip::set_proto(packet, proto_at, proto)?)
 }
 
 #[cfg(test)]
@@ -506,7 +478,7 @@ mod tests {
         for inside in [false, true] {
             let mut packet = inner(inside, 64);
             let tos_at = |p: &mut Vec<u8>, tos| {
-                set_tos(p, tos).unwrap();
+                ip::set_tos(p, tos).unwrap();
                 assert_ipv4_checksum(p);
             };
             tos_at(&mut packet, 2);

@@ -12,8 +12,8 @@
 
 use std::net::IpAddr;
 
-use wire::ip::{DONT_FRAGMENT, IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
-use wire::{IpPacket, IpProto, checksum};
+use wire::ip::{self, DONT_FRAGMENT, IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
+use wire::{IpPacket, IpProto};
 use zerocopy::FromBytes;
 
 use super::header::{Fields, HeaderTemplate};
@@ -143,10 +143,6 @@ fn read_pseudo(beet: &Beet, packet: &[u8], at: usize) -> Result<Options, Drop> {
 
 /// Makes the `options` bytes behind a plain IPv4 header part of it.
 fn admit_options(packet: &mut [u8], options: usize) -> Result<(), Drop> {
-    let header = packet.get_mut(..IPV4_HEADER + options).ok_or(Drop::BadInner)?;
-    header[0] = 0x40 | ((IPV4_HEADER + options) / 4) as u8;
-    header[10..12].fill(0);
-    let sum = checksum::checksum(header);
-    header[10..12].copy_from_slice(&sum.to_be_bytes());
-    Ok(())
+    *packet.first_mut().ok_or(Drop::BadInner)? = 0x40 | ((IPV4_HEADER + options) / 4) as u8;
+    ip::update_checksum_v4(packet).map_err(|_| Drop::BadInner)
 }
