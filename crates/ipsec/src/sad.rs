@@ -1,34 +1,224 @@
 //! The inbound SAD: which SA opens a packet (RFC 4301 §4.4.2).
+//!
+//! ESP, AH and EESP SAs are found by (protocol, SPI, destination). A PSP SA has no SPI of its own:
+//! it is found by the two addresses, then by which SPIs were issued to that peer. Multicast SAs,
+//! which RFC 4301 §4.1 also looks up by source, are not supported.
 
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::{InboundSa, Protocol};
+use foldhash::fast::RandomState;
+use hashbrown::HashMap;
 
-/// Inbound SAs by (protocol, SPI, destination). Built whole, then only read.
+use crate::{InProto, InboundSa, Protocol};
+
+/// Inbound SAs. Built whole, then only read. A slot is the SA's place in the list it came from.
 #[derive(Default)]
-pub struct Sad {}
+pub struct Sad {
+    sas: Vec<Arc<InboundSa>>,
+    by_spi: HashMap<SpiKey, u32, RandomState>,
+    psp_peers: HashMap<[Address; 2], Vec<Issued>, RandomState>,
+}
+
+/// An address as two words, and its family: cheap to hash and compare.
+#[derive(Clone, Copy, Eq, Hash, PartialEq)]
+struct Address(u128, bool);
+
+#[derive(Clone, Copy, Eq, Hash, PartialEq)]
+struct SpiKey {
+    dst: Address,
+    protocol: Protocol,
+    spi: u32,
+}
+
+/// SPIs `first..=last` belong to the PSP SA in `slot`.
+#[derive(Clone, Copy)]
+struct Issued {
+    first: u32,
+    last: u32,
+    slot: u32,
+}
 
 impl Sad {
-    /// The table of these SAs. PSP SAs are found by the sender's address and master key, see
-    /// [`Sad::lookup`].
+    /// The table of these SAs; the first has slot 0.
     ///
     /// # Errors
     /// The names of two SAs that no packet could tell apart.
     pub fn new(sas: Vec<Arc<InboundSa>>) -> Result<Self, (Box<str>, Box<str>)> {
-        let _ = sas;
-        todo!("tables helper")
+        let mut sad = Self { sas, ..Self::default() };
+        for (slot, sa) in (0u32..).zip(&sad.sas) {
+            let peer = sa.common.outer.peer;
+            let (src, dst) = (address(peer.remote), address(peer.local));
+            if let InProto::Psp(psp) = &sa.proto {
+                let of_peer = sad.psp_peers.entry([src, dst]).or_default();
+                of_peer.extend(psp.issued().map(|(first, last)| Issued { first, last, slot }));
+            } else {
+                let key = SpiKey { dst, protocol: sa.protocol(), spi: sa.spi };
+                if let Some(other) = sad.by_spi.insert(key, slot) {
+                    return Err(sad.names(other, slot));
+                }
+            }
+        }
+        for ranges in sad.psp_peers.values_mut() {
+            ranges.sort_unstable_by_key(|range| range.first);
+        }
+        let clash =
+            sad.psp_peers.values().flat_map(|ranges| ranges.windows(2)).find(|pair| pair[1].first <= pair[0].last);
+        match clash {
+            Some(pair) => Err(sad.names(pair[0].slot, pair[1].slot)),
+            None => Ok(sad),
+        }
+    }
+
+    fn names(&self, a: u32, b: u32) -> (Box<str>, Box<str>) {
+        let name = |slot: u32| self.sas[slot as usize].common.name.clone();
+        (name(a.min(b)), name(a.max(b)))
     }
 
     /// The SA for a packet, by its slot in [`Sad::get`].
+    ///
+    /// A PSP packet of a known peer with an SPI that was not issued gets an SA of that peer, which
+    /// refuses it with [`crate::Drop::NotIssued`].
+    #[inline]
     pub fn lookup(&self, protocol: Protocol, spi: u32, src: IpAddr, dst: IpAddr) -> Option<u32> {
-        let _ = (protocol, spi, src, dst);
-        todo!("tables helper")
+        if protocol == Protocol::Psp {
+            return self.lookup_psp(spi, src, dst);
+        }
+        self.by_spi.get(&SpiKey { dst: address(dst), protocol, spi }).copied()
+    }
+
+    fn lookup_psp(&self, spi: u32, src: IpAddr, dst: IpAddr) -> Option<u32> {
+        let ranges = self.psp_peers.get(&[address(src), address(dst)])?;
+        let after = ranges.partition_point(|range| range.first <= spi);
+        let issued = after.checked_sub(1).and_then(|at| ranges.get(at)).filter(|range| spi <= range.last);
+        issued.or(ranges.first()).map(|range| range.slot)
     }
 
     /// The SA in a slot.
+    #[inline]
     pub fn get(&self, slot: u32) -> Option<&Arc<InboundSa>> {
-        let _ = slot;
-        todo!("tables helper")
+        self.sas.get(slot as usize)
+    }
+
+    /// Every SA, in the order of slots.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Arc<InboundSa>> {
+        self.sas.iter()
+    }
+}
+
+#[inline]
+fn address(addr: IpAddr) -> Address {
+    match addr {
+        IpAddr::V4(v4) => Address(v4.to_bits().into(), false),
+        IpAddr::V6(v6) => Address(v6.to_bits(), true),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crypto::kdf::PspMasterKey;
+    use crypto::{EncAlg, Engine, KeyTable, Suite};
+
+    use super::*;
+    use crate::{DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, SaCommon, esp, psp};
+
+    const US: &str = "192.0.2.1";
+    const OTHER_US: &str = "2001:db8::1";
+    const PEERS: [&str; 2] = ["198.51.100.1", "198.51.100.2"];
+
+    fn addr(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    fn common(name: &str, local: &str, remote: &str) -> SaCommon {
+        let outer = Outer {
+            peer: Peer { local: addr(local), remote: addr(remote) },
+            hop_limit: 64,
+            dscp: DscpPolicy::Copy,
+            ecn: true,
+            df: DfPolicy::Copy,
+            udp: None,
+            udp_checksum: false,
+        };
+        SaCommon::new(name, Mode::Tunnel, outer, Lifetime::NONE)
+    }
+
+    fn esp_sa(name: &str, local: &str, spi: u32) -> Arc<InboundSa> {
+        let spec = esp::Spec {
+            spi,
+            suite: Suite { enc: EncAlg::by_name("aes128gcm16"), integ: None },
+            enc_key: &[7; 20],
+            integ_key: &[],
+            esn: true,
+            window: 64,
+            first_seq: 0,
+            persistent: false,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        };
+        let sa = esp::inbound(common(name, local, PEERS[0]), &spec, Engine::AwsLc, &mut KeyTable::default());
+        Arc::new(sa.unwrap())
+    }
+
+    fn psp_sa(name: &str, remote: &str, issued: &[(u32, u32)]) -> Arc<InboundSa> {
+        let spec = psp::ReceiveSpec {
+            masters: Arc::new(psp::MasterKeys::new([Some(PspMasterKey::new(&[1; 32])), None])),
+            issued: issued.to_vec(),
+            versions: 1,
+            max_crypt_offset: 0,
+            window: 0,
+            first_seq: 0,
+            honour_drop: false,
+        };
+        let sa = psp::inbound(common(name, US, remote), &spec, Engine::AwsLc, &mut KeyTable::default());
+        Arc::new(sa.unwrap())
+    }
+
+    #[test]
+    fn an_sa_is_found_by_protocol_spi_and_destination() {
+        let sad =
+            Sad::new(vec![esp_sa("a", US, 0x1000), esp_sa("b", US, 0x1001), esp_sa("c", OTHER_US, 0x1000)]).unwrap();
+        let found = |protocol, spi, dst| sad.lookup(protocol, spi, addr(PEERS[1]), addr(dst));
+        assert_eq!(found(Protocol::Esp, 0x1000, US), Some(0), "whatever the source");
+        assert_eq!(found(Protocol::Esp, 0x1001, US), Some(1));
+        assert_eq!(found(Protocol::Esp, 0x1000, OTHER_US), Some(2));
+        assert_eq!(found(Protocol::Esp, 0x1002, US), None);
+        assert_eq!(found(Protocol::Ah, 0x1000, US), None);
+        assert_eq!(found(Protocol::Psp, 0x1000, US), None);
+        assert_eq!(found(Protocol::Esp, 0x1000, "::192.0.2.1"), None, "families are kept apart");
+        assert_eq!(sad.get(2).map(|sa| &*sa.common.name), Some("c"));
+        assert!(sad.get(3).is_none());
+    }
+
+    #[test]
+    fn a_psp_sa_is_found_by_peer_and_issued_spi() {
+        let sad = Sad::new(vec![
+            psp_sa("low", PEERS[0], &[(10, 19), (40, 40)]),
+            psp_sa("high", PEERS[0], &[(20, 29)]),
+            psp_sa("other", PEERS[1], &[(10, 29)]),
+        ])
+        .unwrap();
+        let found = |spi, src| sad.lookup(Protocol::Psp, spi, addr(src), addr(US));
+        for (spi, slot) in [(10, 0), (19, 0), (20, 1), (29, 1), (40, 0)] {
+            assert_eq!(found(spi, PEERS[0]), Some(slot), "SPI {spi}");
+        }
+        for never_issued in [9, 30, 41] {
+            assert_eq!(found(never_issued, PEERS[0]), Some(0), "an SA of the peer, which will refuse it");
+        }
+        assert_eq!(found(15, PEERS[1]), Some(2));
+        assert_eq!(found(15, "198.51.100.3"), None);
+        assert_eq!(sad.lookup(Protocol::Psp, 15, addr(PEERS[0]), addr("192.0.2.2")), None);
+    }
+
+    #[test]
+    fn sas_that_no_packet_could_tell_apart_are_refused_by_name() {
+        let clash = |sas| Sad::new(sas).err().map(|(a, b)| (String::from(a), String::from(b)));
+        let names = |a: &str, b: &str| Some((a.into(), b.into()));
+        let twice = vec![esp_sa("a", US, 0x1000), esp_sa("b", US, 0x1001), esp_sa("c", US, 0x1000)];
+        assert_eq!(clash(twice), names("a", "c"));
+        let overlap = vec![psp_sa("x", PEERS[0], &[(20, 29)]), psp_sa("y", PEERS[0], &[(10, 20)])];
+        assert_eq!(clash(overlap), names("x", "y"));
+        let inside = vec![psp_sa("x", PEERS[0], &[(10, 90)]), psp_sa("y", PEERS[0], &[(40, 41)])];
+        assert_eq!(clash(inside), names("x", "y"));
     }
 }
