@@ -1,1 +1,368 @@
 //! Path MTU: what an outer ICMP error tells, and what the inner sender is told.
+//!
+//! Routers on the path of the outer packets report with ICMP that one was too big
+//! ([`Report::parse`]). The caller finds the outbound SA that the quoted packet came from and
+//! lowers its [`PathMtu`], which forgets what it learned after [`AGE_MS`] (RFC 1191 §6.3). Senders
+//! of inner packets that do not fit are told so by [`too_big_reply`].
+//!
+//! ICMP is not authenticated. A report only counts when it quotes the SPI of an SA to that peer,
+//! which somebody off the path has to guess, and never below a minimum (RFC 4301 §8.2.1).
+
+use std::net::IpAddr;
+
+use wire::encap::{NatT, classify};
+use wire::icmp::{self, TooBig};
+use wire::ip::IPV6_HEADER;
+use wire::registry::CodePoints;
+use wire::udp::UdpHeader;
+use wire::{IpPacket, IpProto};
+
+use crate::{Protocol, UdpPorts};
+
+/// Smallest path MTU in bytes that is believed over IPv4. Every host reassembles 576 bytes
+/// (RFC 791 §3.1); a forged report could otherwise make tunnels crawl.
+pub const MIN_PATH_MTU_V4: usize = 552;
+/// Smallest MTU in bytes of any link over IPv6 (RFC 8200 §5).
+pub const MIN_PATH_MTU_V6: usize = 1280;
+/// Milliseconds after which a learned path MTU is forgotten, to find out whether the path has
+/// become wider (RFC 1191 §6.3, RFC 8201 §4: 10 minutes).
+pub const AGE_MS: u64 = 600_000;
+
+/// Smallest MTU in bytes that an IPv4 sender may be told (RFC 791 §3.2).
+const MIN_INNER_MTU_V4: usize = 68;
+
+/// MTUs of common links (RFC 1191 §7.1 table, with the tunnels that came since): where to go on
+/// when an old router does not say what it takes.
+const PLATEAUS: [usize; 12] = [65_535, 32_000, 17_914, 8166, 4352, 2002, 1500, 1492, 1400, 1280, 1006, 552];
+
+/// What a router says about a packet that this host may have sent. A claim until the SA is found.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Report {
+    /// Source of the packet that was too big: this host.
+    pub local: IpAddr,
+    /// Its destination: the peer.
+    pub remote: IpAddr,
+    /// Its protocol; `None` when the quote ends before it shows which of those in UDP it is.
+    pub protocol: Option<Protocol>,
+    /// Its SPI; `None` when the quote ends before it. Old routers quote 8 bytes after the IP
+    /// header: enough but in UDP.
+    pub spi: Option<u32>,
+    /// Its UDP ports.
+    pub udp: Option<UdpPorts>,
+    /// MTU in bytes to try next, within the bounds of this module.
+    pub mtu: usize,
+}
+
+impl Report {
+    /// Reads the outer packet `packet`, whose headers were read into `ip`. `None` when it is
+    /// anything but a plausible "too big" about one of our protocols.
+    pub fn parse(ip: &IpPacket, packet: &[u8], code_points: &CodePoints) -> Option<Self> {
+        let too_big = TooBig::parse(ip, packet).ok()??;
+        let quoted = IpPacket::parse_quoted(too_big.quoted).ok()?;
+        if quoted.is_v6() != ip.is_v6() || quoted.fragment.is_some_and(|fragment| fragment.offset != 0) {
+            return None;
+        }
+        let mtu = plausible(too_big.mtu as usize, sent_len(&quoted, too_big.quoted)?, quoted.is_v6())?;
+        let upper = too_big.quoted.get(quoted.upper_at..).unwrap_or_default();
+        let origin = Origin::of(quoted.upper, upper, code_points)?;
+        let Origin { protocol, spi, udp } = origin;
+        Some(Self { local: quoted.src, remote: quoted.dst, protocol, spi, udp, mtu })
+    }
+}
+
+/// What the quote tells about the SA.
+struct Origin {
+    protocol: Option<Protocol>,
+    spi: Option<u32>,
+    udp: Option<UdpPorts>,
+}
+
+impl Origin {
+    fn of(proto: IpProto, upper: &[u8], code_points: &CodePoints) -> Option<Self> {
+        let plain = |protocol| Some(Self { protocol: Some(protocol), spi: spi(protocol, upper), udp: None });
+        match proto {
+            IpProto::ESP => plain(Protocol::Esp),
+            IpProto::AH => plain(Protocol::Ah),
+            IpProto::UDP => Self::in_udp(upper, code_points),
+            proto if proto == code_points.eesp_protocol => plain(Protocol::Eesp),
+            _ => None,
+        }
+    }
+
+    fn in_udp(datagram: &[u8], code_points: &CodePoints) -> Option<Self> {
+        let (header, payload) = UdpHeader::parse(datagram).ok()?;
+        let ports = UdpPorts { src: header.src_port.get(), dst: header.dst_port.get() };
+        let protocol = if ports.dst == code_points.psp_port {
+            Some(Protocol::Psp)
+        } else if [ports.src, ports.dst].contains(&code_points.nat_t_port) {
+            match classify(payload, true) {
+                NatT::Esp => Some(Protocol::Esp),
+                NatT::Eesp => Some(Protocol::Eesp),
+                NatT::Unknown if payload.len() < 4 => None,
+                _ => return None, // IKE and keepalives have no SA
+            }
+        } else {
+            return None;
+        };
+        let spi = protocol.and_then(|protocol| spi(protocol, payload));
+        Some(Self { protocol, spi, udp: Some(ports) })
+    }
+}
+
+/// The SPI in a header of `protocol`, which may be cut off.
+fn spi(protocol: Protocol, header: &[u8]) -> Option<u32> {
+    let at = if protocol == Protocol::Esp { 0 } else { 4 };
+    Some(u32::from_be_bytes(*header.get(at..)?.first_chunk()?))
+}
+
+/// Bytes of the quoted packet before it was cut off.
+fn sent_len(quoted: &IpPacket, bytes: &[u8]) -> Option<usize> {
+    let field = |at: usize| Some(usize::from(u16::from_be_bytes(*bytes.get(at..)?.first_chunk()?)));
+    if quoted.is_v6() { Some(IPV6_HEADER + field(4)?) } else { field(2) }
+}
+
+/// The MTU to use after a router refused `sent` bytes and claims to take `claimed`, 0 for no claim.
+fn plausible(claimed: usize, sent: usize, v6: bool) -> Option<usize> {
+    if v6 {
+        // RFC 8201 §4: less than any IPv6 link has is to be discarded.
+        return (claimed >= MIN_PATH_MTU_V6 && claimed < sent).then_some(claimed);
+    }
+    let mtu = if claimed == 0 { next_plateau(sent) } else { claimed };
+    (mtu < sent).then_some(mtu.max(MIN_PATH_MTU_V4)) // what it takes, it does not refuse
+}
+
+/// The largest plateau below `sent` bytes (RFC 1191 §5).
+fn next_plateau(sent: usize) -> usize {
+    PLATEAUS.into_iter().find(|plateau| *plateau < sent).unwrap_or(MIN_PATH_MTU_V4)
+}
+
+/// What is known of the path to a peer. Time comes in as milliseconds of any monotonic clock.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PathMtu {
+    link: usize,
+    learned: Option<Learned>,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Learned {
+    mtu: usize,
+    at_ms: u64,
+}
+
+impl PathMtu {
+    /// A path of which only the MTU in bytes of its first link is known.
+    pub const fn new(link: usize) -> Self {
+        Self { link, learned: None }
+    }
+
+    /// Believes that the path takes `mtu` bytes, if that is less than what was known. Returns the
+    /// new path MTU when it changed.
+    pub fn learn(&mut self, now_ms: u64, mtu: usize) -> Option<usize> {
+        if mtu >= self.get(now_ms) {
+            return None;
+        }
+        self.learned = Some(Learned { mtu, at_ms: now_ms });
+        Some(mtu)
+    }
+
+    /// Path MTU in bytes; that of the link again [`AGE_MS`] after the last report.
+    pub fn get(&self, now_ms: u64) -> usize {
+        match self.learned {
+            Some(learned) if now_ms.saturating_sub(learned.at_ms) < AGE_MS => learned.mtu,
+            _ => self.link,
+        }
+    }
+
+    /// When [`PathMtu::get`] will change by itself.
+    pub fn deadline_ms(&self) -> Option<u64> {
+        self.learned.map(|learned| learned.at_ms.saturating_add(AGE_MS))
+    }
+}
+
+/// Writes to `out` the ICMP error that tells the sender of `packet` that at most `inner_mtu` bytes
+/// fit, coming from `router`, and returns its length. `None` when no error may be sent about the
+/// packet (RFC 1122 §3.2.2, RFC 4443 §2.4 e), `router` is of the other family, or `out` is below
+/// [`wire::icmp::MAX_ERROR_V6`] bytes and too short.
+///
+/// An IPv6 sender is never told less than 1280 bytes, which it would not heed (RFC 8201 §4).
+pub fn too_big_reply(ip: &IpPacket, packet: &[u8], inner_mtu: usize, router: IpAddr, out: &mut [u8]) -> Option<usize> {
+    if !icmp::may_answer_too_big(ip, packet) {
+        return None;
+    }
+    let mtu = inner_mtu.max(if ip.is_v6() { MIN_PATH_MTU_V6 } else { MIN_INNER_MTU_V4 });
+    icmp::emit_too_big(out, ip, packet, router, u32::try_from(mtu).ok()?).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use wire::ip::update_checksum_v4;
+
+    use super::*;
+    use crate::testkit::{assert_ipv4_checksum, ipv4_udp, ipv6_udp};
+
+    const A: [u8; 4] = [192, 0, 2, 1];
+    const B: [u8; 4] = [192, 0, 2, 2];
+    const ROUTER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(198, 51, 100, 9));
+    const SPI: u32 = 0x1234_5678;
+
+    fn v6(last: u8) -> [u8; 16] {
+        let mut octets = [0; 16];
+        (octets[0], octets[1], octets[15]) = (0x20, 1, last);
+        octets
+    }
+
+    /// An outer packet of `len` bytes after the IP header, which start with `head`.
+    fn outer(v6_outside: bool, proto: u8, head: &[u8], len: usize) -> Vec<u8> {
+        let (mut packet, at) =
+            if v6_outside { (ipv6_udp(v6(1), v6(2), len - 8), 40) } else { (ipv4_udp(A, B, len - 8), 20) };
+        packet[if v6_outside { 6 } else { 9 }] = proto;
+        packet[at..at + head.len()].copy_from_slice(head);
+        if !v6_outside {
+            update_checksum_v4(&mut packet).unwrap();
+        }
+        packet
+    }
+
+    /// What a router with this MTU answers.
+    fn answer(packet: &[u8], mtu: u32) -> Vec<u8> {
+        let ip = IpPacket::parse(packet).unwrap();
+        let router = if ip.is_v6() { IpAddr::V6(v6(9).into()) } else { ROUTER };
+        let mut out = vec![0; 1500];
+        let len = icmp::emit_too_big(&mut out, &ip, packet, router, mtu).unwrap();
+        out.truncate(len);
+        out
+    }
+
+    fn report(packet: &[u8]) -> Option<Report> {
+        Report::parse(&IpPacket::parse(packet).unwrap(), packet, &CodePoints::default())
+    }
+
+    fn esp(v6_outside: bool, len: usize) -> Vec<u8> {
+        outer(v6_outside, 50, &SPI.to_be_bytes(), len)
+    }
+
+    #[test]
+    fn a_report_names_the_sa() {
+        let got = report(&answer(&esp(false, 1480), 1400)).unwrap();
+        assert_eq!((got.local, got.remote), (IpAddr::from(A), IpAddr::from(B)));
+        assert_eq!((got.protocol, got.spi, got.udp, got.mtu), (Some(Protocol::Esp), Some(SPI), None, 1400));
+        let got = report(&answer(&esp(true, 1460), 1300)).unwrap();
+        assert_eq!((got.remote, got.spi, got.mtu), (IpAddr::from(v6(2)), Some(SPI), 1300));
+
+        let second_word = [&[0x80, 0, 0, 0][..], &SPI.to_be_bytes()].concat();
+        let of =
+            |proto, head: &[u8]| report(&answer(&outer(false, proto, head, 1480), 1400)).map(|r| (r.protocol, r.spi));
+        assert_eq!(of(51, &second_word), Some((Some(Protocol::Ah), Some(SPI))));
+        assert_eq!(of(253, &second_word), Some((Some(Protocol::Eesp), Some(SPI))));
+        assert_eq!(of(6, &second_word), None, "none of our protocols");
+        let udp = |src: u16, dst: u16, payload: &[u8]| {
+            [&src.to_be_bytes(), &dst.to_be_bytes(), &[0, 0, 0, 0][..], payload].concat()
+        };
+        assert_eq!(of(17, &udp(4500, 33000, &SPI.to_be_bytes())), Some((Some(Protocol::Esp), Some(SPI))));
+        assert_eq!(of(17, &udp(4500, 4500, &second_word)), Some((Some(Protocol::Eesp), Some(SPI))));
+        assert_eq!(of(17, &udp(4500, 4500, &[0; 4])), None, "IKE");
+        assert_eq!(of(17, &udp(50_000, 1000, &second_word)), Some((Some(Protocol::Psp), Some(SPI))));
+        assert_eq!(of(17, &udp(53, 53, &second_word)), None);
+    }
+
+    #[test]
+    fn eight_quoted_bytes_are_enough_but_in_udp() {
+        let quoting_8 = |packet: &[u8]| {
+            let mut answer = answer(packet, 1400);
+            answer.truncate(20 + 8 + 28);
+            let len = answer.len() as u16;
+            answer[2..4].copy_from_slice(&len.to_be_bytes());
+            update_checksum_v4(&mut answer).unwrap();
+            answer[22..24].fill(0);
+            let sum = wire::checksum::checksum(&answer[20..]);
+            answer[22..24].copy_from_slice(&sum.to_be_bytes());
+            report(&answer).unwrap()
+        };
+        assert_eq!(quoting_8(&esp(false, 1480)).spi, Some(SPI));
+        let got = quoting_8(&outer(false, 17, &[0x11, 0x94, 0x11, 0x94], 1480));
+        assert_eq!((got.protocol, got.spi, got.udp), (None, None, Some(UdpPorts { src: 4500, dst: 4500 })));
+    }
+
+    #[test]
+    fn claims_stay_within_bounds() {
+        let claimed = |v6_outside, mtu| report(&answer(&esp(v6_outside, 1480), mtu)).map(|report| report.mtu);
+        assert_eq!(claimed(false, 1499), Some(1499));
+        assert_eq!(claimed(false, 1500), None, "a packet of 1500 bytes would have passed");
+        assert_eq!(claimed(false, 68), Some(MIN_PATH_MTU_V4));
+        assert_eq!(claimed(false, 0), Some(1492), "next plateau");
+        assert_eq!(claimed(true, 1280), Some(1280));
+        assert_eq!(claimed(true, 1279), None);
+        assert_eq!(claimed(true, 0), None);
+        let small = report(&answer(&esp(false, 400), 0));
+        assert_eq!(small, None, "smaller than any path MTU that is believed");
+        assert_eq!(next_plateau(65_535), 32_000);
+        assert_eq!(next_plateau(1280), 1006);
+    }
+
+    #[test]
+    fn what_is_learned_is_forgotten_after_ten_minutes() {
+        let mut path = PathMtu::new(1500);
+        assert_eq!(path.deadline_ms(), None);
+        assert_eq!(path.learn(0, 1500), None);
+        assert_eq!(path.learn(1000, 1400), Some(1400));
+        assert_eq!(path.learn(2000, 1450), None, "never up by a report");
+        assert_eq!(path.learn(3000, 1300), Some(1300));
+        assert_eq!((path.get(3000 + AGE_MS - 1), path.deadline_ms()), (1300, Some(3000 + AGE_MS)));
+        assert_eq!(path.get(3000 + AGE_MS), 1500);
+        assert_eq!(path.learn(4000 + AGE_MS, 1450), Some(1450));
+    }
+
+    #[test]
+    fn the_inner_sender_is_told_what_fits() {
+        let mut out = [0; icmp::MAX_ERROR_V6];
+        let packet = ipv4_udp([10, 0, 0, 1], [10, 0, 0, 2], 1472);
+        let ip = IpPacket::parse(&packet).unwrap();
+        let len = too_big_reply(&ip, &packet, 1400, ROUTER, &mut out).unwrap();
+        assert_ipv4_checksum(&out[..len]);
+        let reply = IpPacket::parse(&out[..len]).unwrap();
+        assert_eq!((reply.src, reply.dst, reply.total_len), (ROUTER, ip.src, len));
+        assert_eq!(TooBig::parse(&reply, &out[..len]).unwrap().unwrap().mtu, 1400);
+        assert_eq!(too_big_reply(&reply, &out.to_vec()[..len], 68, ROUTER, &mut out), None, "no error about an error");
+
+        let packet = ipv6_udp(v6(1), v6(2), 1452);
+        let ip = IpPacket::parse(&packet).unwrap();
+        assert_eq!(too_big_reply(&ip, &packet, 1400, ROUTER, &mut out), None, "router of the other family");
+        let len = too_big_reply(&ip, &packet, 1200, IpAddr::V6(v6(9).into()), &mut out).unwrap();
+        let reply = IpPacket::parse(&out[..len]).unwrap();
+        assert_eq!(TooBig::parse(&reply, &out[..len]).unwrap().unwrap().mtu, 1280);
+
+        let multicast = ipv4_udp([10, 0, 0, 1], [224, 0, 0, 5], 1472);
+        let ip = IpPacket::parse(&multicast).unwrap();
+        assert_eq!(too_big_reply(&ip, &multicast, 1400, ROUTER, &mut out), None);
+    }
+
+    proptest! {
+        #[test]
+        fn any_answer_is_read_or_ignored(
+            v6_outside: bool, quote: Vec<u8>, mtu: u32, proto: u8, head in proptest::collection::vec(any::<u8>(), 0..32),
+        ) {
+            let packet = outer(v6_outside, proto, &head, 1400);
+            prop_assume!(IpPacket::parse(&packet).is_ok());
+            let mut answer = answer(&packet, mtu);
+            if let Some(got) = report(&answer) {
+                let least = if v6_outside { MIN_PATH_MTU_V6 } else { MIN_PATH_MTU_V4 };
+                prop_assert!(got.mtu >= least && got.mtu < packet.len());
+            }
+            let at = if v6_outside { 48 } else { 28 };
+            let len = quote.len().min(answer.len() - at);
+            answer[at..at + len].copy_from_slice(&quote[..len]);
+            answer[at - 6..at - 4].fill(0);
+            let ip = IpPacket::parse(&answer).unwrap();
+            let message = ip.total_len - ip.upper_at;
+            let pseudo = if v6_outside {
+                wire::checksum::Sum::default().pseudo(ip.src, ip.dst, ip.upper, message)
+            } else {
+                wire::checksum::Sum::default()
+            };
+            let sum = pseudo.add(&answer[ip.upper_at..]).finish();
+            answer[at - 6..at - 4].copy_from_slice(&sum.to_be_bytes());
+            let _ = report(&answer);
+        }
+    }
+}
