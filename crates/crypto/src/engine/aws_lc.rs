@@ -44,13 +44,15 @@ unsafe impl Sync for Aead {}
 impl Aead {
     /// `None` when the library has no such algorithm or key length.
     pub(crate) fn new(kind: CipherKind, key: &[u8], tag_len: usize) -> Option<Self> {
-        // SAFETY: these take no arguments and return constant tables.
-        let algorithm = match (kind, key.len()) {
-            (CipherKind::AesGcm | CipherKind::AesGmac, 16) => unsafe { sys::EVP_aead_aes_128_gcm() },
-            (CipherKind::AesGcm | CipherKind::AesGmac, 24) => unsafe { sys::EVP_aead_aes_192_gcm() },
-            (CipherKind::AesGcm | CipherKind::AesGmac, 32) => unsafe { sys::EVP_aead_aes_256_gcm() },
-            (CipherKind::ChaCha20Poly1305, 32) => unsafe { sys::EVP_aead_chacha20_poly1305() },
-            _ => return None,
+        // SAFETY: these functions take nothing and return constant tables.
+        let algorithm = unsafe {
+            match (kind, key.len()) {
+                (CipherKind::AesGcm | CipherKind::AesGmac, 16) => sys::EVP_aead_aes_128_gcm(),
+                (CipherKind::AesGcm | CipherKind::AesGmac, 24) => sys::EVP_aead_aes_192_gcm(),
+                (CipherKind::AesGcm | CipherKind::AesGmac, 32) => sys::EVP_aead_aes_256_gcm(),
+                (CipherKind::ChaCha20Poly1305, 32) => sys::EVP_aead_chacha20_poly1305(),
+                _ => return None,
+            }
         };
         let mut ctx = MaybeUninit::<sys::EVP_AEAD_CTX>::zeroed();
         // SAFETY: the context is writable, the key readable for its length, no ENGINE is given.
