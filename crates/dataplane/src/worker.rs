@@ -29,6 +29,8 @@ pub struct WorkerConfig {
     pub reassembly: usize,
     /// Audit records that may wait for the control side.
     pub audit_ring: usize,
+    /// CPU to run on; `None` leaves that to the operating system.
+    pub pin: Option<usize>,
 }
 
 impl Default for WorkerConfig {
@@ -42,6 +44,7 @@ impl Default for WorkerConfig {
             derived_keys: 1024,
             reassembly: 16,
             audit_ring: 1024,
+            pin: None,
         }
     }
 }

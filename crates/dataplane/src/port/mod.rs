@@ -1,9 +1,14 @@
 //! Where packets come from and go to. Every port speaks whole IP packets: where the kernel strips
 //! a header on receive the port puts it back, and on send the kernel is given what it wants.
 
+mod address;
+#[cfg(test)]
+mod kernel;
 mod memory;
+mod mmsg;
 mod pcap;
 mod raw;
+mod rebuild;
 mod tun;
 mod udp;
 
@@ -11,7 +16,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 pub use memory::{MemoryPort, memory_pair};
-pub use pcap::{PcapFormat, PcapReader, PcapWriter};
+pub use pcap::{CapturedPacket, LinkType, MAX_FILE_BYTES, PcapFormat, PcapReader, PcapWriter};
 pub use raw::{RawPort, RawProtocols};
 pub use tun::{TunConfig, TunPort};
 pub use udp::UdpPort;
@@ -39,19 +44,23 @@ pub trait Port {
         None
     }
 
-    /// Packets that [`Port::tx`] could not send, by cause.
+    /// Packets that went no further at this port, by cause.
     fn refused(&self) -> Refused {
         Refused::default()
     }
 }
 
-/// Packets that a port could not send.
+/// Packets that went no further at a port. Each packet is counted once.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Refused {
-    /// The queue was full.
+    /// Not sent: the queue was full.
     pub full: u64,
-    /// Larger than the interface or the route allows.
+    /// Not sent: larger than the interface or the route allows.
     pub too_big: u64,
-    /// Everything else (no route, interface down).
+    /// Not sent: everything else (no route, interface down, not an IP packet).
     pub other: u64,
+    /// Received, but longer than the packets of the batch or than the space for what belongs to it.
+    pub cut_off: u64,
+    /// Received without what is needed to put its headers back, or with more headers than fit.
+    pub unreadable: u64,
 }

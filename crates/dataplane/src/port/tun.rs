@@ -1,7 +1,173 @@
-//! Port.
+//! TUN interfaces: clear packets from and to this host's own stack.
 
-/// Port.
-pub struct TunPort {}
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
-/// Config.
-pub struct TunConfig {}
+use rustix::io::Errno;
+use tun_rs::{DeviceBuilder, SyncDevice};
+
+use super::{Refused, address};
+use crate::{Batch, Port};
+
+/// A TUN interface to be made.
+#[derive(Clone, Debug)]
+pub struct TunConfig {
+    /// Name, at most 15 bytes.
+    pub name: String,
+    /// Largest packet in bytes; the packets of the batches must be at least this long.
+    pub mtu: u16,
+    /// Addresses with their prefix lengths.
+    pub addresses: Vec<(IpAddr, u8)>,
+    /// Queues, one per worker; at least 1.
+    pub queues: usize,
+}
+
+/// One queue of a TUN interface. The interface is gone when its last queue is dropped.
+pub struct TunPort {
+    device: SyncDevice,
+    refused: Refused,
+}
+
+const DEVICE: &str = "/dev/net/tun";
+const NAME_BYTES: usize = 15;
+
+impl TunPort {
+    /// Makes the interface, gives it its addresses, sets it up and returns its queues.
+    ///
+    /// # Errors
+    /// Missing device file, missing privilege, a name that is taken or too long, an address that
+    /// cannot be set: each with what to do about it. Nothing is left behind then.
+    pub fn open(config: &TunConfig) -> io::Result<Vec<Self>> {
+        check_name(&config.name)?;
+        let device = build(config).map_err(|error| explained(error, &config.name))?;
+        let index = device.if_index()?;
+        for &(ip, prefix) in &config.addresses {
+            address::add(index, ip, prefix).map_err(|error| explained(error, &config.name))?;
+        }
+        let mut queues = vec![];
+        for _ in 1..config.queues.max(1) {
+            queues.push(device.try_clone().map_err(|error| explained(error, &config.name))?);
+        }
+        queues.insert(0, device);
+        queues
+            .into_iter()
+            .map(|device| {
+                device.set_nonblocking(true)?;
+                Ok(Self { device, refused: Refused::default() })
+            })
+            .collect()
+    }
+
+    /// Number of the interface.
+    ///
+    /// # Errors
+    /// The operating system's, when the interface is gone.
+    pub fn if_index(&self) -> io::Result<u32> {
+        self.device.if_index()
+    }
+}
+
+fn build(config: &TunConfig) -> io::Result<SyncDevice> {
+    let device = DeviceBuilder::new()
+        .name(&config.name)
+        .mtu(config.mtu)
+        .multi_queue(config.queues > 1)
+        .packet_information(false)
+        .offload(false)
+        .enable(false)
+        .build_sync()?;
+    device.enabled(true)?;
+    Ok(device)
+}
+
+fn check_name(name: &str) -> io::Result<()> {
+    let bad = |why| Err(io::Error::new(io::ErrorKind::InvalidInput, format!("TUN interface '{name}': {why}")));
+    if name.is_empty() || name.len() > NAME_BYTES {
+        return bad("a name has 1 to 15 bytes");
+    }
+    if name == "."
+        || name == ".."
+        || name.bytes().any(|byte| byte == b'/' || byte == b':' || byte == b'%' || byte <= b' ')
+    {
+        return bad("a name has no space, '/', ':' or '%'");
+    }
+    // A second owner of a multiqueue interface would be let in by the kernel and take its packets.
+    let probe = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    if rustix::net::netdevice::name_to_index(&probe, name).is_ok() {
+        return Err(taken(name));
+    }
+    Ok(())
+}
+
+fn taken(name: &str) -> io::Error {
+    let why = format!(
+        "TUN interface '{name}': the name is taken; stop the program that has it, remove it \
+         (ip link del {name}) or configure another name"
+    );
+    io::Error::new(io::ErrorKind::AddrInUse, why)
+}
+
+fn explained(error: io::Error, name: &str) -> io::Error {
+    let kind = error.kind();
+    let text = match error.raw_os_error() {
+        Some(libc::EBUSY | libc::EEXIST) => return taken(name),
+        Some(libc::EPERM | libc::EACCES) => "no permission: run as root or with CAP_NET_ADMIN".to_owned(),
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) if !Path::new(DEVICE).exists() => format!(
+            "{DEVICE} is missing: modprobe tun, or mkdir -p /dev/net && mknod {DEVICE} c 10 200 (in a container: \
+             --device {DEVICE})"
+        ),
+        Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+            format!("the kernel has no driver for {DEVICE}: modprobe tun, or use a kernel with CONFIG_TUN")
+        }
+        Some(libc::EINVAL) => format!("{error}; is the MTU between 68 (IPv6: 1280) and 65535?"),
+        _ => error.to_string(),
+    };
+    io::Error::new(kind, format!("TUN interface '{name}': {text}"))
+}
+
+impl Port for TunPort {
+    fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
+        let mut outcome = Ok(true);
+        while into.room() > 0 {
+            into.push_with(|packet| match rustix::io::read(self.device.as_fd(), packet.receive_area()) {
+                Ok(len) => {
+                    packet.received(0, len);
+                    // Router solicitations and the like are IP too; anything else is not ours.
+                    matches!(packet.bytes().first().map(|byte| byte >> 4), Some(4 | 6))
+                }
+                Err(error) => {
+                    outcome = if matches!(error, Errno::AGAIN | Errno::INTR) { Ok(false) } else { Err(error) };
+                    false
+                }
+            });
+            if !matches!(outcome, Ok(true)) {
+                break;
+            }
+        }
+        outcome.map(drop).map_err(io::Error::from)
+    }
+
+    fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
+        for packet in from.packets() {
+            match rustix::io::write(self.device.as_fd(), packet.bytes()) {
+                Ok(_) => {}
+                Err(Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM) => self.refused.full += 1,
+                Err(Errno::MSGSIZE) => self.refused.too_big += 1,
+                Err(error @ (Errno::BADF | Errno::BADFD)) => return Err(error.into()),
+                Err(_) => self.refused.other += 1,
+            }
+        }
+        from.clear();
+        Ok(())
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.device.as_fd())
+    }
+
+    fn refused(&self) -> Refused {
+        self.refused
+    }
+}

@@ -1,4 +1,133 @@
-//! Port.
+//! A UDP socket as a port of whole IP packets: NAT-T (4500), PSP (1000) or any other.
+//!
+//! Received datagrams get their IP and UDP header back. What is sent must be IP/UDP packets from
+//! this port; the kernel makes their headers anew from addresses, ports and TOS of ours.
 
-/// Port.
-pub struct UdpPort {}
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use wire::udp::UdpHeader;
+use wire::{IpPacket, IpProto};
+
+use super::mmsg::{Mmsg, Outgoing, large_buffers, set_int};
+use super::{Refused, rebuild};
+use crate::{Batch, Packet, Port};
+
+/// Bytes asked for each socket buffer.
+const SOCKET_BUFFER: i32 = 4 << 20;
+/// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1 wants none).
+const SO_NO_CHECK: i32 = 11;
+/// Linux: accept UDP over IPv6 without a checksum (RFC 6935).
+const UDP_NO_CHECK6_RX: i32 = 102;
+/// Linux: DF on, and sizes checked against the interface alone: the path MTU is the data plane's.
+const PMTUDISC_PROBE: i32 = 3;
+
+/// One UDP socket of one family.
+pub struct UdpPort {
+    socket: Socket,
+    local: SocketAddr,
+    mmsg: Mmsg,
+    refused: Refused,
+}
+
+impl UdpPort {
+    /// A socket bound to `local`; an unspecified address receives on every address of its family
+    /// (an IPv6 socket never receives IPv4) and port 0 lets the kernel choose. `mark` is set on
+    /// sent packets (SO_MARK).
+    ///
+    /// # Errors
+    /// The operating system's, with the address and, where there is one, a remedy.
+    pub fn bind(local: SocketAddr, mark: Option<u32>) -> io::Result<Self> {
+        let named = |error: io::Error| {
+            let remedy = match error.raw_os_error() {
+                Some(libc::EADDRINUSE) => {
+                    "another program has the port; stop it (`ss -ulpn` shows it) or configure another"
+                }
+                Some(libc::EADDRNOTAVAIL) => "no interface of this host has the address; add it first",
+                Some(libc::EACCES | libc::EPERM) => {
+                    "no permission: run as root or with CAP_NET_BIND_SERVICE and CAP_NET_ADMIN"
+                }
+                _ => return io::Error::new(error.kind(), format!("UDP socket {local}: {error}")),
+            };
+            io::Error::new(error.kind(), format!("UDP socket {local}: {remedy}"))
+        };
+        Self::open(local, mark).map_err(named)
+    }
+
+    fn open(local: SocketAddr, mark: Option<u32>) -> io::Result<Self> {
+        let v6 = local.is_ipv6();
+        let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
+        let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
+        if v6 {
+            socket.set_only_v6(true)?;
+            rebuild::report_v6(&socket, false)?;
+            set_int(&socket, libc::IPPROTO_UDP, UDP_NO_CHECK6_RX, 1)?;
+            set_int(&socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, PMTUDISC_PROBE)?;
+        } else {
+            rebuild::report_v4(&socket)?;
+            set_int(&socket, libc::SOL_SOCKET, SO_NO_CHECK, 1)?;
+            set_int(&socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, PMTUDISC_PROBE)?;
+        }
+        if let Some(mark) = mark {
+            socket.set_mark(mark)?;
+        }
+        large_buffers(&socket, SOCKET_BUFFER)?;
+        socket.bind(&SockAddr::from(local))?;
+        let bound = socket.local_addr()?.as_socket().unwrap_or(local);
+        Ok(Self { socket, local: bound, mmsg: Mmsg::new(), refused: Refused::default() })
+    }
+
+    /// The address and port in use.
+    pub fn local(&self) -> SocketAddr {
+        self.local
+    }
+}
+
+/// The datagram inside `packet`, when it is a whole UDP packet from `local` or from any address of
+/// its family when `local` is unspecified.
+fn outgoing(packet: &Packet, local: SocketAddr) -> Option<Outgoing<'_>> {
+    let bytes = packet.bytes();
+    let ip = IpPacket::parse(bytes).ok()?;
+    if ip.upper != IpProto::UDP || ip.fragment.is_some() || ip.is_v6() != local.is_ipv6() {
+        return None;
+    }
+    let (header, payload) = UdpHeader::parse(&bytes[ip.upper_at..ip.total_len]).ok()?;
+    let payload_len = usize::from(header.len.get()).checked_sub(UdpHeader::LEN)?;
+    if header.src_port.get() != local.port() || !(local.ip().is_unspecified() || local.ip() == ip.src) {
+        return None;
+    }
+    Some(Outgoing {
+        bytes: payload.get(..payload_len)?,
+        to: SocketAddr::new(ip.dst, header.dst_port.get()),
+        header: Some((ip.src, ip.tos)),
+    })
+}
+
+impl Port for UdpPort {
+    fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
+        let port = self.local.port();
+        self.mmsg.receive(self.socket.as_fd(), into, &mut self.refused, |p, m| rebuild::udp(p, m, port))
+    }
+
+    fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
+        let local = self.local;
+        from.retain(|_, packet| {
+            let ours = outgoing(packet, local).is_some();
+            self.refused.other += u64::from(!ours);
+            ours
+        });
+        self.mmsg.send(self.socket.as_fd(), from.packets(), &mut self.refused, |packet| outgoing(packet, local))?;
+        from.clear();
+        Ok(())
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.socket.as_fd())
+    }
+
+    fn refused(&self) -> Refused {
+        self.refused
+    }
+}

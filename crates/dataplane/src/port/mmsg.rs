@@ -1,0 +1,396 @@
+//! Many messages per system call, and what the kernel says beside each of them.
+//!
+//! The only place where raw and UDP sockets meet the kernel: [`Mmsg`] lends it packet buffers for
+//! the length of one call and keeps no pointer afterwards. Control messages are read and written
+//! as plain bytes.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::{offset_of, size_of};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+
+use arrayvec::ArrayVec;
+use libc::c_int;
+
+use super::Refused;
+use crate::{Batch, Packet};
+
+/// Messages per system call.
+const BURST: usize = 64;
+/// Bytes for a socket address of either family.
+const NAME_BYTES: usize = 32;
+/// Bytes of control messages per packet: room for all that we ask for and 300 bytes of IPv6
+/// extension headers, which is what the head room of a packet takes. 32 KiB per socket in all.
+const CONTROL_BYTES: usize = 512;
+const CMSG_HEADER: usize = size_of::<libc::cmsghdr>();
+
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Name([u8; NAME_BYTES]);
+
+#[derive(Clone, Copy)]
+#[repr(C, align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+/// Scratch memory for one burst of messages.
+pub(super) struct Mmsg {
+    names: Box<[Name]>,
+    controls: Box<[Control]>,
+}
+
+/// What the kernel told of one received packet.
+pub(super) struct Message<'a> {
+    name: &'a [u8],
+    control: &'a [u8],
+}
+
+/// One packet on its way out.
+pub(super) struct Outgoing<'a> {
+    /// What follows the headers that the kernel makes itself.
+    pub(super) bytes: &'a [u8],
+    /// Where to.
+    pub(super) to: SocketAddr,
+    /// Source address and TOS or traffic class, for sockets that make their own IP header.
+    pub(super) header: Option<(IpAddr, u8)>,
+}
+
+/// The kernel gave up part of the packet or of what belongs to it.
+#[derive(Debug)]
+pub(super) struct Unreadable;
+
+impl Mmsg {
+    pub(super) fn new() -> Self {
+        Self {
+            names: vec![Name([0; NAME_BYTES]); BURST].into_boxed_slice(),
+            controls: vec![Control([0; CONTROL_BYTES]); BURST].into_boxed_slice(),
+        }
+    }
+
+    /// Receives until `socket` is empty or `into` is full. `finish` completes each packet; those it
+    /// refuses, and those cut off, are left out and counted in `refused`.
+    pub(super) fn receive(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        into: &mut Batch,
+        refused: &mut Refused,
+        mut finish: impl FnMut(&mut Packet, &Message<'_>) -> Result<(), Unreadable>,
+    ) -> io::Result<()> {
+        loop {
+            let want = into.room().min(BURST);
+            let before = into.len();
+            let mut headers = [EMPTY; BURST];
+            let got = match self.receive_burst(socket, into, &mut headers[..want]) {
+                Ok(got) => got,
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            for (i, header) in headers[..got].iter().enumerate() {
+                let message = Message {
+                    name: &self.names[i].0[..(header.msg_hdr.msg_namelen as usize).min(NAME_BYTES)],
+                    control: &self.controls[i].0[..header.msg_hdr.msg_controllen.min(CONTROL_BYTES)],
+                };
+                let cut = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+                into.push_with(|packet| {
+                    packet.received(0, header.msg_len as usize);
+                    if cut {
+                        refused.cut_off += 1;
+                        packet.received(0, 0);
+                    } else if finish(packet, &message).is_err() {
+                        refused.unreadable += 1;
+                        packet.received(0, 0);
+                    }
+                    true
+                });
+            }
+            into.retain(|i, packet| i < before || packet.len() != 0);
+            if got < want || into.room() == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    /// One `recvmmsg`: message i goes to the packet that the i-th `push_with` from now will take.
+    fn receive_burst(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        into: &mut Batch,
+        headers: &mut [libc::mmsghdr],
+    ) -> io::Result<usize> {
+        if headers.is_empty() {
+            return Ok(0);
+        }
+        let mut areas = [NO_AREA; BURST];
+        for (area, packet) in areas.iter_mut().zip(into.spare_mut().iter_mut().rev()).take(headers.len()) {
+            let bytes = packet.receive_area();
+            *area = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+        }
+        let rows = headers.iter_mut().zip(&mut areas).zip(self.names.iter_mut().zip(self.controls.iter_mut()));
+        for ((header, area), (name, control)) in rows {
+            header.msg_hdr.msg_name = name.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_namelen = NAME_BYTES as u32;
+            header.msg_hdr.msg_iov = area;
+            header.msg_hdr.msg_iovlen = 1;
+            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_controllen = CONTROL_BYTES as _;
+        }
+        // SAFETY: `headers.len()` headers are initialised; each points at one iovec of `areas`, one
+        // name and one control buffer with their true sizes, all of which are borrowed exclusively
+        // (packets through `into`, the rest through `self`) and outlive the call. The kernel keeps
+        // none of the pointers.
+        let got = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                headers.as_mut_ptr(),
+                headers.len() as u32,
+                libc::MSG_DONTWAIT,
+                std::ptr::null_mut(),
+            )
+        };
+        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// Sends what `select` makes of the packets, in order; it skips those it answers `None` for.
+    /// Packets that the kernel refuses are counted in `refused`.
+    pub(super) fn send<'a>(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        packets: &'a [Packet],
+        refused: &mut Refused,
+        select: impl Fn(&'a Packet) -> Option<Outgoing<'a>>,
+    ) -> io::Result<()> {
+        let mut outgoing = packets.iter().filter_map(select);
+        loop {
+            let burst: ArrayVec<_, BURST> = outgoing.by_ref().take(BURST).collect();
+            if burst.is_empty() {
+                return Ok(());
+            }
+            self.send_burst(socket, &burst, refused)?;
+        }
+    }
+
+    fn send_burst(&mut self, socket: BorrowedFd<'_>, burst: &[Outgoing<'_>], refused: &mut Refused) -> io::Result<()> {
+        let mut areas = [NO_AREA; BURST];
+        let mut headers = [EMPTY; BURST];
+        let rows = headers.iter_mut().zip(&mut areas).zip(self.names.iter_mut().zip(self.controls.iter_mut()));
+        for (((header, area), (name, control)), out) in rows.zip(burst) {
+            *area = libc::iovec { iov_base: out.bytes.as_ptr().cast_mut().cast(), iov_len: out.bytes.len() };
+            header.msg_hdr.msg_namelen = write_name(&mut name.0, out.to) as u32;
+            header.msg_hdr.msg_name = name.0.as_mut_ptr().cast();
+            header.msg_hdr.msg_iov = area;
+            header.msg_hdr.msg_iovlen = 1;
+            if let Some((src, tos)) = out.header {
+                header.msg_hdr.msg_controllen = write_control(&mut control.0, src, tos) as _;
+                header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+            }
+        }
+        let mut rest = &mut headers[..burst.len()];
+        while !rest.is_empty() {
+            // SAFETY: as in `receive_burst`; `sendmmsg` only reads what the iovecs point at, which
+            // `burst` borrows until after the call.
+            let sent =
+                unsafe { libc::sendmmsg(socket.as_raw_fd(), rest.as_mut_ptr(), rest.len() as u32, libc::MSG_DONTWAIT) };
+            let done = match usize::try_from(sent) {
+                Ok(sent) => sent,
+                Err(_) => give_up(io::Error::last_os_error(), rest.len(), refused)?,
+            };
+            rest = rest.get_mut(done..).unwrap_or_default();
+        }
+        Ok(())
+    }
+}
+
+/// How many of `waiting` packets to pass over when the first of them met `error`, counted in
+/// `refused`; fails when the socket itself is broken.
+fn give_up(error: io::Error, waiting: usize, refused: &mut Refused) -> io::Result<usize> {
+    match error.raw_os_error() {
+        Some(libc::EINTR) => return Ok(0),
+        // No room now means no room for the rest either; asking once per packet would only cost.
+        Some(libc::EAGAIN) => {
+            refused.full += waiting as u64;
+            return Ok(waiting);
+        }
+        Some(libc::ENOBUFS | libc::ENOMEM) => refused.full += 1,
+        Some(libc::EMSGSIZE) => refused.too_big += 1,
+        Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => return Err(error),
+        _ => refused.other += 1,
+    }
+    Ok(1)
+}
+
+const NO_AREA: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };
+// SAFETY: `mmsghdr` is made of integers and raw pointers, for which zero is a valid value.
+const EMPTY: libc::mmsghdr = unsafe { std::mem::zeroed() };
+
+/// True when there was nothing, or an error that the network left on the socket (an ICMP message,
+/// an interface that went down) and that the next call does not see any more.
+fn is_passing(error: &io::Error) -> bool {
+    let passing = [
+        libc::EAGAIN,
+        libc::EINTR,
+        libc::ECONNREFUSED,
+        libc::EHOSTUNREACH,
+        libc::ENETUNREACH,
+        libc::ENETDOWN,
+        libc::EMSGSIZE,
+        libc::EPROTO,
+        libc::ENOPROTOOPT,
+        libc::EHOSTDOWN,
+        libc::ENONET,
+        libc::ENOBUFS,
+        libc::ENOMEM,
+    ];
+    error.raw_os_error().is_some_and(|code| passing.contains(&code))
+}
+
+impl<'a> Message<'a> {
+    /// Who sent the packet; the port is 0 on raw sockets.
+    pub(super) fn from(&self) -> Option<SocketAddr> {
+        let family = u16::from_ne_bytes(self.name.first_chunk().copied()?);
+        let port = u16::from_be_bytes(*self.name.get(2..)?.first_chunk()?);
+        let ip: IpAddr = match c_int::from(family) {
+            libc::AF_INET => Ipv4Addr::from(*self.name.get(4..)?.first_chunk::<4>()?).into(),
+            libc::AF_INET6 => Ipv6Addr::from(*self.name.get(8..)?.first_chunk::<16>()?).into(),
+            _ => return None,
+        };
+        Some(SocketAddr::new(ip, port))
+    }
+
+    /// Control messages as (level, type, content), in the order of the kernel.
+    pub(super) fn controls(&self) -> Controls<'a> {
+        Controls(self.control)
+    }
+}
+
+/// Iterator over control messages.
+pub(super) struct Controls<'a>(&'a [u8]);
+
+impl<'a> Iterator for Controls<'a> {
+    type Item = (c_int, c_int, &'a [u8]);
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let len = usize::from_ne_bytes(*self.0.first_chunk()?);
+        let level = int_at(self.0, offset_of!(libc::cmsghdr, cmsg_level))?;
+        let kind = int_at(self.0, offset_of!(libc::cmsghdr, cmsg_type))?;
+        let content = self.0.get(CMSG_HEADER..len)?;
+        self.0 = self.0.get(len.next_multiple_of(size_of::<usize>())..).unwrap_or_default();
+        Some((level, kind, content))
+    }
+}
+
+/// The native integer at `at` of `bytes`.
+pub(super) fn int_at(bytes: &[u8], at: usize) -> Option<c_int> {
+    Some(c_int::from_ne_bytes(*bytes.get(at..)?.first_chunk()?))
+}
+
+/// Writes a socket address and returns its length.
+fn write_name(name: &mut [u8; NAME_BYTES], to: SocketAddr) -> usize {
+    *name = [0; NAME_BYTES];
+    name[2..4].copy_from_slice(&to.port().to_be_bytes());
+    match to {
+        SocketAddr::V4(to) => {
+            name[..2].copy_from_slice(&(libc::AF_INET as u16).to_ne_bytes());
+            name[4..8].copy_from_slice(&to.ip().octets());
+            size_of::<libc::sockaddr_in>()
+        }
+        SocketAddr::V6(to) => {
+            name[..2].copy_from_slice(&(libc::AF_INET6 as u16).to_ne_bytes());
+            name[8..24].copy_from_slice(&to.ip().octets());
+            name[24..28].copy_from_slice(&to.scope_id().to_ne_bytes());
+            size_of::<libc::sockaddr_in6>()
+        }
+    }
+}
+
+/// Writes the control messages that set source address and TOS of one packet; returns their length.
+fn write_control(control: &mut [u8; CONTROL_BYTES], src: IpAddr, tos: u8) -> usize {
+    let mut at = 0;
+    let mut put = |level: c_int, kind: c_int, content: &[u8]| {
+        let len = CMSG_HEADER + content.len();
+        let message = &mut control[at..at + len.next_multiple_of(size_of::<usize>())];
+        message.fill(0);
+        message[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
+        message[offset_of!(libc::cmsghdr, cmsg_level)..][..4].copy_from_slice(&level.to_ne_bytes());
+        message[offset_of!(libc::cmsghdr, cmsg_type)..][..4].copy_from_slice(&kind.to_ne_bytes());
+        message[CMSG_HEADER..len].copy_from_slice(content);
+        at += message.len();
+    };
+    match src {
+        IpAddr::V4(src) => {
+            // struct in_pktinfo: interface, source address, (ignored on send).
+            let mut pktinfo = [0; size_of::<libc::in_pktinfo>()];
+            pktinfo[4..8].copy_from_slice(&src.octets());
+            put(libc::IPPROTO_IP, libc::IP_PKTINFO, &pktinfo);
+            put(libc::IPPROTO_IP, libc::IP_TOS, &c_int::from(tos).to_ne_bytes());
+        }
+        IpAddr::V6(src) => {
+            let mut pktinfo = [0; size_of::<libc::in6_pktinfo>()];
+            pktinfo[..16].copy_from_slice(&src.octets());
+            put(libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &pktinfo);
+            put(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, &c_int::from(tos).to_ne_bytes());
+        }
+    }
+    at
+}
+
+/// Sets a socket option whose value is plain bytes.
+pub(super) fn set_option(socket: impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads `value.len()` bytes from `value`, which outlives the call.
+    let rc = unsafe {
+        libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t)
+    };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets a socket option to an integer.
+pub(super) fn set_int(socket: impl AsFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_option(socket, level, name, &value.to_ne_bytes())
+}
+
+/// Asks for socket buffers of `bytes` each way; without privilege the kernel gives what its limits
+/// allow.
+pub(super) fn large_buffers(socket: impl AsFd, bytes: c_int) -> io::Result<()> {
+    let socket = socket.as_fd();
+    for (forced, asked) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
+        set_int(socket, libc::SOL_SOCKET, forced, bytes)
+            .or_else(|_| set_int(socket, libc::SOL_SOCKET, asked, bytes))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_messages_written_are_read_back() {
+        let mut bytes = [0xaa; CONTROL_BYTES];
+        let len = write_control(&mut bytes, Ipv6Addr::LOCALHOST.into(), 0xb9);
+        let message = Message { name: &[], control: &bytes[..len] };
+        let read: Vec<_> = message.controls().map(|(_, kind, content)| (kind, content.to_vec())).collect();
+        assert_eq!(read.len(), 2);
+        assert_eq!((read[0].0, &read[0].1[..16]), (libc::IPV6_PKTINFO, &Ipv6Addr::LOCALHOST.octets()[..]));
+        assert_eq!((read[1].0, int_at(&read[1].1, 0)), (libc::IPV6_TCLASS, Some(0xb9)));
+    }
+
+    #[test]
+    fn control_messages_that_lie_about_their_length_end_the_walk() {
+        for len in [0_usize, 1, CMSG_HEADER - 1, 64, usize::MAX, usize::MAX - 6] {
+            let mut bytes = [0; 40];
+            bytes[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
+            assert_eq!(Message { name: &[], control: &bytes }.controls().count(), 0, "{len}");
+        }
+    }
+
+    #[test]
+    fn addresses_written_are_read_back() {
+        for to in ["192.0.2.1:4500", "[2001:db8::1]:1000"] {
+            let to: SocketAddr = to.parse().unwrap();
+            let mut name = [0; NAME_BYTES];
+            let len = write_name(&mut name, to);
+            assert_eq!(Message { name: &name[..len], control: &[] }.from(), Some(to));
+        }
+        assert_eq!(Message { name: &[2, 0, 0], control: &[] }.from(), None);
+    }
+}
