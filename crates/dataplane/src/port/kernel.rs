@@ -94,6 +94,12 @@ fn raw_ipv4_arrives_as_it_was_sent() {
         let mut sent: Vec<_> =
             (0..100).map(|n| ipv4([50, 51, 253][n % 3], 0xb8 | n as u8 & 3, local, local, &[n as u8; 80])).collect();
         sent.push(ipv4(50, 0, local, local, &[9; 3000]));
+        // AH covers the identification: the kernel must leave 0 alone where DF is set.
+        let mut without_id = ipv4(51, 0, local, local, &[8; 44]);
+        (without_id[4], without_id[5], without_id[10], without_id[11]) = (0, 0, 0, 0);
+        let sum = checksum::checksum(&without_id[..20]).to_be_bytes();
+        without_id[10..12].copy_from_slice(&sum);
+        sent.push(without_id);
         port.tx(&mut batch_of(&sent)).unwrap();
         let mut got = receive(&mut port, sent.len(), 4096);
         got.sort();

@@ -64,10 +64,10 @@ impl Default for RawProtocols {
 
 /// Raw sockets as one port.
 ///
-/// What the kernel changes on the way: an IPv4 identification of 0 is replaced when sending, so AH
-/// must not use it; fragments are put together before they are received; the IPv6 headers are
-/// rebuilt from what the kernel reports (module `rebuild`). IPv4 packets larger than the MTU
-/// of the outgoing interface are refused as too big, also without DF.
+/// What the kernel changes on the way: an IPv4 identification of 0 is replaced when DF is clear, so
+/// AH must not send that; fragments are put together before they are received; the IPv6 headers are
+/// rebuilt from what the kernel reports (module `rebuild`). IPv4 packets larger than the MTU of the
+/// outgoing interface are refused as too big, also without DF.
 pub struct RawPort {
     receivers: Vec<Receiver>,
     ready: OwnedFd,
