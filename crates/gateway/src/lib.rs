@@ -1,1 +1,16 @@
-//! x
+//! The daemon and the command line.
+//!
+//! [`config`] turns a file into specifications, [`tables`] turns those into what packets see,
+//! [`up`] runs it. Everything here is the control side: nothing of it is on the path of a packet.
+
+mod audit;
+pub mod cli;
+pub mod config;
+mod doctor;
+mod log;
+mod offline;
+mod routes;
+mod state;
+mod status;
+mod tables;
+mod up;

@@ -1,0 +1,245 @@
+//! The gateway's part of the command line.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+use wire::registry::CodePoints;
+
+use crate::config::problem::Problems;
+use crate::offline::{self, Capture, Direction};
+use crate::{config, doctor, status, up};
+
+/// Packets were refused, or something is not healthy.
+const UNHEALTHY: u8 = 1;
+/// Usage, configuration, input or privilege; nothing was started or written.
+const UNUSABLE: u8 = 2;
+
+/// The commands of the gateway.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Run a gateway in the foreground
+    ///
+    /// Protects traffic as the configuration says until SIGTERM or SIGINT; SIGHUP reads it again.
+    #[command(
+        after_help = "Example:\n  weir up --config /etc/weir/weir.conf\n\nThe format of the file: docs/configuration.md"
+    )]
+    Up(UpArgs),
+    /// Show SAs, policies, counters and drop reasons of a running gateway
+    #[command(after_help = "Example:\n  weir status --json | jq .total.drops")]
+    Status(StatusArgs),
+    /// Protect, unprotect and look at captures, offline
+    #[command(subcommand)]
+    Pcap(Pcap),
+    /// Say what this host can do and what that means
+    #[command(after_help = "Example:\n  weir doctor\n\nExit status 1 when weir up cannot work here.")]
+    Doctor(DoctorArgs),
+}
+
+/// Options of `weir up`.
+#[derive(Debug, Args)]
+pub struct UpArgs {
+    /// Configuration
+    #[arg(long, value_name = "FILE")]
+    config: PathBuf,
+    /// Log one JSON object per line
+    #[arg(long)]
+    log_json: bool,
+}
+
+/// Options of `weir status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Where the gateway answers
+    #[arg(long, value_name = "PATH", default_value = "/run/weir.sock")]
+    socket: PathBuf,
+}
+
+/// Options of `weir doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// List the suites and the lengths of their keys instead
+    #[arg(long)]
+    suites: bool,
+}
+
+/// The commands of `weir pcap`.
+#[derive(Debug, Subcommand)]
+pub enum Pcap {
+    /// Protect the packets of a capture
+    #[command(after_help = "Example:\n  weir pcap seal --sa sun.conf clear.pcap sealed.pcap\n\n\
+        Never with keys that are in use elsewhere: the same numbers would be used again.\n\
+        Exit status 1 and one line per packet when packets were refused.")]
+    Seal(TransformArgs),
+    /// Unprotect the packets of a capture
+    #[command(after_help = "Example:\n  weir pcap open --sa moon.conf sealed.pcap clear.pcap\n  \
+        weir pcap open --mirror --sa sun.conf sealed.pcap clear.pcap\n\n\
+        Exit status 1 and one line per packet when packets were refused.")]
+    Open(TransformArgs),
+    /// Show what stands in the clear on each packet
+    #[command(after_help = "Example:\n  weir pcap inspect sealed.pcap")]
+    Inspect(InspectArgs),
+}
+
+/// Options of `weir pcap seal` and `open`.
+#[derive(Debug, Args)]
+pub struct TransformArgs {
+    /// SAs and policies, in the format of weir up
+    #[arg(long, value_name = "FILE")]
+    sa: PathBuf,
+    /// Use this SA for everything it can carry, whatever the policies say
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// See the file from the other end: what goes out there comes in here
+    #[arg(long)]
+    mirror: bool,
+    /// Capture to read, pcap or pcapng
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    /// Capture to write, in the same format
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+}
+
+/// Options of `weir pcap inspect`.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Print one JSON object per packet
+    #[arg(long)]
+    json: bool,
+    /// IP protocol number of EESP
+    #[arg(long, value_name = "NUMBER", default_value_t = wire::IpProto::EESP_DEFAULT.0)]
+    eesp_protocol: u8,
+    /// Capture to read, pcap or pcapng
+    #[arg(value_name = "FILE")]
+    file: PathBuf,
+}
+
+impl Command {
+    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    pub fn run(self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Up(args) => run_up(&args),
+            Self::Status(args) => run_status(&args),
+            Self::Pcap(Pcap::Seal(args)) => run_transform(&args, Direction::Seal),
+            Self::Pcap(Pcap::Open(args)) => run_transform(&args, Direction::Open),
+            Self::Pcap(Pcap::Inspect(args)) => run_inspect(&args),
+            Self::Doctor(args) => run_doctor(&args),
+        })
+    }
+}
+
+fn tell(problems: &Problems) -> u8 {
+    eprint!("{}", problems.render(std::io::stderr().is_terminal()));
+    UNUSABLE
+}
+
+fn complain(error: &anyhow::Error, status: u8) -> u8 {
+    eprintln!("weir: {error:#}");
+    status
+}
+
+/// Writes to standard output; a reader that went away is no error.
+fn print(text: &str) {
+    let _ = std::io::stdout().lock().write_all(text.as_bytes());
+}
+
+fn run_up(args: &UpArgs) -> u8 {
+    match up::run(&args.config, args.log_json) {
+        Ok(()) => 0,
+        Err(up::Failure::Config(problems)) => tell(&problems),
+        Err(up::Failure::Start(error)) => complain(&error, UNUSABLE),
+        Err(up::Failure::Running(error)) => complain(&error, UNHEALTHY),
+    }
+}
+
+fn run_status(args: &StatusArgs) -> u8 {
+    let response = match status::ask(&args.socket) {
+        Ok(response) => response,
+        Err(error) => return complain(&error.into(), UNUSABLE),
+    };
+    match serde_json::from_slice::<status::Status>(&response) {
+        Ok(status) => {
+            if args.json {
+                print(&format!("{}\n", String::from_utf8_lossy(&response).trim_end()));
+            } else {
+                print(&status::render(&status));
+            }
+            if status.healthy { 0 } else { UNHEALTHY }
+        }
+        Err(error) => {
+            complain(&anyhow::anyhow!("{}: not the answer of a weir: {error}", args.socket.display()), UNHEALTHY)
+        }
+    }
+}
+
+fn run_transform(args: &TransformArgs, direction: Direction) -> u8 {
+    let config = match config::load_offline(&args.sa, args.name.as_deref(), args.mirror) {
+        Ok(config) => config,
+        Err(problems) => return tell(&problems),
+    };
+    match offline::run(&config, direction, &args.input, &args.output) {
+        Ok(outcome) => {
+            let mut stderr = std::io::stderr().lock();
+            for line in &outcome.refused {
+                let _ = writeln!(stderr, "{line}");
+            }
+            let word = if direction == Direction::Seal { "sealed" } else { "opened" };
+            let _ = writeln!(
+                stderr,
+                "weir: {word} {}: {} IP packets read, {} refused, {} other frames copied, {} written to {}",
+                args.input.display(),
+                outcome.packets,
+                outcome.refused.len(),
+                outcome.copied,
+                outcome.written,
+                args.output.display()
+            );
+            if outcome.refused.is_empty() { 0 } else { UNHEALTHY }
+        }
+        Err(offline::Failure::Config(problems)) => tell(&problems),
+        Err(offline::Failure::Other(error)) => complain(&error, UNUSABLE),
+    }
+}
+
+fn run_inspect(args: &InspectArgs) -> u8 {
+    let points = CodePoints { eesp_protocol: wire::IpProto(args.eesp_protocol), ..CodePoints::default() };
+    let capture = match Capture::read(&args.file) {
+        Ok(capture) => capture,
+        Err(error) => return complain(&error, UNUSABLE),
+    };
+    match capture.records() {
+        Ok(records) => {
+            let mut text = String::new();
+            for (index, record) in records.iter().enumerate() {
+                text.push_str(&offline::inspect(index + 1, record, &points, args.json));
+                text.push('\n');
+            }
+            print(&text);
+            0
+        }
+        Err(error) => complain(&error, UNUSABLE),
+    }
+}
+
+fn run_doctor(args: &DoctorArgs) -> u8 {
+    if args.suites {
+        print(&doctor::suites());
+        return 0;
+    }
+    let findings = doctor::examine();
+    if args.json {
+        let report = serde_json::json!({ "healthy": doctor::healthy(&findings), "findings": findings });
+        print(&format!("{report:#}\n"));
+    } else {
+        print(&doctor::render(&findings));
+    }
+    if doctor::healthy(&findings) { 0 } else { UNHEALTHY }
+}

@@ -1,0 +1,134 @@
+//! The section `gateway`.
+
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use wire::IpProto;
+use wire::registry::CodePoints;
+
+use super::value::{Fields, Refusal, list, number, parsed, switch, word, word_or_number};
+
+/// An address of the TUN device with its prefix length.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Interface {
+    /// Address.
+    pub addr: IpAddr,
+    /// Prefix length in bits.
+    pub prefix: u8,
+}
+
+/// Settings of the daemon, each as docs/configuration.md describes it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Gateway {
+    /// Name of the TUN device.
+    pub tun: String,
+    /// Addresses of the device.
+    pub addresses: Vec<Interface>,
+    /// MTU of the device in bytes; `None`: what fits the narrowest SA.
+    pub mtu: Option<u32>,
+    /// Whether routes are set.
+    pub routes: bool,
+    /// Routing table and preference of its rule.
+    pub route_table: u32,
+    /// Mark of own packets.
+    pub fwmark: u32,
+    /// Packet threads.
+    pub workers: usize,
+    /// The null engine was asked for.
+    pub null_engine: bool,
+    /// Where sequence numbers are saved.
+    pub state_dir: PathBuf,
+    /// Where status is asked.
+    pub socket: PathBuf,
+    /// Log filter.
+    pub log: String,
+    /// Log as JSON.
+    pub log_json: bool,
+    /// DES, 3DES, MD5, NULL are permitted.
+    pub allow_legacy: bool,
+    /// PSP versions 2 and 3 are permitted.
+    pub allow_psp_gmac: bool,
+    /// Protocol number and ports.
+    pub code_points: CodePoints,
+}
+
+impl Default for Gateway {
+    fn default() -> Self {
+        Self {
+            tun: "weir0".into(),
+            addresses: Vec::new(),
+            mtu: None,
+            routes: true,
+            route_table: 30_565,
+            fwmark: 0x7765,
+            workers: 1,
+            null_engine: false,
+            state_dir: "/var/lib/weir".into(),
+            socket: "/run/weir.sock".into(),
+            log: "info".into(),
+            log_json: false,
+            allow_legacy: false,
+            allow_psp_gmac: false,
+            code_points: CodePoints::default(),
+        }
+    }
+}
+
+impl Gateway {
+    pub(crate) fn read(fields: &Fields<'_>) -> Self {
+        let default = Self::default();
+        let port = number(1..=65_535);
+        let points = default.code_points;
+        let path = |text: &str| Ok::<_, Refusal>(PathBuf::from(text));
+        let wide = number(1..=u64::from(u32::MAX));
+        let gateway = Self {
+            tun: fields.get("tun", device).unwrap_or(default.tun),
+            addresses: fields.get("addresses", list(interface)).unwrap_or_default(),
+            mtu: fields.get("mtu", word_or_number("auto", 576..=65_535)).flatten().map(|n| n as u32),
+            routes: fields.get("routes", word(&[("auto", true), ("none", false)])).unwrap_or(true),
+            route_table: fields.get("route_table", &wide).map_or(default.route_table, |n| n as u32),
+            fwmark: fields.get("fwmark", &wide).map_or(default.fwmark, |n| n as u32),
+            workers: fields.get("workers", number(1..=64)).map_or(1, |n| n as usize),
+            null_engine: fields.get("engine", word(&[("aws_lc", false), ("null", true)])).unwrap_or(false),
+            state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
+            socket: fields.get("socket", path).unwrap_or(default.socket),
+            log: fields.get("log", crate::log::check_filter).unwrap_or(default.log),
+            log_json: fields.get("log_json", switch).unwrap_or(false),
+            allow_legacy: fields.get("allow_legacy", switch).unwrap_or(false),
+            allow_psp_gmac: fields.get("allow_psp_gmac", switch).unwrap_or(false),
+            code_points: CodePoints {
+                eesp_protocol: fields.get("eesp_protocol", eesp_protocol).unwrap_or(points.eesp_protocol),
+                nat_t_port: fields.get("nat_t_port", &port).map_or(points.nat_t_port, |n| n as u16),
+                psp_port: fields.get("psp_port", &port).map_or(points.psp_port, |n| n as u16),
+            },
+        };
+        if gateway.code_points.nat_t_port == gateway.code_points.psp_port {
+            fields.fault_of("psp_port", "nat_t_port and psp_port are the same", "give them two ports");
+        }
+        fields.finish(&[], |_| None);
+        gateway
+    }
+}
+
+fn device(text: &str) -> Result<String, Refusal> {
+    let fits = (1..=15).contains(&text.len()) && !text.contains(['/', ' ', ':']) && text != "." && text != "..";
+    fits.then(|| text.to_owned())
+        .ok_or_else(|| "write a device name of 1 to 15 characters without '/', ':' or blanks".into())
+}
+
+fn interface(text: &str) -> Result<Interface, Refusal> {
+    let wrong = || "write ADDRESS/PREFIX, for example 10.1.0.1/24".to_owned();
+    let (addr, prefix) = text.split_once('/').ok_or_else(wrong)?;
+    let addr: IpAddr = parsed("")(addr).map_err(|_| wrong())?;
+    let longest = if addr.is_ipv4() { 32 } else { 128 };
+    let prefix = number(0..=longest)(prefix).map_err(|_| wrong())? as u8;
+    Ok(Interface { addr, prefix })
+}
+
+fn eesp_protocol(text: &str) -> Result<IpProto, Refusal> {
+    let proto = number(1..=254)(text)? as u8;
+    match IpProto(proto).name() {
+        Some(name) => Err(format!("{proto} is {name}; write a free number, for example 253")),
+        None => Ok(IpProto(proto)),
+    }
+}

@@ -1,0 +1,293 @@
+//! The configuration: from a file to specifications that are known to be consistent.
+//!
+//! [`load`] reads, checks everything and reports everything that is wrong. What it returns can
+//! only fail later for reasons outside of the file: privileges, devices, addresses.
+
+mod gateway;
+mod policy;
+pub mod problem;
+mod sa;
+pub mod syntax;
+mod value;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use ipsec::{Mode, Protocol};
+use wire::{AddrRange, Selector};
+
+pub use gateway::{Gateway, Interface};
+pub use policy::{Policy, PolicyAction};
+use problem::{Origin, Problem, Problems};
+pub use sa::{Half, HalfProto, Sa};
+use syntax::Section;
+pub(crate) use value::Secret;
+use value::{Fields, Sink};
+
+/// A configuration without contradictions.
+#[derive(Clone)]
+pub struct Config {
+    /// Settings of the daemon.
+    pub gateway: Gateway,
+    /// SAs in the order of the file.
+    pub sas: Vec<Sa>,
+    /// Policies in the order of the file.
+    pub policies: Vec<Policy>,
+    /// What is not wrong but worth knowing.
+    pub warnings: Vec<String>,
+}
+
+/// What the file is for: some things are fine in one place only.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Purpose {
+    /// `weir up`.
+    Gateway,
+    /// `weir pcap`.
+    Offline,
+}
+
+/// Reads and checks a configuration.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load(path: &Path, purpose: Purpose) -> Result<Config, Problems> {
+    let root = syntax::read(path)?;
+    let mut config = check(&root, purpose)?;
+    if std::fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o004 != 0) {
+        config
+            .warnings
+            .push(format!("{0} holds keys and everybody on this host can read it: chmod 600 {0}", path.display()));
+    }
+    Ok(config)
+}
+
+/// Checks a tree.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check(root: &Section, purpose: Purpose) -> Result<Config, Problems> {
+    let sink = Sink::default();
+    let top = Fields::new(root, "top of the file".into(), &sink);
+    top.finish(&["gateway", "sas", "policies", "templates"], |key| {
+        Some(format!("'{key}' has to stand in one of the sections gateway, sas, policies"))
+    });
+    let gateway = match root.section("gateway") {
+        Some(section) => Gateway::read(&Fields::new(section, "gateway".into(), &sink)),
+        None => Gateway::default(),
+    };
+    let sections = |name: &str| root.section(name).map(|s| s.sections.as_slice()).unwrap_or_default();
+    for name in ["sas", "policies"] {
+        if let Some(section) = root.section(name) {
+            let names: Vec<&str> = section.sections.iter().map(|s| s.name.as_str()).collect();
+            Fields::new(section, name.into(), &sink).finish(&names, |key| {
+                Some(format!(
+                    "settings of '{name}' belong into a section of their own: '{name} {{ NAME {{ {key} = … }} }}'"
+                ))
+            });
+        }
+    }
+    let sas: Vec<Sa> = sections("sas")
+        .iter()
+        .filter_map(|s| Sa::read(&s.name, &Fields::new(s, format!("sas.{}", s.name), &sink), &gateway))
+        .collect();
+    let sa_names: Vec<&str> = sections("sas").iter().map(|s| s.name.as_str()).collect();
+    let mut policies: Vec<Policy> = sections("policies")
+        .iter()
+        .filter_map(|s| Policy::read(&s.name, &Fields::new(s, format!("policies.{}", s.name), &sink), &sas, &sa_names))
+        .collect();
+
+    unlike_spis(&sas, &sink);
+    unlike_keys(&sas, &sink);
+    if sink.is_empty() {
+        match purpose {
+            Purpose::Gateway => for_gateway(root, &gateway, &sas, &policies, &sink),
+            Purpose::Offline => policies.extend(implied_policy(root, &sas, &sink, policies.is_empty())),
+        }
+    }
+    let problems = sink.take();
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    let mut warnings = Vec::new();
+    for sa in &sas {
+        if policies.iter().all(|p| p.action != PolicyAction::Protect(sa.name.clone())) {
+            warnings.push(format!("no policy uses SA '{}': nothing will pass through it", sa.name));
+        }
+    }
+    Ok(Config { gateway, sas, policies, warnings })
+}
+
+fn problem(at: &Origin, path: &str, message: impl std::fmt::Display, help: impl Into<String>) -> Problem {
+    Problem::at(at, format!("{path}: {message}")).help(help)
+}
+
+/// No two inbound SAs that a packet could mean, no two outbound ones that a peer could not tell
+/// apart.
+fn unlike_spis(sas: &[Sa], sink: &Sink) {
+    let mut seen: HashMap<(bool, Protocol, u32, IpAddr), &str> = HashMap::new();
+    let mut ranges: Vec<(IpAddr, u32, u32, &str)> = Vec::new();
+    for sa in sas {
+        let halves = [(false, &sa.outbound, sa.peer.remote), (true, &sa.inbound, sa.peer.local)];
+        for (inbound, half, dst) in halves {
+            let Some(half) = half else { continue };
+            let direction = if inbound { "in" } else { "out" };
+            if let HalfProto::PspIn { issued, .. } = &half.proto {
+                for &(first, last) in issued {
+                    let other =
+                        ranges.iter().find(|(addr, f, l, _)| *addr == sa.peer.local && first <= *l && *f <= last);
+                    if let Some((.., name)) = other {
+                        let message = format!("SPIs {first:#x} to {last:#x} overlap with those of SA '{name}'");
+                        sink.push(problem(
+                            &sa.at,
+                            &format!("sas.{}.in.issued", sa.name),
+                            message,
+                            "an SPI belongs to one peer; choose other ranges",
+                        ));
+                    }
+                    ranges.push((sa.peer.local, first, last, &sa.name));
+                }
+                continue;
+            }
+            if let Some(other) = seen.insert((inbound, sa.protocol, half.spi, dst), &sa.name) {
+                let message = format!(
+                    "SPI {:#x} is also that of SA '{other}', with the same protocol and destination {dst}",
+                    half.spi
+                );
+                sink.push(problem(
+                    &sa.at,
+                    &format!("sas.{}.{direction}.spi", sa.name),
+                    message,
+                    "give one of them another SPI",
+                ));
+            }
+        }
+    }
+}
+
+/// One key, one sender: with counters for nonces anything else repeats them.
+fn unlike_keys(sas: &[Sa], sink: &Sink) {
+    let mut seen: HashMap<&[u8], String> = HashMap::new();
+    for sa in sas {
+        for (direction, half) in [("out", &sa.outbound), ("in", &sa.inbound)] {
+            let Some(half) = half else { continue };
+            // Master keys are shared by design, each SPI makes another key of them.
+            let secrets: Vec<&Secret> = match &half.proto {
+                HalfProto::PspOut { key, .. } => key.iter().collect(),
+                HalfProto::PspIn { .. } => Vec::new(),
+                HalfProto::Esp { enc, integ, .. } if enc.len() == 0 => vec![integ],
+                HalfProto::Esp { enc, .. } => vec![enc],
+                other => other.secrets(),
+            };
+            let path = format!("sas.{}.{direction}", sa.name);
+            for secret in secrets {
+                if let Some(other) = seen.insert(secret.octets(), path.clone()) {
+                    let message = format!("the key is also that of {other}: nonces would repeat");
+                    sink.push(problem(&sa.at, &path, message, "every SA and direction needs a key of its own"));
+                }
+            }
+        }
+    }
+}
+
+/// What only a running gateway must not have.
+fn for_gateway(root: &Section, gateway: &Gateway, sas: &[Sa], policies: &[Policy], sink: &Sink) {
+    let place = |name: &str| root.section(name).map_or(&root.at, |section| &section.at);
+    if gateway.null_engine {
+        let help = "use 'engine = aws_lc'; 'weir bench path' measures with the null engine";
+        sink.push(problem(place("gateway"), "gateway.engine", "the null engine protects nothing", help));
+    }
+    if policies.is_empty() {
+        let help = "add 'policies { NAME { local_ts = …  remote_ts = …  sa = … } }', one setting per line; everything else is dropped";
+        sink.push(problem(place("policies"), "policies", "there is no policy", help));
+    }
+    for sa in sas {
+        if let Some(HalfProto::Esp { iv: Some(_), .. }) = sa.outbound.as_ref().map(|half| &half.proto) {
+            let message = "the same IV in every packet is for test vectors";
+            sink.push(problem(&sa.at, &format!("sas.{}.out.iv", sa.name), message, "remove it"));
+        }
+    }
+    for policy in policies {
+        let PolicyAction::Protect(name) = &policy.action else { continue };
+        let Some(sa) = sas.iter().find(|sa| sa.name == *name) else { continue };
+        for (direction, half) in [("out", &sa.outbound), ("in", &sa.inbound)] {
+            if half.is_none() {
+                let message = format!("SA '{name}' has no '{direction}'");
+                let help = format!("a running gateway needs both directions: add '{direction} {{ … }}' to sas.{name}");
+                sink.push(problem(
+                    policy.at.as_ref().unwrap_or(&sa.at),
+                    &format!("policies.{}.sa", policy.name),
+                    message,
+                    help,
+                ));
+            }
+        }
+    }
+}
+
+/// Offline a file with one SA needs no policy.
+fn implied_policy(root: &Section, sas: &[Sa], sink: &Sink, missing: bool) -> Option<Policy> {
+    if !missing {
+        return None;
+    }
+    match sas {
+        [] => {
+            sink.push(Problem::at(&root.at, "the file has no SA").help("add 'sas { NAME { … } }'"));
+            None
+        }
+        [sa] => Some(policy_for(sa)),
+        _ => {
+            let message = format!("the file has {} SAs and no policy", sas.len());
+            let help = "add policies that say which packet takes which SA, or choose one with --name";
+            sink.push(Problem::at(&root.at, message).help(help));
+            None
+        }
+    }
+}
+
+/// The policy that protects everything an SA can carry.
+pub fn policy_for(sa: &Sa) -> Policy {
+    let one = |addr| AddrRange { start: addr, end: addr };
+    let selectors = match sa.mode {
+        Mode::Tunnel => [AddrRange::ANY_V4, AddrRange::ANY_V6].map(|any| Selector::between(any, any)).to_vec(),
+        Mode::Transport => vec![Selector::between(one(sa.peer.local), one(sa.peer.remote))],
+        Mode::Beet(beet) => vec![Selector::between(one(beet.local), one(beet.remote))],
+    };
+    Policy { name: sa.name.clone(), selectors, action: PolicyAction::Protect(sa.name.clone()), at: None }
+}
+
+/// Reads a configuration for `weir pcap`: with `name` only that SA counts, with `mirror` everything
+/// is seen from the other end.
+///
+/// # Errors
+/// As [`load`]; an unknown name.
+pub fn load_offline(path: &Path, name: Option<&str>, mirror: bool) -> Result<Config, Problems> {
+    let mut config = match name {
+        None => load(path, Purpose::Offline)?,
+        Some(name) => {
+            let mut root = syntax::read(path)?;
+            root.sections.retain(|section| section.name != "policies");
+            let Some(sas) = root.sections.iter_mut().find(|section| section.name == "sas") else {
+                return Err(Problem::whole(format!("{}: there is no section 'sas'", path.display())).into());
+            };
+            if sas.section(name).is_none() {
+                let names = sas.sections.iter().map(|s| s.name.as_str());
+                let help = value::suggestion(name, names);
+                return Err(Problem::whole(format!("{}: there is no SA '{name}'", path.display())).help(help).into());
+            }
+            sas.sections.retain(|section| section.name == name);
+            check(&root, Purpose::Offline)?
+        }
+    };
+    if mirror {
+        config.sas = config.sas.iter().map(Sa::mirrored).collect();
+        for policy in &mut config.policies {
+            policy.selectors = policy.selectors.iter().map(Selector::reversed).collect();
+        }
+    }
+    Ok(config)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,230 @@
+//! What is wrong with a configuration, where, and what to write instead.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use miette::{Diagnostic, LabeledSpan, MietteError, MietteSpanContents, SourceCode, SourceSpan, SpanContents};
+use zeroize::Zeroizing;
+
+/// One file of a configuration, kept for messages. Its text may hold keys, so it is zeroed.
+pub struct SourceFile {
+    /// The name as a person wrote it.
+    pub name: String,
+    /// What it holds.
+    pub text: Zeroizing<String>,
+}
+
+impl SourceCode for SourceFile {
+    fn read_span<'a>(
+        &'a self,
+        span: &SourceSpan,
+        before: usize,
+        after: usize,
+    ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
+        let part = self.text.as_str().read_span(span, before, after)?;
+        Ok(Box::new(MietteSpanContents::new_named(
+            self.name.clone(),
+            part.data(),
+            *part.span(),
+            part.line(),
+            part.column(),
+            part.line_count(),
+        )))
+    }
+}
+
+/// A place in a file.
+#[derive(Clone)]
+pub struct Origin {
+    /// The file.
+    pub file: Arc<SourceFile>,
+    /// Bytes in its text.
+    pub span: Range<usize>,
+}
+
+impl Origin {
+    /// Line and column, both from 1; the column counts characters.
+    pub fn line_column(&self) -> (usize, usize) {
+        let before = self.file.text.get(..self.span.start).unwrap_or_default();
+        let line_start = before.rfind('\n').map_or(0, |at| at + 1);
+        (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+    }
+}
+
+impl fmt::Display for Origin {
+    /// `FILE:LINE:COLUMN`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (line, column) = self.line_column();
+        write!(f, "{}:{line}:{column}", self.file.name)
+    }
+}
+
+/// One thing that is wrong.
+pub struct Problem {
+    at: Option<Origin>,
+    message: String,
+    help: Option<String>,
+    quoted: bool,
+}
+
+impl Problem {
+    /// A problem at a place; the line is shown with it.
+    pub fn at(at: &Origin, message: impl Into<String>) -> Self {
+        Self { at: Some(at.clone()), message: message.into(), help: None, quoted: true }
+    }
+
+    /// A problem of the file as a whole, or of no file.
+    pub fn whole(message: impl Into<String>) -> Self {
+        Self { at: None, message: message.into(), help: None, quoted: false }
+    }
+
+    /// Says what to do about it.
+    #[must_use]
+    pub fn help(mut self, help: impl Into<String>) -> Self {
+        self.help = Some(help.into());
+        self
+    }
+
+    /// Names the place but does not show the line: it holds a key.
+    #[must_use]
+    pub fn secret(mut self) -> Self {
+        self.quoted = false;
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.at {
+            Some(at) => write!(f, "{at}: {}", self.message),
+            None => f.write_str(&self.message),
+        }
+    }
+}
+
+impl fmt::Debug for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+impl Diagnostic for Problem {
+    fn help<'a>(&'a self) -> Option<Box<dyn fmt::Display + 'a>> {
+        self.help.as_ref().map(|help| Box::new(help) as Box<dyn fmt::Display>)
+    }
+
+    fn source_code(&self) -> Option<&dyn SourceCode> {
+        let at = self.at.as_ref().filter(|_| self.quoted)?;
+        Some(at.file.as_ref())
+    }
+
+    fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
+        let at = self.at.as_ref().filter(|_| self.quoted)?;
+        let span = (at.span.start, at.span.len());
+        Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
+    }
+}
+
+/// Everything that is wrong with a configuration; never empty.
+#[derive(Debug)]
+pub struct Problems(pub Vec<Problem>);
+
+impl From<Problem> for Problems {
+    fn from(problem: Problem) -> Self {
+        Self(vec![problem])
+    }
+}
+
+impl fmt::Display for Problems {
+    /// One line per problem, with its remedy.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (i, problem) in self.0.iter().enumerate() {
+            let separator = if i == 0 { "" } else { "\n" };
+            write!(f, "{separator}{problem}")?;
+            if let Some(help) = &problem.help {
+                write!(f, " ({help})")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Problems {}
+
+impl Problems {
+    /// Writes them for a person, with the lines they are about. No neighbouring lines: those may
+    /// hold keys.
+    pub fn render(&self, colour: bool) -> String {
+        let theme = if colour { miette::GraphicalTheme::unicode() } else { miette::GraphicalTheme::unicode_nocolor() };
+        let handler = miette::GraphicalReportHandler::new_themed(theme)
+            .with_context_lines(0)
+            .with_links(false)
+            .with_width(100)
+            .with_wrap_lines(false);
+        let mut text = String::new();
+        for problem in &self.0 {
+            if handler.render_report(&mut text, problem).is_err() {
+                text.push_str(&format!("{problem}\n"));
+            }
+        }
+        text
+    }
+}
+
+/// The name of `known` closest to `word`, when it is close enough to be what was meant.
+pub(crate) fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let reach = 1 + word.chars().count() / 3;
+    known
+        .into_iter()
+        .map(|name| (edit_distance(word, name), name))
+        .filter(|(distance, _)| *distance <= reach)
+        .min_by_key(|(distance, _)| *distance)
+        .map(|(_, name)| name)
+}
+
+/// Insertions, deletions and replacements from `a` to `b`; words of a configuration are short.
+fn edit_distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().take(64).collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, ca) in a.chars().take(64).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], i + 1);
+        for (j, cb) in b.iter().enumerate() {
+            let replaced = diagonal + usize::from(ca != *cb);
+            diagonal = row[j + 1];
+            row[j + 1] = replaced.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_named_by_line_and_column() {
+        let file = Arc::new(SourceFile { name: "a.conf".into(), text: Zeroizing::new("x\n  ä = y".into()) });
+        let at = Origin { file, span: 7..8 };
+        assert_eq!(at.to_string(), "a.conf:2:5");
+    }
+
+    #[test]
+    fn suggestions_are_close_or_absent() {
+        assert_eq!(nearest("reply_window", ["replay_window", "suite"]), Some("replay_window"));
+        assert_eq!(nearest("colour", ["replay_window", "suite"]), None);
+        assert_eq!(edit_distance("kitten", "sitting"), 3);
+    }
+
+    #[test]
+    fn a_line_with_a_key_is_not_shown() {
+        let file = Arc::new(SourceFile { name: "a.conf".into(), text: Zeroizing::new("key = 0xsecret".into()) });
+        let at = Origin { file, span: 6..14 };
+        let shown = Problems::from(Problem::at(&at, "not octets")).render(false);
+        let hidden = Problems::from(Problem::at(&at, "not octets").secret()).render(false);
+        assert!(shown.contains("0xsecret") && shown.contains("a.conf:1:7"));
+        assert!(!hidden.contains("0xsecret") && hidden.contains("a.conf:1:7"));
+    }
+}

@@ -1,0 +1,585 @@
+//! The grammar of strongSwan's settings files: sections, settings, references, includes.
+//!
+//! A file becomes a tree of [`Section`]s in which every name and value knows where it stands.
+//! Nothing here knows what a setting means. Faults are collected, reading goes on at the next
+//! line.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use zeroize::Zeroizing;
+
+use super::problem::{Origin, Problem, Problems, SourceFile};
+
+/// How deep files may include each other, and references refer on.
+const MAX_DEPTH: usize = 16;
+/// Largest file, in bytes. A file with 10,000 SAs takes about 5 MB.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Longest name, in bytes.
+const MAX_NAME_BYTES: usize = 256;
+
+/// `name = value`.
+#[derive(Clone)]
+pub struct Setting {
+    /// Name.
+    pub name: String,
+    /// Where the name stands.
+    pub at: Origin,
+    /// Value, without comments and quotes. May be a key, so it is zeroed.
+    pub value: Zeroizing<String>,
+    /// Where the value stands.
+    pub value_at: Origin,
+}
+
+/// `name { … }`, or a whole file.
+#[derive(Clone)]
+pub struct Section {
+    /// Name; empty for a whole file.
+    pub name: String,
+    /// Where the name stands first.
+    pub at: Origin,
+    /// Settings in the order of the file, no name twice.
+    pub settings: Vec<Setting>,
+    /// Sections in the order of the file, no name twice.
+    pub sections: Vec<Section>,
+    references: Vec<(String, Origin)>,
+}
+
+impl Section {
+    fn new(name: &str, at: Origin) -> Self {
+        Self { name: name.into(), at, settings: Vec::new(), sections: Vec::new(), references: Vec::new() }
+    }
+
+    /// The subsection of that name.
+    pub fn section(&self, name: &str) -> Option<&Self> {
+        self.sections.iter().find(|section| section.name == name)
+    }
+
+    /// The setting of that name.
+    pub fn setting(&self, name: &str) -> Option<&Setting> {
+        self.settings.iter().find(|setting| setting.name == name)
+    }
+
+    fn enter(&mut self, name: &str, at: &Origin) -> &mut Self {
+        let index = self.sections.iter().position(|section| section.name == name).unwrap_or_else(|| {
+            self.sections.push(Self::new(name, at.clone()));
+            self.sections.len() - 1
+        });
+        &mut self.sections[index]
+    }
+
+    fn set(&mut self, setting: Setting) {
+        match self.settings.iter_mut().find(|known| known.name == setting.name) {
+            Some(known) => *known = setting,
+            None => self.settings.push(setting),
+        }
+    }
+
+    /// Adds what `under` has and `self` has not.
+    fn underlay(&mut self, under: Self) {
+        for setting in under.settings {
+            if self.setting(&setting.name).is_none() {
+                self.settings.push(setting);
+            }
+        }
+        for section in under.sections {
+            let at = section.at.clone();
+            self.enter(&section.name.clone(), &at).underlay(section);
+        }
+    }
+
+    /// Drops settings whose empty value has done its work of unsetting an inherited one.
+    fn drop_unset(&mut self) {
+        self.settings.retain(|setting| !setting.value.is_empty());
+        self.sections.iter_mut().for_each(Self::drop_unset);
+    }
+}
+
+/// Reads a file, everything it includes, and resolves references.
+///
+/// # Errors
+/// All that is wrong with the grammar; the file itself when it cannot be read.
+pub fn read(path: &Path) -> Result<Section, Problems> {
+    let file = load(path).map_err(|why| {
+        let help = "name a readable text file, for example --config /etc/weir/weir.conf";
+        Problems::from(Problem::whole(format!("cannot read {}: {why}", path.display())).help(help))
+    })?;
+    parse(file, path.parent().unwrap_or(Path::new(".")))
+}
+
+/// Parses `file`, whose includes are relative to `folder`.
+///
+/// # Errors
+/// As [`read`].
+pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
+    let file = Arc::new(file);
+    let mut root = Section::new("", Origin { file: Arc::clone(&file), span: 0..0 });
+    let mut problems = Vec::new();
+    Parser { file, folder, at: 0, depth: 0, problems: &mut problems }.file(&mut root);
+    let mut resolved = resolve(&root, &root, 0, &mut problems);
+    resolved.drop_unset();
+    if problems.is_empty() { Ok(resolved) } else { Err(Problems(problems)) }
+}
+
+fn load(path: &Path) -> Result<SourceFile, String> {
+    let size = std::fs::metadata(path).map_err(|e| e.to_string())?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(format!("{size} bytes are more than a configuration may have ({MAX_FILE_BYTES})"));
+    }
+    let bytes = Zeroizing::new(std::fs::read(path).map_err(|e| e.to_string())?);
+    let text = std::str::from_utf8(&bytes).map_err(|e| format!("byte {} is not UTF-8 text", e.valid_up_to()))?;
+    Ok(SourceFile { name: path.display().to_string(), text: Zeroizing::new(text.to_owned()) })
+}
+
+/// `section` with what it refers to underneath.
+fn resolve(root: &Section, section: &Section, depth: usize, problems: &mut Vec<Problem>) -> Section {
+    let mut result = Section::new(&section.name, section.at.clone());
+    result.settings = section.settings.clone();
+    result.sections = section.sections.iter().map(|child| resolve(root, child, depth, problems)).collect();
+    for (path, at) in &section.references {
+        if depth == MAX_DEPTH {
+            let message = format!("the reference to '{path}' leads in a circle");
+            problems.push(Problem::at(at, message).help("a section cannot be a copy of itself; remove one reference"));
+            break;
+        }
+        let found = path.split('.').try_fold(root, |section, name| section.section(name));
+        match found {
+            Some(target) => result.underlay(resolve(root, target, depth + 1, problems)),
+            None => problems.push(
+                Problem::at(at, format!("there is no section '{path}' to refer to"))
+                    .help("write the name from the top of the file, with dots: 'templates.NAME'"),
+            ),
+        }
+        if problems.len() > 100 {
+            break;
+        }
+    }
+    result
+}
+
+fn is_blank(c: char) -> bool {
+    matches!(c, ' ' | '\t' | '\r')
+}
+
+fn is_name(c: char) -> bool {
+    !c.is_whitespace() && !matches!(c, '#' | '{' | '}' | ':' | '.' | ',' | '=' | '"')
+}
+
+struct Parser<'a> {
+    file: Arc<SourceFile>,
+    folder: &'a Path,
+    at: usize,
+    depth: usize,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Parser<'_> {
+    fn peek(&self) -> Option<char> {
+        self.file.text[self.at..].chars().next()
+    }
+
+    fn bump(&mut self) -> Option<char> {
+        let c = self.peek()?;
+        self.at += c.len_utf8();
+        Some(c)
+    }
+
+    fn skip(&mut self, mut wanted: impl FnMut(char) -> bool) {
+        while self.peek().is_some_and(&mut wanted) {
+            self.bump();
+        }
+    }
+
+    /// Blanks, line ends and comments.
+    fn skip_space(&mut self) {
+        loop {
+            self.skip(char::is_whitespace);
+            if self.peek() != Some('#') {
+                return;
+            }
+            self.skip(|c| c != '\n');
+        }
+    }
+
+    fn origin(&self, span: Range<usize>) -> Origin {
+        Origin { file: Arc::clone(&self.file), span }
+    }
+
+    /// Notes a fault at `span` and goes to the end of the line.
+    fn fault(&mut self, span: Range<usize>, message: impl Into<String>, help: &str) {
+        let at = self.origin(span);
+        self.problems.push(Problem::at(&at, message).help(help));
+        self.skip(|c| c != '\n');
+    }
+
+    fn file(&mut self, root: &mut Section) {
+        loop {
+            self.body(root);
+            if self.peek().is_none() {
+                return;
+            }
+            self.fault(
+                self.at..self.at + 1,
+                "'}' closes no section",
+                "remove it, or look for a '{' that is missing above",
+            );
+        }
+    }
+
+    /// Statements up to `}` (not taken) or the end of the file.
+    fn body(&mut self, section: &mut Section) {
+        loop {
+            self.skip_space();
+            match self.peek() {
+                None | Some('}') => return,
+                Some(c) if is_name(c) => self.statement(section),
+                Some(c) => {
+                    let span = self.at..self.at + c.len_utf8();
+                    self.fault(span, format!("'{c}' cannot start a name"), "write 'name = value' or 'name { … }'");
+                }
+            }
+        }
+    }
+
+    fn name(&mut self) -> (String, Range<usize>) {
+        let start = self.at;
+        self.skip(is_name);
+        (self.file.text[start..self.at].to_owned(), start..self.at)
+    }
+
+    fn statement(&mut self, section: &mut Section) {
+        let (name, span) = self.name();
+        if name.len() > MAX_NAME_BYTES {
+            return self.fault(span, "this name is longer than 256 bytes", "shorten it");
+        }
+        let after_name = self.at;
+        self.skip(is_blank);
+        let next = self.peek();
+        if name == "include" && after_name != self.at && !matches!(next, Some('=' | '{' | ':' | '\n') | None) {
+            return self.include(section, span);
+        }
+        match next {
+            Some('=') => {
+                self.bump();
+                self.setting(section, name, span);
+            }
+            Some(':') => {
+                self.bump();
+                let at = self.origin(span);
+                let references = self.references();
+                let entered = section.enter(&name, &at);
+                entered.references.extend(references);
+                self.open(entered, &at);
+            }
+            Some('\n' | '#' | '{') => {
+                let at = self.origin(span.clone());
+                self.skip_space();
+                if self.peek() == Some('{') {
+                    self.open(section.enter(&name, &at), &at);
+                } else {
+                    let help = format!("write '{name} = value' or '{name} {{ … }}'");
+                    self.problems.push(Problem::at(&at, format!("'{name}' stands alone")).help(help));
+                }
+            }
+            _ => self.fault(
+                span,
+                format!("'{name}' is followed by neither '=' nor '{{'"),
+                "write 'name = value' or 'name { … }'; names have no dots, commas or quotes",
+            ),
+        }
+    }
+
+    /// `{ … }` of a section whose name stands at `at`.
+    fn open(&mut self, section: &mut Section, at: &Origin) {
+        self.skip_space();
+        if self.peek() != Some('{') {
+            return self.fault(at.span.clone(), "this section has no '{'", "write 'name : reference { … }'");
+        }
+        self.bump();
+        if self.depth == MAX_DEPTH {
+            return self.fault(
+                at.span.clone(),
+                "sections are nested too deeply",
+                "no section needs more than a few levels",
+            );
+        }
+        self.depth += 1;
+        self.body(section);
+        self.depth -= 1;
+        if self.bump().is_none() {
+            self.problems.push(Problem::at(at, "this section is never closed").help("add the missing '}'"));
+        }
+    }
+
+    fn references(&mut self) -> Vec<(String, Origin)> {
+        let mut references = Vec::new();
+        loop {
+            self.skip_space();
+            let start = self.at;
+            self.skip(|c| is_name(c) || c == '.');
+            if start != self.at {
+                references.push((self.file.text[start..self.at].to_owned(), self.origin(start..self.at)));
+            }
+            self.skip_space();
+            if self.peek() != Some(',') {
+                return references;
+            }
+            self.bump();
+        }
+    }
+
+    fn setting(&mut self, section: &mut Section, name: String, span: Range<usize>) {
+        self.skip(is_blank);
+        let (value, value_span) = self.value();
+        let at = self.origin(span.clone());
+        // An empty value has no place of its own.
+        let value_at = self.origin(if value_span.is_empty() { span } else { value_span });
+        section.set(Setting { name, at, value, value_at });
+    }
+
+    /// Words up to the end of the line, `#` or `}`, joined by single blanks.
+    fn value(&mut self) -> (Zeroizing<String>, Range<usize>) {
+        // Room for the whole line, so that no half of a key stays behind in a buffer that grew.
+        let room = self.file.text[self.at..].find('\n').unwrap_or(self.file.text.len() - self.at);
+        let mut value = Zeroizing::new(String::with_capacity(room));
+        let start = self.at;
+        let mut end = start;
+        let mut pending_blank = false;
+        while let Some(c) = self.peek() {
+            match c {
+                '\n' | '#' | '}' => break,
+                c if is_blank(c) => {
+                    self.bump();
+                    pending_blank = true;
+                }
+                _ => {
+                    if std::mem::take(&mut pending_blank) && !value.is_empty() {
+                        value.push(' ');
+                    }
+                    if c == '"' {
+                        self.quoted(&mut value);
+                    } else {
+                        value.push(c);
+                        self.bump();
+                    }
+                    end = self.at;
+                }
+            }
+        }
+        (value, start..end)
+    }
+
+    fn quoted(&mut self, value: &mut String) {
+        let start = self.at;
+        self.bump();
+        while let Some(c) = self.bump() {
+            match c {
+                '"' => return,
+                '\\' => match self.bump() {
+                    Some('n') => value.push('\n'),
+                    Some('r') => value.push('\r'),
+                    Some('t') => value.push('\t'),
+                    Some('\n') | None => {}
+                    Some(other) => value.push(other),
+                },
+                c => value.push(c),
+            }
+        }
+        let at = self.origin(start..start + 1);
+        self.problems.push(Problem::at(&at, "this quote is never closed").help("add the missing '\"'"));
+    }
+
+    fn include(&mut self, section: &mut Section, keyword: Range<usize>) {
+        let (pattern, span) = self.value();
+        let at = self.origin(span.clone());
+        let found = glob(self.folder, &pattern);
+        let wild = pattern.contains(['*', '?', '[']);
+        if found.is_empty() && !wild {
+            let help = "names are relative to the file with the include; use a wildcard for what may be absent";
+            return self.fault(span, format!("there is no file '{}' to include", *pattern), help);
+        }
+        if self.depth == MAX_DEPTH {
+            return self.fault(keyword, "files include each other too deeply", "look for a file that includes itself");
+        }
+        for path in found {
+            match load(&path) {
+                Ok(file) => {
+                    let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+                    let (file, depth) = (Arc::new(file), self.depth + 1);
+                    Parser { file, folder: &folder, at: 0, depth, problems: self.problems }.file(section);
+                }
+                Err(why) => {
+                    let message = format!("cannot include {}: {why}", path.display());
+                    self.problems.push(Problem::at(&at, message).help("make the file readable, or remove the include"));
+                }
+            }
+        }
+    }
+}
+
+/// Files that match `pattern`, sorted.
+fn glob(folder: &Path, pattern: &str) -> Vec<PathBuf> {
+    let start = if pattern.starts_with('/') { PathBuf::from("/") } else { folder.to_owned() };
+    let mut found = vec![start];
+    for part in pattern.split('/').filter(|part| !part.is_empty()) {
+        found = found.iter().flat_map(|base| expand(base, part)).collect();
+    }
+    found.retain(|path| path.is_file());
+    found.sort();
+    found
+}
+
+fn expand(base: &Path, part: &str) -> Vec<PathBuf> {
+    if !part.contains(['*', '?', '[']) {
+        return vec![base.join(part)];
+    }
+    let base = if base.as_os_str().is_empty() { Path::new(".") } else { base };
+    let Ok(entries) = std::fs::read_dir(base) else { return Vec::new() };
+    let pattern: Vec<char> = part.chars().collect();
+    entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| !name.starts_with('.') || part.starts_with('.'))
+        .filter(|name| matches(&pattern, &name.chars().collect::<Vec<_>>()))
+        .map(|name| base.join(name))
+        .collect()
+}
+
+/// Whether a file name matches a pattern of `*`, `?`, `[a-z]`, `[!x]`.
+fn matches(pattern: &[char], name: &[char]) -> bool {
+    match (pattern.split_first(), name.split_first()) {
+        (None, None) => true,
+        (Some(('*', rest)), _) => {
+            matches(rest, name) || name.split_first().is_some_and(|(_, tail)| matches(pattern, tail))
+        }
+        (Some(('?', rest)), Some((_, tail))) => matches(rest, tail),
+        (Some(('[', rest)), Some((c, tail))) => match rest.iter().skip(1).position(|c| *c == ']') {
+            Some(close) => in_set(&rest[..=close], *c) && matches(&rest[close + 2..], tail),
+            None => *c == '[' && matches(rest, tail),
+        },
+        (Some((p, rest)), Some((c, tail))) => p == c && matches(rest, tail),
+        _ => false,
+    }
+}
+
+fn in_set(set: &[char], c: char) -> bool {
+    let (set, wanted) = match set {
+        ['!' | '^', rest @ ..] => (rest, false),
+        _ => (set, true),
+    };
+    let ranged = set.windows(3).any(|w| w[1] == '-' && (w[0]..=w[2]).contains(&c));
+    (ranged || set.contains(&c)) == wanted
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(text: &str) -> Result<Section, Problems> {
+        let file = SourceFile { name: "test.conf".into(), text: Zeroizing::new(text.into()) };
+        parse(file, Path::new("."))
+    }
+
+    fn value(section: &Section, path: &str) -> Option<String> {
+        let (sections, key) = path.rsplit_once('.').unwrap_or(("", path));
+        let holder = sections.split('.').filter(|s| !s.is_empty()).try_fold(section, |s, name| s.section(name))?;
+        holder.setting(key).map(|setting| setting.value.to_string())
+    }
+
+    #[test]
+    fn values_end_where_the_grammar_says() {
+        let root = text(
+            "a = one  two\t three # no\nb=\"x # } y\\n\\\"z\\\"\" tail\nc { d = 1 } e = 2\nf = a=b, c\ng\n{\nh = 1\n}\nk = pre\"x y\"post",
+        )
+        .unwrap();
+        assert_eq!(value(&root, "a").unwrap(), "one two three");
+        assert_eq!(value(&root, "b").unwrap(), "x # } y\n\"z\" tail");
+        assert_eq!(value(&root, "c.d").unwrap(), "1");
+        assert_eq!(value(&root, "e").unwrap(), "2");
+        assert_eq!(value(&root, "f").unwrap(), "a=b, c");
+        assert_eq!(value(&root, "g.h").unwrap(), "1");
+        assert_eq!(value(&root, "k").unwrap(), "prex ypost");
+    }
+
+    #[test]
+    fn repeated_sections_merge_and_the_last_key_wins() {
+        let root = text("s { a = 1\n b = 1 }\nt { }\ns { b = 2\n c { d = 3 } }").unwrap();
+        assert_eq!(value(&root, "s.a").unwrap(), "1");
+        assert_eq!(value(&root, "s.b").unwrap(), "2");
+        assert_eq!(value(&root, "s.c.d").unwrap(), "3");
+        assert_eq!(root.sections.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["s", "t"]);
+    }
+
+    #[test]
+    fn references_lie_underneath_in_their_order() {
+        let root = text(
+            "base { x = base\n y = base\n z = base\n sub { p = base\n q = base } }\nother { y = other\n w = other }\n\
+             mine : other, base { z =\n sub { q = mine } }\nagain : mine { }",
+        )
+        .unwrap();
+        assert_eq!(value(&root, "mine.x").unwrap(), "base");
+        assert_eq!(value(&root, "mine.y").unwrap(), "other");
+        assert_eq!(value(&root, "mine.z"), None);
+        assert_eq!(value(&root, "mine.sub.q").unwrap(), "mine");
+        assert_eq!(value(&root, "mine.sub.p").unwrap(), "base");
+        assert_eq!(value(&root, "again.w").unwrap(), "other");
+    }
+
+    #[test]
+    fn every_fault_names_its_place() {
+        for (input, place, words) in [
+            ("a = 1\nb\nc = 2", "test.conf:2:1", "stands alone"),
+            ("s {\n a = 1\n", "test.conf:1:1", "never closed"),
+            ("a = 1\n}\n", "test.conf:2:1", "closes no section"),
+            ("a = \"x", "test.conf:1:5", "quote"),
+            ("= 1", "test.conf:1:1", "cannot start a name"),
+            ("a.b = 1", "test.conf:1:1", "neither"),
+            ("s : nowhere { }", "test.conf:1:5", "no section 'nowhere'"),
+            ("s : s { }", "test.conf:1:5", "circle"),
+            ("include nothing.conf", "test.conf:1:9", "no file"),
+            ("s : \n x = 1", "test.conf:1:1", "no '{'"),
+        ] {
+            let problems = text(input).err().unwrap_or_else(|| panic!("{input:?} is accepted"));
+            let message = problems.to_string();
+            assert!(message.contains(place) && message.contains(words), "{input:?}: {message}");
+        }
+    }
+
+    #[test]
+    fn reading_goes_on_after_a_fault() {
+        let problems = text("a\nb = 1\n.x\nc\n").err().unwrap();
+        assert_eq!(problems.0.len(), 3);
+    }
+
+    #[test]
+    fn includes_are_relative_and_go_where_they_stand() {
+        let folder = std::env::temp_dir().join(format!("weir-syntax-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("d")).unwrap();
+        std::fs::write(folder.join("main.conf"), "s { include d/*.conf }\ninclude d/none*.conf\n").unwrap();
+        std::fs::write(folder.join("d/1.conf"), "a = 1\nb = 1").unwrap();
+        std::fs::write(folder.join("d/2.conf"), "b = 2\n").unwrap();
+        let root = read(&folder.join("main.conf"));
+        std::fs::write(folder.join("loop.conf"), "include loop.conf").unwrap();
+        let endless = read(&folder.join("loop.conf"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        let root = root.unwrap();
+        assert_eq!((value(&root, "s.a").unwrap(), value(&root, "s.b").unwrap()), ("1".into(), "2".into()));
+        assert!(endless.err().unwrap().to_string().contains("too deeply"));
+    }
+
+    #[test]
+    fn globs_match_like_a_shell() {
+        let check = |pattern: &str, name: &str| {
+            matches(&pattern.chars().collect::<Vec<_>>(), &name.chars().collect::<Vec<_>>())
+        };
+        assert!(check("*.conf", "a.conf") && !check("*.conf", "a.con") && check("a?c", "abc") && check("[a-c]x", "bx"));
+        assert!(check("[!a]x", "bx") && !check("[!a]x", "ax") && check("**", "") && !check("?", ""));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_input_panics(input in "[a-c ={}#\":.,\\\\\n\tä]{0,60}") {
+            let _ = text(&input);
+        }
+    }
+}

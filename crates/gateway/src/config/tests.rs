@@ -1,0 +1,287 @@
+use zeroize::Zeroizing;
+
+use super::problem::SourceFile;
+use super::*;
+
+fn read(text: &str, purpose: Purpose) -> Result<Config, Problems> {
+    let file = SourceFile { name: "test.conf".into(), text: Zeroizing::new(text.into()) };
+    check(&syntax::parse(file, Path::new("."))?, purpose)
+}
+
+/// A faultless file, one setting per line so that lines can be exchanged.
+const GOOD: &str = "\
+gateway {
+    addresses = 10.1.0.1/24
+}
+sas {
+    moon {
+        protocol = esp
+        mode = tunnel
+        local = 192.0.2.1
+        remote = 192.0.2.2
+        suite = aes128gcm16
+        out {
+            spi = 0x1001
+            key = 0x000102030405060708090a0b0c0d0e0f10111213
+        }
+        in {
+            spi = 0x1002
+            key = 0x202122232425262728292a2b2c2d2e2f30313233
+        }
+    }
+}
+policies {
+    sites {
+        local_ts = 10.1.0.0/24
+        remote_ts = 10.2.0.0/24
+        sa = moon
+    }
+}
+";
+
+#[test]
+fn a_faultless_file_is_read_as_written() {
+    let config = read(GOOD, Purpose::Gateway).unwrap();
+    let sa = &config.sas[0];
+    assert_eq!((sa.protocol, sa.mode, sa.name.as_str()), (Protocol::Esp, Mode::Tunnel, "moon"));
+    let out = sa.outbound.as_ref().unwrap();
+    assert_eq!((out.spi, out.seq, out.window, out.path_mtu), (0x1001, 1, 1024, None));
+    let HalfProto::Esp { enc, integ, .. } = &out.proto else { panic!("not ESP") };
+    assert_eq!((enc.len(), integ.len()), (20, 0));
+    assert_eq!(config.policies[0].selectors.len(), 1);
+    assert!(config.warnings.is_empty());
+}
+
+#[test]
+fn every_fault_is_told_with_place_and_remedy() {
+    for (line, instead, place, message, help) in [
+        ("spi = 0x1001", "spi = 7", "test.conf:12:19", "sas.moon.out.spi: '7'", "above 0xff"),
+        ("spi = 0x1001", "", "test.conf:11:9", "'spi' is missing", "spi = "),
+        ("suite = aes128gcm16", "suite = aes128gmc16", "test.conf:10:17", "sas.moon.out.suite", "aes128gcm16"),
+        ("suite = aes128gcm16", "suite = aes128", "test.conf:10:17", "'aes128'", "add an integrity"),
+        ("suite = aes128gcm16", "suite = des-md5", "test.conf:10:17", "'des' is too weak", "allow_legacy = yes"),
+        ("suite = aes128gcm16", "suite = null-sha256", "test.conf:10:17", "'null' is too weak", "allow_legacy = yes"),
+        (
+            "suite = aes128gcm16",
+            "suite = aes256gcm16",
+            "test.conf:13:19",
+            "20 bytes instead of 36",
+            "32 for aes256gcm16",
+        ),
+        ("suite = aes128gcm16", "", "test.conf:11:9", "'suite' is missing", "suite = "),
+        ("protocol = esp", "protocol = ipsec", "test.conf:6:20", "'ipsec'", "esp, ah, eesp, psp"),
+        ("mode = tunnel", "mod = tunnel", "test.conf:7:9", "unknown key 'mod'", "did you mean 'mode'?"),
+        ("mode = tunnel", "spi = 0x1003", "test.conf:7:9", "unknown key 'spi'", "subsection 'in' or 'out'"),
+        ("mode = tunnel", "cookie = 1", "test.conf:7:9", "unknown key 'cookie'", "'in' or 'out'"),
+        ("mode = tunnel", "sub_sas = 4", "test.conf:7:9", "unknown key 'sub_sas'", "not a setting of esp"),
+        ("mode = tunnel", "mode = beet", "test.conf:5:5", "'inner_local' is missing", "inner_local = "),
+        ("local = 192.0.2.1", "local = 2001:db8::1", "test.conf:9:18", "two address families", "or both IPv6"),
+        ("local = 192.0.2.1", "local = 192.0.2.2", "test.conf:9:18", "are the same", "two hosts"),
+        ("local = 192.0.2.1", "local = sun.example", "test.conf:8:17", "'sun.example'", "192.0.2.1"),
+        ("spi = 0x1001", "spi = 0x1001\nfirst_seq = 0x100000000", "test.conf:13:13", "64 bits", "esn = yes"),
+        ("spi = 0x1001", "spi = 0x1001\nreplay_window = 5", "test.conf:13:17", "'5'", "from 32 to 65536"),
+        ("spi = 0x1001", "spi = 0x1001\nlocal_port = 5", "test.conf:13:14", "without UDP", "encap = yes"),
+        ("spi = 0x1001", "spi = 0x1001\nprotocol = esp", "test.conf:13:1", "unknown key 'protocol'", "move it out"),
+        ("addresses = 10.1.0.1/24", "addresses = 10.1.0.1", "test.conf:2:17", "gateway.addresses", "10.1.0.1/24"),
+        ("addresses = 10.1.0.1/24", "workers = 65", "test.conf:2:15", "'65'", "from 1 to 64"),
+        ("addresses = 10.1.0.1/24", "log = loud", "test.conf:2:11", "'loud'", "no level"),
+        ("addresses = 10.1.0.1/24", "eesp_protocol = 50", "test.conf:2:21", "'50'", "50 is esp"),
+        ("addresses = 10.1.0.1/24", "engine = null", "test.conf:1:1", "protects nothing", "aws_lc"),
+        ("addresses = 10.1.0.1/24", "adresses = 10.1.0.1/24", "test.conf:2:5", "unknown key", "'addresses'"),
+        ("sa = moon", "sa = mon", "test.conf:25:14", "no SA 'mon'", "did you mean 'moon'?"),
+        ("sa = moon", "", "test.conf:22:5", "'sa' is missing", "sa = NAME"),
+        ("sa = moon", "sa = moon\naction = bypass", "test.conf:25:14", "only 'action = protect'", "remove it"),
+        (
+            "remote_ts = 10.2.0.0/24",
+            "remote_ts = fd00::/64",
+            "test.conf:24:21",
+            "two address families",
+            "one policy for IPv4",
+        ),
+        ("remote_ts = 10.2.0.0/24", "remote_ts = 10.2.0.0/33", "test.conf:24:21", "'33'", "ADDR"),
+        ("remote_ts = 10.2.0.0/24", "", "test.conf:22:5", "'remote_ts' is missing", "remote_ts = "),
+        ("policies {", "polices {", "test.conf:21:1", "unknown section 'polices'", "did you mean 'policies'?"),
+        (
+            "        }\n        in {",
+            "        }\n        inn {",
+            "test.conf:15:9",
+            "unknown section 'inn'",
+            "did you mean 'in'?",
+        ),
+    ] {
+        assert!(GOOD.contains(line), "{line}");
+        let text = GOOD.replacen(line, instead, 1);
+        let problems = read(&text, Purpose::Gateway).err().unwrap_or_else(|| panic!("{instead:?} is accepted"));
+        let told = problems.to_string();
+        assert!(
+            told.contains(place) && told.contains(message) && told.contains(help),
+            "{line:?} => {instead:?}:\n{told}\nwanted {place:?} {message:?} {help:?}"
+        );
+    }
+}
+
+#[test]
+fn all_faults_are_told_at_once() {
+    let text =
+        GOOD.replace("spi = 0x1001", "spi = 1").replace("spi = 0x1002", "spi = 2").replace("sa = moon", "sa = sun");
+    assert_eq!(read(&text, Purpose::Gateway).err().unwrap().0.len(), 3);
+}
+
+#[test]
+fn no_key_is_ever_shown() {
+    for (line, instead) in [
+        ("key = 0x0001", "key = 0xx0001"),
+        ("suite = aes128gcm16", "suite = aes256gcm16"),
+        ("key = 0x202122232425262728292a2b2c2d2e2f30313233", "key = 0x000102030405060708090a0b0c0d0e0f10111213"),
+    ] {
+        let problems = read(&GOOD.replacen(line, instead, 1), Purpose::Gateway).err().unwrap();
+        assert!(!problems.render(false).contains("0405060708"), "{}", problems.render(false));
+    }
+}
+
+/// `sections` into `sas` of [`GOOD`], without policy.
+fn with_sas(sections: &str) -> String {
+    GOOD.replace("sas {\n", &format!("sas {{\n{sections}\n"))
+}
+
+#[test]
+fn spis_and_keys_belong_to_one_sa() {
+    let other = |protocol: &str, spi: &str, key: &str, remote: &str| {
+        with_sas(&format!(
+            "other {{\n protocol = {protocol}\n local = 192.0.2.1\n remote = {remote}\n suite = aes128gcm16\n \
+             in {{\n spi = {spi}\n key = 0x{key}10111213\n }}\n }}"
+        ))
+    };
+    let fresh = "404142434445464748494a4b4c4d4e4f";
+    let used = "000102030405060708090a0b0c0d0e0f";
+    assert!(read(&other("esp", "0x1003", fresh, "192.0.2.9"), Purpose::Gateway).is_ok());
+    assert!(read(&other("eesp", "0x1002", fresh, "192.0.2.9"), Purpose::Gateway).is_ok());
+    let same_spi = read(&other("esp", "0x1002", fresh, "192.0.2.9"), Purpose::Gateway).err().unwrap().to_string();
+    assert!(
+        same_spi.contains("SPI 0x1002 is also that of SA 'other'") && same_spi.contains("another SPI"),
+        "{same_spi}"
+    );
+    let same_key = read(&other("esp", "0x1003", used, "192.0.2.9"), Purpose::Gateway).err().unwrap().to_string();
+    assert!(same_key.contains("nonces would repeat"), "{same_key}");
+}
+
+#[test]
+fn legacy_and_gmac_are_behind_their_switches() {
+    let weak = GOOD
+        .replace("suite = aes128gcm16", "suite = 3des-md5")
+        .replace("key = 0x000102030405060708090a0b0c0d0e0f10111213", &format!("key = 0x{}", "11".repeat(40)))
+        .replace("key = 0x202122232425262728292a2b2c2d2e2f30313233", &format!("key = 0x{}", "22".repeat(40)));
+    assert!(read(&weak, Purpose::Gateway).is_err());
+    assert!(read(&weak.replace("addresses = ", "allow_legacy = yes\n#"), Purpose::Gateway).is_ok());
+    let psp = "gateway {\n}\nsas {\n a {\n protocol = psp\n mode = transport\n local = 192.0.2.1\n remote = 192.0.2.2\n \
+               version = 2\n out {\n spi = 0x80000001\n key = 0s/////////////////////w==\n }\n }\n}";
+    let refused = read(psp, Purpose::Offline).err().unwrap().to_string();
+    assert!(refused.contains("allow_psp_gmac"), "{refused}");
+    assert!(read(&psp.replace("gateway {", "gateway {\n allow_psp_gmac = yes"), Purpose::Offline).is_ok());
+}
+
+#[test]
+fn eesp_and_psp_rules_hold() {
+    let eesp = |more: &str, out: &str| {
+        format!(
+            "sas {{\n a {{\n protocol = eesp\n local = 192.0.2.1\n remote = 192.0.2.2\n suite = aes128gcm16\n{more}\n \
+             out {{\n spi = 0x1001\n key = 0x000102030405060708090a0b0c0d0e0f10111213\n{out}\n }}\n }}\n}}"
+        )
+    };
+    let told =
+        |text: String| read(&text, Purpose::Offline).err().map(|problems| problems.to_string()).unwrap_or_default();
+    assert_eq!(told(eesp("", "crypt_offset = 32\n options = 0x01020000")), "");
+    for (more, out, words) in [
+        ("", "crypt_offset = 33", "multiple of 4"),
+        ("", "options = 0x0102", "multiple of 4 bytes"),
+        ("", "max_crypt_offset = 4", "not a setting of eesp in 'out'"),
+        ("sub_sas = 4", "", "32"),
+        ("sskdf = sha256", "", "no Sub SAs"),
+        ("sub_sas = 4\n session = 4", "", "end at 3"),
+        ("suite = aes128gcm16iiv\n seq = no", "", "not sent"),
+        ("suite = aes128-sha256", "", "AEAD"),
+        ("replay_window = 32", "", "from 64"),
+    ] {
+        assert!(told(eesp(more, out)).contains(words), "{more:?} {out:?}: {}", told(eesp(more, out)));
+    }
+    let psp = |inner: &str| {
+        format!(
+            "sas {{\n a {{\n protocol = psp\n local = 192.0.2.1\n remote = 192.0.2.2\n in {{\n{inner}\n }}\n }}\n}}"
+        )
+    };
+    let master = "master_key_0 = 0x000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+    assert_eq!(told(psp(&format!("{master}\n issued = 0x100-0x1ff, 7"))), "");
+    for (inner, words) in [
+        (format!("{master}\n issued = 0x80000001"), "master_key_1"),
+        (format!("{master}\n issued = 0x200-0x100"), "FIRST-LAST"),
+        (format!("{master}\n issued = 0"), "must not all be 0"),
+        (master.to_owned(), "'issued' is missing"),
+        ("master_key_0 = 0x00\n issued = 1".to_owned(), "1 bytes instead of 32"),
+        (format!("{master}\n issued = 1\n suite = aes128gcm16"), "not a setting of psp"),
+    ] {
+        assert!(told(psp(&inner)).contains(words), "{inner:?}: {}", told(psp(&inner)));
+    }
+}
+
+#[test]
+fn transport_mode_needs_no_selectors_and_refuses_wrong_ones() {
+    let transport = GOOD.replace("mode = tunnel", "mode = transport");
+    let own = transport.replace("local_ts = 10.1.0.0/24", "").replace("remote_ts = 10.2.0.0/24", "");
+    let config = read(&own, Purpose::Gateway).unwrap();
+    let (local, remote) = config.policies[0].selectors[0].sides();
+    assert_eq!((local.to_string(), remote.to_string()), ("192.0.2.1/32".into(), "192.0.2.2/32".into()));
+    let wrong = read(&transport, Purpose::Gateway).err().unwrap().to_string();
+    assert!(wrong.contains("only carries traffic between"), "{wrong}");
+}
+
+#[test]
+fn offline_one_sa_needs_no_policy() {
+    let (sas, _) = GOOD.split_once("policies").unwrap();
+    let config = read(sas, Purpose::Offline).unwrap();
+    assert_eq!(config.policies[0].action, PolicyAction::Protect("moon".into()));
+    assert!(read(sas, Purpose::Gateway).err().unwrap().to_string().contains("no policy"));
+    let second = with_sas(
+        "b {\n protocol = ah\n local = 192.0.2.1\n remote = 192.0.2.3\n suite = sha1\n out {\n spi = 0x1009\n \
+         key = 0x000102030405060708090a0b0c0d0e0f10111290\n }\n }",
+    );
+    let (second, _) = second.split_once("policies").unwrap();
+    assert!(read(second, Purpose::Offline).err().unwrap().to_string().contains("--name"));
+}
+
+#[test]
+fn the_other_end_sees_everything_the_other_way_round() {
+    let config = read(GOOD, Purpose::Gateway).unwrap();
+    let sa = &config.sas[0];
+    let mirrored = sa.mirrored();
+    assert_eq!(mirrored.inbound.as_ref().unwrap().spi, 0x1001);
+    assert_eq!(mirrored.inbound.as_ref().unwrap().seq, 0);
+    assert_eq!((mirrored.peer.local, mirrored.peer.remote), (sa.peer.remote, sa.peer.local));
+    let again = mirrored.mirrored();
+    assert!(again.outbound == sa.outbound && again.inbound == sa.inbound && again.peer == sa.peer);
+}
+
+#[test]
+fn the_examples_of_the_documentation_are_right() {
+    let text = include_str!("../../../../docs/configuration.md");
+    let blocks: Vec<&str> = text.split("```\n").skip(1).step_by(2).collect();
+    let mut read_as_sas = 0;
+    for block in blocks.iter().filter(|block| block.contains("protocol =") && !block.contains('…')) {
+        if block.starts_with("gateway") {
+            read(block, Purpose::Gateway).unwrap_or_else(|problems| panic!("{problems}\n{block}"));
+        } else {
+            read(&format!("sas {{\n{block}\n}}"), Purpose::Offline)
+                .unwrap_or_else(|problems| panic!("{problems}\n{block}"));
+            read_as_sas += 1;
+        }
+    }
+    assert_eq!(read_as_sas, 4);
+}
+
+#[test]
+fn a_value_of_a_reference_keeps_its_own_place() {
+    let text = GOOD
+        .replace("sas {\n    moon {", "templates {\n t {\n  suite = nonsense\n }\n}\nsas {\n    moon : templates.t {");
+    let text = text.replace("        suite = aes128gcm16\n", "");
+    let told = read(&text, Purpose::Gateway).err().unwrap().to_string();
+    assert!(told.contains("test.conf:6:11"), "{told}");
+}

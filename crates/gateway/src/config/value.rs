@@ -1,0 +1,379 @@
+//! Typed values out of a section, with every fault noted and every unknown key found.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::time::Duration;
+
+use zeroize::Zeroizing;
+
+use super::problem::{Origin, Problem, nearest};
+use super::syntax::{Section, Setting};
+
+/// Octets that must not be shown: no `Debug`, zeroed when dropped.
+#[derive(Clone, Eq, PartialEq)]
+pub struct Secret(Zeroizing<Vec<u8>>);
+
+impl Secret {
+    /// Takes the octets over.
+    pub fn new(octets: Vec<u8>) -> Self {
+        Self(Zeroizing::new(octets))
+    }
+
+    /// The octets.
+    pub fn octets(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// How many.
+    #[allow(clippy::len_without_is_empty)]
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{} secret bytes]", self.0.len())
+    }
+}
+
+/// What a value would have to look like, for the error of one that does not.
+pub(crate) type Refusal = String;
+
+/// Where all faults of a configuration gather.
+#[derive(Default)]
+pub(crate) struct Sink(RefCell<Vec<Problem>>);
+
+impl Sink {
+    pub(crate) fn push(&self, problem: Problem) {
+        self.0.borrow_mut().push(problem);
+    }
+
+    pub(crate) fn take(&self) -> Vec<Problem> {
+        self.0.take()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.borrow().is_empty()
+    }
+}
+
+/// A section that is being read. Keys that were asked for are known; [`Fields::finish`] reports
+/// the others.
+pub(crate) struct Fields<'a> {
+    section: &'a Section,
+    /// Where a key may stand as well, when it is not here.
+    above: Option<&'a Fields<'a>>,
+    path: String,
+    asked: RefCell<Vec<&'static str>>,
+    sink: &'a Sink,
+}
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(section: &'a Section, path: String, sink: &'a Sink) -> Self {
+        Self { section, above: None, path, asked: RefCell::default(), sink }
+    }
+
+    /// The subsection `name`, whose absent keys are looked for here.
+    pub(crate) fn below(&'a self, section: &'a Section) -> Self {
+        let path = format!("{}.{}", self.path, section.name);
+        Self { section, above: Some(self), path, asked: RefCell::default(), sink: self.sink }
+    }
+
+    pub(crate) fn section(&self) -> &'a Section {
+        self.section
+    }
+
+    pub(crate) fn at(&self) -> &'a Origin {
+        &self.section.at
+    }
+
+    pub(crate) fn sink(&self) -> &'a Sink {
+        self.sink
+    }
+
+    /// Notes a fault of the section as a whole.
+    pub(crate) fn fault(&self, message: impl fmt::Display, help: impl Into<String>) {
+        self.sink.push(Problem::at(self.at(), format!("{}: {message}", self.path)).help(help));
+    }
+
+    /// Notes a fault of one of its keys; of the section when the key is absent.
+    pub(crate) fn fault_of(&self, key: &'static str, message: impl fmt::Display, help: impl Into<String>) {
+        match self.setting(key) {
+            Some(setting) => {
+                let message = format!("{}.{key}: {message}", self.path);
+                self.sink.push(shown(Problem::at(&setting.value_at, message).help(help), key));
+            }
+            None => self.fault(message, help),
+        }
+    }
+
+    /// The setting, here only.
+    fn own(&self, key: &'static str) -> Option<&'a Setting> {
+        self.asked.borrow_mut().push(key);
+        self.section.setting(key)
+    }
+
+    /// The setting, here or above.
+    pub(crate) fn setting(&self, key: &'static str) -> Option<&'a Setting> {
+        let above = self.above.and_then(|above| above.setting(key));
+        self.own(key).or(above)
+    }
+
+    fn read<T>(
+        &self,
+        key: &'static str,
+        setting: Option<&Setting>,
+        parse: impl FnOnce(&str) -> Result<T, Refusal>,
+    ) -> Option<T> {
+        let setting = setting?;
+        match parse(&setting.value) {
+            Ok(value) => Some(value),
+            Err(expected) => {
+                let message = if is_secret(key) {
+                    format!("{}.{key}: the value is not usable", self.path)
+                } else {
+                    format!("{}.{key}: '{}' is not usable", self.path, *setting.value)
+                };
+                self.sink.push(shown(Problem::at(&setting.value_at, message).help(expected), key));
+                None
+            }
+        }
+    }
+
+    /// A value that may stand here or above.
+    pub(crate) fn get<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+        self.read(key, self.setting(key), parse)
+    }
+
+    /// A value that may stand here only.
+    pub(crate) fn get_own<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+        self.read(key, self.own(key), parse)
+    }
+
+    /// As [`Fields::get`]; its absence is a fault.
+    pub(crate) fn need<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+        self.check_there(key, self.setting(key).is_some());
+        self.get(key, parse)
+    }
+
+    /// As [`Fields::get_own`]; its absence is a fault.
+    pub(crate) fn need_own<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
+        self.check_there(key, self.own(key).is_some());
+        self.get_own(key, parse)
+    }
+
+    fn check_there(&self, key: &'static str, there: bool) {
+        if !there {
+            self.fault(format!("'{key}' is missing"), format!("add '{key} = …' to this section"));
+        }
+    }
+
+    /// Reports keys nobody asked for, and sections other than `sections`. `elsewhere` says where a
+    /// key belongs that is known but not here.
+    pub(crate) fn finish(&self, sections: &[&str], elsewhere: impl Fn(&str) -> Option<String>) {
+        let asked = self.asked.borrow();
+        for setting in &self.section.settings {
+            if asked.contains(&setting.name.as_str()) {
+                continue;
+            }
+            let known = asked.iter().copied().chain(sections.iter().copied());
+            let help = elsewhere(&setting.name).unwrap_or_else(|| suggestion(&setting.name, known));
+            let message = format!("{}: unknown key '{}'", self.path, setting.name);
+            self.sink.push(Problem::at(&setting.at, message).help(help));
+        }
+        for section in &self.section.sections {
+            if !sections.contains(&section.name.as_str()) {
+                let message = format!("{}: unknown section '{}'", self.path, section.name);
+                let help = suggestion(&section.name, sections.iter().copied().chain(asked.iter().copied()));
+                self.sink.push(Problem::at(&section.at, message).help(help));
+            }
+        }
+    }
+}
+
+pub(crate) fn suggestion<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
+    match nearest(word, known) {
+        Some(name) => format!("did you mean '{name}'?"),
+        None => "remove it; docs/configuration.md lists what there is".into(),
+    }
+}
+
+fn is_secret(key: &str) -> bool {
+    key.contains("key")
+}
+
+fn shown(problem: Problem, key: &str) -> Problem {
+    if is_secret(key) { problem.secret() } else { problem }
+}
+
+/// `yes` or `no`, in the ways strongSwan takes them.
+pub(crate) fn switch(text: &str) -> Result<bool, Refusal> {
+    match text.to_ascii_lowercase().as_str() {
+        "yes" | "true" | "enabled" | "1" => Ok(true),
+        "no" | "false" | "disabled" | "0" => Ok(false),
+        _ => Err("write yes or no".into()),
+    }
+}
+
+/// A number in C notation within `range`.
+pub(crate) fn number(range: std::ops::RangeInclusive<u64>) -> impl Fn(&str) -> Result<u64, Refusal> {
+    move |text| {
+        let read = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
+            Some(hex) => digits(hex, 16),
+            None if text.len() > 1 && text.starts_with('0') => digits(text, 8),
+            None => digits(text, 10),
+        };
+        read.filter(|n| range.contains(n)).ok_or_else(|| {
+            let (low, high) = (range.start(), range.end());
+            if *high > 0xffff {
+                format!("write a number from {low:#x} to {high:#x}")
+            } else {
+                format!("write a number from {low} to {high}")
+            }
+        })
+    }
+}
+
+/// Digits alone: no sign, which `from_str_radix` would take.
+fn digits(text: &str, radix: u32) -> Option<u64> {
+    text.chars().all(|c| c.is_digit(radix)).then(|| u64::from_str_radix(text, radix).ok())?
+}
+
+/// As [`number`], but `word` gives `None`.
+pub(crate) fn word_or_number(
+    word: &'static str,
+    range: std::ops::RangeInclusive<u64>,
+) -> impl Fn(&str) -> Result<Option<u64>, Refusal> {
+    let number = number(range);
+    move |text| if text == word { Ok(None) } else { number(text).map(Some).map_err(|e| format!("{e}, or '{word}'")) }
+}
+
+/// A number with a unit of time; seconds without.
+pub(crate) fn time(text: &str) -> Result<Duration, Refusal> {
+    scaled(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)])
+        .map(Duration::from_secs)
+        .ok_or_else(|| "write a number with s, m, h or d, for example 8h".into())
+}
+
+/// A number of bytes, with k, m or g for powers of 1024.
+pub(crate) fn bytes(text: &str) -> Result<u64, Refusal> {
+    scaled(text, &[("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)])
+        .ok_or_else(|| "write a number of bytes, with k, m or g for powers of 1024, for example 4g".into())
+}
+
+fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let lower = text.to_ascii_lowercase();
+    let (digits, factor) =
+        units.iter().find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, *factor))).unwrap_or((&lower, 1));
+    number(1..=u64::MAX)(digits.trim()).ok()?.checked_mul(factor)
+}
+
+/// Octets as `0x…` or `0s…`.
+pub(crate) fn octets(text: &str) -> Result<Secret, Refusal> {
+    let decoded = match (text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")), text.strip_prefix("0s")) {
+        (Some(hex), _) => from_hex(hex),
+        (_, Some(base64)) => from_base64(base64),
+        _ => None,
+    };
+    decoded.map(Secret::new).ok_or_else(|| "write 0x and an even number of hexadecimal digits, or 0s and base64".into())
+}
+
+fn from_hex(text: &str) -> Option<Vec<u8>> {
+    let nibble = |c: u8| char::from(c).to_digit(16);
+    let pairs = text.as_bytes();
+    if pairs.is_empty() || pairs.len() % 2 != 0 {
+        return None;
+    }
+    pairs.chunks_exact(2).map(|pair| Some((nibble(pair[0])? << 4 | nibble(pair[1])?) as u8)).collect()
+}
+
+/// Base64 of RFC 4648 §4, padding required.
+fn from_base64(text: &str) -> Option<Vec<u8>> {
+    let value = |c: u8| match c {
+        b'A'..=b'Z' => Some(c - b'A'),
+        b'a'..=b'z' => Some(c - b'a' + 26),
+        b'0'..=b'9' => Some(c - b'0' + 52),
+        b'+' => Some(62),
+        b'/' => Some(63),
+        _ => None,
+    };
+    let text = text.as_bytes();
+    if text.is_empty() || text.len() % 4 != 0 {
+        return None;
+    }
+    let padding = text.iter().rev().take_while(|c| **c == b'=').count();
+    let body = &text[..text.len() - padding.min(2)];
+    let mut out = Vec::with_capacity(text.len() / 4 * 3);
+    for group in body.chunks(4) {
+        let mut bits = 0u32;
+        for c in group {
+            bits = bits << 6 | u32::from(value(*c)?);
+        }
+        bits <<= 6 * (4 - group.len());
+        let whole = group.len() * 6 / 8;
+        // Bits beyond the last whole octet must be zero: one octet string, one spelling.
+        if group.len() < 2 || bits & ((1 << (24 - 8 * whole)) - 1) != 0 {
+            return None;
+        }
+        out.extend_from_slice(&bits.to_be_bytes()[1..=whole]);
+    }
+    Some(out)
+}
+
+/// One of some words.
+pub(crate) fn word<T: Copy>(choices: &'static [(&'static str, T)]) -> impl Fn(&str) -> Result<T, Refusal> {
+    move |text| {
+        choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
+            let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+            format!("write one of: {}", names.join(", "))
+        })
+    }
+}
+
+/// Anything that parses by itself; `expected` says how it is written.
+pub(crate) fn parsed<T: std::str::FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, Refusal> {
+    move |text| text.parse().map_err(|_| expected.to_owned())
+}
+
+/// A comma-separated list.
+pub(crate) fn list<T>(parse: impl Fn(&str) -> Result<T, Refusal>) -> impl Fn(&str) -> Result<Vec<T>, Refusal> {
+    move |text| text.split(',').map(|item| parse(item.trim())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_are_read_in_c_notation() {
+        let any = number(0..=u64::MAX);
+        assert_eq!((any("10"), any("0x1F"), any("010"), any("0")), (Ok(10), Ok(31), Ok(8), Ok(0)));
+        assert!(
+            any("-1").is_err() && any("+1").is_err() && any("08").is_err() && any("").is_err() && any("1 ").is_err()
+        );
+        assert!(number(256..=u64::from(u32::MAX))("255").is_err());
+    }
+
+    #[test]
+    fn units_multiply() {
+        assert_eq!(time("2h"), Ok(Duration::from_secs(7200)));
+        assert_eq!((bytes("4k"), bytes("1 G")), (Ok(4096), Ok(1 << 30)));
+        assert!(time("h").is_err() && bytes("99999999999g").is_err() && bytes("0").is_err());
+    }
+
+    #[test]
+    fn octets_are_hex_or_base64() {
+        let read = |text: &str| octets(text).ok().map(|s| s.octets().to_vec());
+        assert_eq!(read("0x00ff"), Some(vec![0, 255]));
+        for (text, octets) in
+            [("0sZg==", "f"), ("0sZm8=", "fo"), ("0sZm9v", "foo"), ("0sZm9vYg==", "foob"), ("0sZm9vYmFy", "foobar")]
+        {
+            assert_eq!(read(text), Some(octets.as_bytes().to_vec()), "{text}");
+        }
+        for bad in ["0x0", "0x", "0xgg", "00ff", "0s", "0sZg=", "0sZh==", "0s====", "0sZm9vYmE", "secret", "0sZm9=vYg="]
+        {
+            assert_eq!(read(bad), None, "{bad}");
+        }
+    }
+}

@@ -1,0 +1,317 @@
+//! `weir doctor`: what this host can do, and what that means.
+
+use std::fs;
+use std::num::NonZeroU32;
+use std::process::{Command, Stdio};
+
+use comfy_table::{ContentArrangement, Table, presets};
+use crypto::{EncAlg, IntegAlg};
+use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
+use serde::Serialize;
+
+/// How much a finding matters.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Verdict {
+    /// As good as it gets.
+    Good,
+    /// Weir works, something is slower or missing.
+    Fair,
+    /// `weir up` does not work.
+    Bad,
+}
+
+/// One thing that was looked at.
+#[derive(Debug, Serialize)]
+pub(crate) struct Finding {
+    pub(crate) what: &'static str,
+    pub(crate) verdict: Verdict,
+    pub(crate) found: String,
+    pub(crate) meaning: String,
+}
+
+fn finding(what: &'static str, verdict: Verdict, found: impl Into<String>, meaning: impl Into<String>) -> Finding {
+    Finding { what, verdict, found: found.into(), meaning: meaning.into() }
+}
+
+/// Looks at everything. Changes nothing.
+pub(crate) fn examine() -> Vec<Finding> {
+    let cpu = read("/proc/cpuinfo");
+    vec![
+        privileges(),
+        tun(),
+        raw_sockets(),
+        iproute2(),
+        namespaces(),
+        cores(),
+        aes(&cpu),
+        wide(&cpu),
+        socket_buffers(),
+        udp_gso(),
+        af_xdp(),
+        kernel_ipsec(),
+        landlock(),
+    ]
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
+fn privileges() -> Finding {
+    let status = read("/proc/self/status");
+    let effective =
+        status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok()).unwrap_or(0);
+    let missing: Vec<&str> = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")]
+        .into_iter()
+        .filter_map(|(bit, name)| (effective >> bit & 1 == 0).then_some(name))
+        .collect();
+    if missing.is_empty() {
+        finding("privileges", Verdict::Good, "CAP_NET_ADMIN, CAP_NET_RAW", "weir up may make its device and sockets")
+    } else {
+        let meaning =
+            "run weir up as root, or: setcap cap_net_admin,cap_net_raw+ep weir; weir pcap and weir bench need nothing";
+        finding("privileges", Verdict::Bad, format!("without {}", missing.join(", ")), meaning)
+    }
+}
+
+fn tun() -> Finding {
+    match fs::File::options().read(true).write(true).open("/dev/net/tun") {
+        Ok(_) => finding("TUN", Verdict::Good, "/dev/net/tun", "clear packets come and go through a device"),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => finding(
+            "TUN",
+            Verdict::Bad,
+            "/dev/net/tun is missing",
+            "modprobe tun, or: mkdir -p /dev/net && mknod /dev/net/tun c 10 200; in a container: --device /dev/net/tun",
+        ),
+        Err(error) => finding("TUN", Verdict::Bad, error.to_string(), "run as root, or open the device to this user"),
+    }
+}
+
+fn opens(family: AddressFamily, kind: SocketType, protocol: u32) -> Result<(), rustix::io::Errno> {
+    let protocol = NonZeroU32::new(protocol).map(Protocol::from_raw);
+    socket_with(family, kind, SocketFlags::CLOEXEC, protocol).map(drop)
+}
+
+fn raw_sockets() -> Finding {
+    match opens(AddressFamily::INET, SocketType::RAW, 50) {
+        Ok(()) => finding("raw sockets", Verdict::Good, "yes", "ESP, AH and EESP without UDP"),
+        Err(error) => finding("raw sockets", Verdict::Bad, error.to_string(), "CAP_NET_RAW is missing: run as root"),
+    }
+}
+
+fn iproute2() -> Finding {
+    match Command::new("ip").arg("-V").output() {
+        Ok(output) if output.status.success() => {
+            let version = String::from_utf8_lossy(&output.stdout);
+            let version = version.trim().rsplit([' ', ',']).next().unwrap_or_default().to_owned();
+            finding("iproute2", Verdict::Good, version, "weir up sets its routes")
+        }
+        _ => finding(
+            "iproute2",
+            Verdict::Bad,
+            "not found",
+            "apt install iproute2, or set 'routes = none' and route yourself",
+        ),
+    }
+}
+
+fn runs(program: &str, args: &[&str]) -> bool {
+    let quiet =
+        Command::new(program).args(args).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    quiet.is_ok_and(|status| status.success())
+}
+
+fn namespaces() -> Finding {
+    if runs("unshare", &["-n", "true"]) {
+        finding("namespaces", Verdict::Good, "network namespaces", "the demo and the lab run on this host alone")
+    } else if runs("unshare", &["-Urn", "true"]) {
+        finding("namespaces", Verdict::Good, "user and network namespaces", "the demo runs without root")
+    } else {
+        let meaning = "no demo and no lab here: run them as root, or allow user namespaces \
+                       (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)";
+        finding("namespaces", Verdict::Fair, "none", meaning)
+    }
+}
+
+fn cores() -> Finding {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let verdict = if cores > 1 { Verdict::Good } else { Verdict::Fair };
+    let meaning =
+        if cores > 1 { "'workers' may go up to this number" } else { "packets and everything else share a core" };
+    finding("cores", verdict, cores.to_string(), meaning)
+}
+
+fn has(cpu: &str, flag: &str) -> bool {
+    cpu.lines()
+        .filter(|line| line.starts_with("flags") || line.starts_with("Features"))
+        .any(|line| line.split_whitespace().any(|word| word == flag))
+}
+
+fn aes(cpu: &str) -> Finding {
+    if has(cpu, "aes") {
+        finding("AES instructions", Verdict::Good, "yes", "AES-GCM is the fastest suite here")
+    } else {
+        finding("AES instructions", Verdict::Fair, "no", "AES is slow and leaks time: use chacha20poly1305")
+    }
+}
+
+fn wide(cpu: &str) -> Finding {
+    let found: Vec<&str> = [("vaes", "VAES"), ("vpclmulqdq", "VPCLMULQDQ"), ("avx512f", "AVX-512")]
+        .into_iter()
+        .filter_map(|(flag, name)| has(cpu, flag).then_some(name))
+        .collect();
+    match found.len() {
+        3 => finding("wide vectors", Verdict::Good, found.join(", "), "AES-GCM works on four blocks at a time"),
+        0 => finding("wide vectors", Verdict::Fair, "none", "AES-GCM takes two to three times as long as with VAES"),
+        _ => finding(
+            "wide vectors",
+            Verdict::Fair,
+            found.join(", "),
+            "AES-GCM is not as fast as with all three of VAES, VPCLMULQDQ, AVX-512",
+        ),
+    }
+}
+
+fn socket_buffers() -> Finding {
+    let bytes: u64 = read("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0);
+    if bytes == 0 {
+        return finding(
+            "socket buffers",
+            Verdict::Fair,
+            "unknown",
+            "net.core.rmem_max cannot be read here; root may exceed it",
+        );
+    }
+    if bytes >= 4 << 20 {
+        finding("socket buffers", Verdict::Good, format!("{bytes} bytes"), "bursts are held")
+    } else {
+        let meaning =
+            "bursts may be lost: sysctl -w net.core.rmem_max=4194304 (root with CAP_NET_ADMIN exceeds it anyway)";
+        finding("socket buffers", Verdict::Fair, format!("{bytes} bytes"), meaning)
+    }
+}
+
+/// Major and minor version of the kernel.
+fn kernel() -> (u32, u32) {
+    let name = rustix::system::uname();
+    let release = name.release().to_string_lossy().into_owned();
+    let mut parts = release.split(['.', '-']).map_while(|part| part.parse().ok());
+    (parts.next().unwrap_or(0), parts.next().unwrap_or(0))
+}
+
+fn udp_gso() -> Finding {
+    let (major, minor) = kernel();
+    let found = format!("kernel {major}.{minor}");
+    if (major, minor) >= (4, 18) {
+        finding("UDP GSO", Verdict::Good, found, "the kernel can send many datagrams by one call")
+    } else {
+        finding("UDP GSO", Verdict::Fair, found, "one call per datagram; it came with Linux 4.18")
+    }
+}
+
+fn af_xdp() -> Finding {
+    match opens(AddressFamily::XDP, SocketType::RAW, 0) {
+        Ok(()) => finding("AF_XDP", Verdict::Good, "yes", "later releases can bypass the kernel's stack"),
+        Err(error) => finding("AF_XDP", Verdict::Fair, error.to_string(), "not needed: this release uses sockets"),
+    }
+}
+
+fn kernel_ipsec() -> Finding {
+    let xfrm = opens(AddressFamily::NETLINK, SocketType::RAW, 6).is_ok();
+    let modules = read("/proc/modules");
+    let esp = modules.lines().any(|line| line.starts_with("esp4 ")) || has_builtin("esp4");
+    match (xfrm, esp) {
+        (true, true) => {
+            finding("kernel IPsec", Verdict::Good, "XFRM and ESP", "ip xfrm can be Weir's peer or rival on this host")
+        }
+        (true, false) => finding(
+            "kernel IPsec",
+            Verdict::Fair,
+            "XFRM, ESP not loaded",
+            "not needed; for comparisons: modprobe esp4 esp6 ah4 ah6",
+        ),
+        (false, _) => finding("kernel IPsec", Verdict::Fair, "none", "not needed: Weir does everything itself"),
+    }
+}
+
+fn has_builtin(module: &str) -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let file = format!("/{module}.ko");
+    read(&format!("/lib/modules/{release}/modules.builtin")).lines().any(|line| line.ends_with(&file))
+}
+
+fn landlock() -> Finding {
+    let lsm = read("/sys/kernel/security/lsm");
+    if lsm.trim().split(',').any(|name| name == "landlock") {
+        finding("Landlock", Verdict::Good, "yes", "file access can be confined")
+    } else {
+        finding("Landlock", Verdict::Fair, "not seen", "not needed; confine weir by other means, for example systemd")
+    }
+}
+
+/// Writes findings for a person, within 80 columns.
+pub(crate) fn render(findings: &[Finding]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(80);
+    table.set_header(["", "", "found", "which means"]);
+    for finding in findings {
+        let mark = match finding.verdict {
+            Verdict::Good => "good",
+            Verdict::Fair => "fair",
+            Verdict::Bad => "BAD",
+        };
+        table.add_row([finding.what, mark, &finding.found, &finding.meaning]);
+    }
+    let verdict = if healthy(findings) {
+        "This host can run weir up."
+    } else {
+        "This host cannot run weir up as things are; see BAD above."
+    };
+    format!("{table}\n\n{verdict}\n")
+}
+
+/// True when nothing keeps `weir up` from working.
+pub(crate) fn healthy(findings: &[Finding]) -> bool {
+    findings.iter().all(|finding| finding.verdict != Verdict::Bad)
+}
+
+/// The suites, and the key material each takes.
+pub(crate) fn suites() -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(80);
+    table.set_header(["name", "kind", "key", "salt", "IV", "ICV", ""]);
+    let legacy = |weak: bool| if weak { "legacy" } else { "" };
+    for enc in EncAlg::all() {
+        let kind = if enc.kind.is_aead() { "alone" } else { "with a MAC" };
+        let lengths = [enc.key_len, enc.salt_len, enc.iv_len, enc.icv_len].map(|n| n.to_string());
+        let [key, salt, iv, icv] = lengths;
+        table.add_row([enc.name.into(), kind.into(), key, salt, iv, icv, legacy(enc.weak).to_owned()]);
+    }
+    for integ in IntegAlg::all() {
+        let row =
+            [integ.name, "MAC", &integ.key_len.to_string(), "0", "0", &integ.icv_len.to_string(), legacy(integ.weak)];
+        table.add_row(row.map(str::to_owned));
+    }
+    format!("{table}\n\nLengths in bytes. Key material is key, salt, then the key of the MAC.\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_finding_says_what_it_means_within_80_columns() {
+        let findings = examine();
+        assert!(findings.iter().all(|finding| !finding.found.is_empty() && !finding.meaning.is_empty()));
+        for text in [render(&findings), suites()] {
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+    }
+
+    #[test]
+    fn flags_are_whole_words() {
+        let cpu = "flags\t\t: fpu vaes sse\n";
+        assert!(has(cpu, "vaes") && !has(cpu, "aes"));
+    }
+}

@@ -1,0 +1,103 @@
+//! The log: lines on standard error, as text or as JSON.
+
+use std::fmt;
+use std::io::IsTerminal;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Subscriber};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace", "off"];
+/// Names in the configuration, and the targets they stand for.
+const SUBSYSTEMS: &[(&str, &str)] = &[
+    ("control", "control"),
+    ("routes", "routes"),
+    ("state", "state"),
+    ("audit", "audit"),
+    ("status", "status"),
+    ("path", "dataplane"),
+];
+
+/// Checks a filter of the configuration and returns it in the form that [`init`] takes.
+pub(crate) fn check_filter(text: &str) -> Result<String, String> {
+    let mut directives = Vec::new();
+    for item in text.split(',').map(str::trim) {
+        let (subsystem, level) = item.split_once('=').map_or((None, item), |(s, l)| (Some(s.trim()), l.trim()));
+        if !LEVELS.contains(&level) {
+            return Err(format!("'{level}' is no level; write one of: {}", LEVELS.join(", ")));
+        }
+        match subsystem {
+            None => directives.push(level.to_owned()),
+            Some(name) => match SUBSYSTEMS.iter().find(|(known, _)| *known == name) {
+                Some((_, target)) => directives.push(format!("{target}={level}")),
+                None => {
+                    let known: Vec<&str> = SUBSYSTEMS.iter().map(|(name, _)| *name).collect();
+                    return Err(format!("'{name}' is no subsystem; write one of: {}", known.join(", ")));
+                }
+            },
+        }
+    }
+    Ok(directives.join(","))
+}
+
+/// Starts logging; a second call changes nothing.
+pub(crate) fn init(filter: &str, json: bool) {
+    let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let _ = if json {
+        builder.event_format(Json).try_init()
+    } else {
+        builder.with_ansi(std::io::stderr().is_terminal()).try_init()
+    };
+}
+
+/// One object per line: `time_s`, `level`, `subsystem`, `message`, and fields by their names.
+struct Json;
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        let mut fields = Fields(serde_json::Map::new());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
+        fields.0.insert("time_s".into(), ((now * 1000.0).round() / 1000.0).into());
+        fields.0.insert("level".into(), event.metadata().level().as_str().to_lowercase().into());
+        fields.0.insert("subsystem".into(), event.metadata().target().into());
+        event.record(&mut fields);
+        writeln!(writer, "{}", serde_json::Value::Object(fields.0))
+    }
+}
+
+struct Fields(serde_json::Map<String, serde_json::Value>);
+
+impl Visit for Fields {
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        self.0.insert(field.name().into(), format!("{value:?}").into());
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.0.insert(field.name().into(), value.into());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.0.insert(field.name().into(), value.into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_filter_names_levels_and_subsystems() {
+        assert_eq!(check_filter("info"), Ok("info".into()));
+        assert_eq!(check_filter("info, path=debug,audit=warn"), Ok("info,dataplane=debug,audit=warn".into()));
+        assert!(check_filter("loud").is_err() && check_filter("nothing=info").is_err() && check_filter("").is_err());
+    }
+}

@@ -1,0 +1,421 @@
+//! Numbers that outlive the daemon: high-water marks of what was sent, tops of what was received
+//! (RFC 4303 §3.3.3).
+//!
+//! One small file per SA and direction, named by a hash of its key: whatever else about an SA
+//! changes, numbers under one key are never used twice. A file is written whole under another
+//! name, brought to the disk, and renamed, so that a crash leaves the old or the new one. Outbound
+//! it says "no number from here on was used", and is raised by a block before the block is used.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use aws_lc_rs::digest::{SHA256, digest};
+use ipsec::{InboundSa, OutboundSa};
+
+/// Numbers that are made usable by one write. At 10 million packets a second half of them last
+/// 50 ms, the interval of [`Keeper::tick`].
+pub(crate) const BLOCK: u64 = 1 << 20;
+/// Largest state file: 65,536 Sub SAs of at most 28 bytes, and the header.
+const MAX_FILE_BYTES: u64 = 4 << 20;
+const MAGIC: &str = "weir state 1";
+
+/// Names a key without telling it.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub(crate) struct Identity([u8; 32]);
+
+impl Identity {
+    /// The identity of the numbers under `key`, sent or received.
+    pub(crate) fn of(outbound: bool, key: &[u8]) -> Self {
+        let mut text = zeroize::Zeroizing::new(Vec::with_capacity(64 + key.len()));
+        text.extend_from_slice(if outbound { b"weir numbers sent under " } else { b"weir numbers received under " });
+        text.extend_from_slice(key);
+        let mut name = [0; 32];
+        name.copy_from_slice(digest(&SHA256, &text).as_ref());
+        Self(name)
+    }
+
+    fn file_name(self) -> String {
+        let hex: String = self.0[..16].iter().map(|b| format!("{b:02x}")).collect();
+        format!("{hex}.state")
+    }
+}
+
+/// What a state file says.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) struct Record {
+    /// The numbers are exact, because the daemon stopped when asked.
+    pub(crate) clean: bool,
+    /// Name of the SA, for people.
+    pub(crate) name: String,
+    /// By lane (Session ID of a Sub SA): first number never used, or highest number seen.
+    pub(crate) numbers: BTreeMap<u32, u64>,
+}
+
+impl Record {
+    fn emit(&self) -> String {
+        let mut text = format!("{MAGIC}\nsa {}\n{}\n", self.name, if self.clean { "stopped" } else { "running" });
+        for (lane, number) in &self.numbers {
+            text.push_str(&format!("{lane} {number}\n"));
+        }
+        let sum = checksum(&text);
+        text.push_str(&sum);
+        text
+    }
+
+    fn parse(text: &str) -> Option<Self> {
+        let at = text.rfind("sum ")?;
+        let (body, sum) = text.split_at(at);
+        if checksum(body) != sum {
+            return None;
+        }
+        let mut lines = body.lines();
+        if lines.next()? != MAGIC {
+            return None;
+        }
+        let name = lines.next()?.strip_prefix("sa ")?.to_owned();
+        let clean = match lines.next()? {
+            "stopped" => true,
+            "running" => false,
+            _ => return None,
+        };
+        let number = |line: &str| {
+            let (lane, number) = line.split_once(' ')?;
+            Some((lane.parse().ok()?, number.parse().ok()?))
+        };
+        Some(Self { clean, name, numbers: lines.map(number).collect::<Option<_>>()? })
+    }
+}
+
+/// Last line of a file; guards against cut and flipped bytes, not against people.
+fn checksum(body: &str) -> String {
+    let sum: String = digest(&SHA256, body.as_bytes()).as_ref()[..8].iter().map(|b| format!("{b:02x}")).collect();
+    format!("sum {sum}\n")
+}
+
+/// Why saved numbers cannot be used. Starting without them could use a number twice.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StateError {
+    /// The folder.
+    #[error(
+        "state_dir {dir}: {source}; make it a folder that this user may write, or set 'state_dir' in the section 'gateway'"
+    )]
+    Folder { dir: PathBuf, source: io::Error },
+    /// Somebody else has it.
+    #[error("state_dir {dir} is in use by another weir; stop it, or set another 'state_dir' in the section 'gateway'")]
+    InUse { dir: PathBuf },
+    /// A file.
+    #[error(
+        "sa {name}: the saved sequence numbers in {path} cannot be used: {why}; going on could use a number twice: \
+         set new keys for this SA, then remove the file"
+    )]
+    Damaged { name: String, path: PathBuf, why: String },
+    /// A first write.
+    #[error("sa {name}: cannot save sequence numbers in {path}: {source}; make room, or set another 'state_dir'")]
+    Write { name: String, path: PathBuf, source: io::Error },
+}
+
+/// The folder with the files; one daemon at a time.
+pub(crate) struct Store {
+    dir: PathBuf,
+    _lock: File,
+}
+
+impl Store {
+    /// Opens the folder, makes it when it is missing, and locks it.
+    pub(crate) fn open(dir: &Path) -> Result<Self, StateError> {
+        let folder = |source| StateError::Folder { dir: dir.to_owned(), source };
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir).map_err(folder)?;
+        let lock = File::options()
+            .create(true)
+            .write(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(dir.join("lock"))
+            .map_err(folder)?;
+        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
+            Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::InUse { dir: dir.to_owned() }),
+            Err(error) => Err(folder(error.into())),
+        }
+    }
+
+    fn path(&self, identity: Identity) -> PathBuf {
+        self.dir.join(identity.file_name())
+    }
+
+    /// What was saved; `None` when the key was never in use here.
+    pub(crate) fn read(&self, name: &str, identity: Identity) -> Result<Option<Record>, StateError> {
+        let path = self.path(identity);
+        let damaged = |why: String| StateError::Damaged { name: name.into(), path: path.clone(), why };
+        match fs::metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(damaged(error.to_string())),
+            Ok(meta) if meta.len() > MAX_FILE_BYTES => return Err(damaged("it is too large".into())),
+            Ok(_) => {}
+        }
+        let text = fs::read_to_string(&path).map_err(|error| damaged(error.to_string()))?;
+        Record::parse(&text).map(Some).ok_or_else(|| damaged("it is damaged".into()))
+    }
+
+    /// Saves; afterwards it is on the disk, whatever happens.
+    pub(crate) fn write(&self, identity: Identity, record: &Record) -> io::Result<()> {
+        let path = self.path(identity);
+        let part = path.with_extension("part");
+        let mut file = File::options().create(true).write(true).truncate(true).mode(0o600).open(&part)?;
+        file.write_all(record.emit().as_bytes())?;
+        file.sync_all()?;
+        fs::rename(&part, &path)?;
+        File::open(&self.dir)?.sync_all()
+    }
+}
+
+/// An outbound SA whose numbers are kept.
+pub(crate) struct Sender {
+    /// Names the file.
+    pub(crate) identity: Identity,
+    /// The SA.
+    pub(crate) sa: Arc<OutboundSa>,
+    /// Name of each lane in the file.
+    pub(crate) lanes: Vec<u32>,
+}
+
+/// An inbound SA whose window is kept.
+pub(crate) struct Receiver {
+    /// Names the file.
+    pub(crate) identity: Identity,
+    /// The SA.
+    pub(crate) sa: Arc<InboundSa>,
+}
+
+/// Keeps the numbers of all SAs. Owned by the control thread.
+pub(crate) struct Keeper {
+    store: Store,
+    senders: Vec<Sender>,
+    receivers: Vec<(Receiver, Record)>,
+    received_saved: Instant,
+    complained: Option<Instant>,
+}
+
+/// How often tops of windows are saved.
+const RECEIVED_EVERY: Duration = Duration::from_secs(1);
+/// How often a failure to save is told.
+const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
+
+impl Keeper {
+    pub(crate) fn new(store: Store) -> Self {
+        Self { store, senders: Vec::new(), receivers: Vec::new(), received_saved: Instant::now(), complained: None }
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Replaces the SAs that are looked after and gives each its first block of numbers.
+    ///
+    /// # Errors
+    /// The first SA whose numbers cannot be saved.
+    pub(crate) fn keep(&mut self, senders: Vec<Sender>, receivers: Vec<Receiver>) -> Result<(), StateError> {
+        self.save_received();
+        for sender in &senders {
+            if let Err(source) = raise(&self.store, sender) {
+                let path = self.store.path(sender.identity);
+                return Err(StateError::Write { name: sender.sa.common.name.to_string(), path, source });
+            }
+        }
+        self.senders = senders;
+        let blank = |name: &str| Record { clean: false, name: name.into(), numbers: BTreeMap::new() };
+        self.receivers = receivers
+            .into_iter()
+            .map(|r| {
+                let record = blank(&r.sa.common.name);
+                (r, record)
+            })
+            .collect();
+        Ok(())
+    }
+
+    /// Raises marks that are about to be reached, and saves tops now and then. Failures are told
+    /// and tried again: packets go on until the mark.
+    pub(crate) fn tick(&mut self) {
+        let mut failed = None;
+        for sender in &self.senders {
+            if let Err(error) = raise(&self.store, sender) {
+                failed = Some((sender.sa.common.name.to_string(), error));
+            }
+        }
+        if let Some((name, error)) = failed {
+            self.complain(&name, &error);
+        }
+        if self.received_saved.elapsed() >= RECEIVED_EVERY {
+            self.save_received();
+        }
+    }
+
+    fn complain(&mut self, name: &str, error: &io::Error) {
+        if self.complained.is_none_or(|at| at.elapsed() >= COMPLAIN_EVERY) {
+            self.complained = Some(Instant::now());
+            tracing::error!(
+                target: "state",
+                "sa {name}: cannot save sequence numbers in {}: {error}; packets will drop as seq_unsaved when the \
+                 saved ones are used up: make room",
+                self.store.dir.display()
+            );
+        }
+    }
+
+    /// Saves tops of windows that moved.
+    pub(crate) fn save_received(&mut self) {
+        self.received_saved = Instant::now();
+        let mut failed = None;
+        for (receiver, last) in &mut self.receivers {
+            let numbers = tops(&receiver.sa);
+            if numbers.is_empty() || numbers == last.numbers {
+                continue;
+            }
+            let record = Record { numbers, ..last.clone() };
+            match self.store.write(receiver.identity, &record) {
+                Ok(()) => *last = record,
+                Err(error) => failed = Some((record.name, error)),
+            }
+        }
+        if let Some((name, error)) = failed {
+            self.complain(&name, &error);
+        }
+    }
+
+    /// Saves exact numbers, after the last packet.
+    pub(crate) fn close(mut self) {
+        self.save_received();
+        for sender in &self.senders {
+            let lanes = sender.lanes.iter().zip(&sender.sa.lanes);
+            let numbers = lanes.map(|(id, lane)| (*id, lane.seq.next())).collect();
+            let record = Record { clean: true, name: sender.sa.common.name.to_string(), numbers };
+            if let Err(error) = self.store.write(sender.identity, &record) {
+                tracing::error!(target: "state", "sa {}: {error}; the next start skips some numbers", record.name);
+            }
+        }
+    }
+}
+
+/// Raises the mark of an SA when less than half a block is left in any of its lanes.
+fn raise(store: &Store, sender: &Sender) -> io::Result<()> {
+    let low = |lane: &ipsec::OutLane| {
+        let seq = &lane.seq;
+        seq.saved() <= seq.last() && seq.next().saturating_add(BLOCK / 2) > seq.saved()
+    };
+    if !sender.sa.lanes.iter().any(low) {
+        return Ok(());
+    }
+    let marks: Vec<u64> = sender
+        .sa
+        .lanes
+        .iter()
+        .map(|lane| lane.seq.next().saturating_add(BLOCK).min(lane.seq.last() + 1).max(lane.seq.saved()))
+        .collect();
+    let numbers = sender.lanes.iter().copied().zip(marks.iter().copied()).collect();
+    store.write(sender.identity, &Record { clean: false, name: sender.sa.common.name.to_string(), numbers })?;
+    for (lane, mark) in sender.sa.lanes.iter().zip(marks) {
+        lane.seq.allow_below(mark);
+    }
+    Ok(())
+}
+
+/// Highest numbers seen, by lane.
+fn tops(sa: &InboundSa) -> BTreeMap<u32, u64> {
+    let seen = sa.lanes.iter().enumerate().filter_map(|(lane, state)| Some((lane as u32, state.window.get()?.top().0)));
+    seen.filter(|(_, top)| *top > 0).collect()
+}
+
+/// Highest numbers that an inbound SA has seen, for reports.
+pub(crate) fn window_tops(sa: &InboundSa) -> BTreeMap<u32, u64> {
+    tops(sa)
+}
+
+/// Whether anything was counted on an SA, for reports.
+pub(crate) fn packets(counters: &ipsec::SaCounters) -> (u64, u64) {
+    (counters.packets.load(Ordering::Relaxed), counters.bytes.load(Ordering::Relaxed))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder(name: &str) -> PathBuf {
+        let dir = std::env::temp_dir().join(format!("weir-state-{name}-{}", std::process::id()));
+        let _ = fs::remove_dir_all(&dir);
+        dir
+    }
+
+    fn record(clean: bool, number: u64) -> Record {
+        Record { clean, name: "moon".into(), numbers: BTreeMap::from([(0, number), (7, u64::MAX - 1)]) }
+    }
+
+    #[test]
+    fn what_is_written_is_read_again() {
+        let dir = folder("round");
+        let store = Store::open(&dir).unwrap();
+        let id = Identity::of(true, b"key");
+        assert_eq!(store.read("moon", id).unwrap(), None);
+        for clean in [true, false] {
+            store.write(id, &record(clean, 42)).unwrap();
+            assert_eq!(store.read("moon", id).unwrap(), Some(record(clean, 42)));
+        }
+        assert_ne!(id, Identity::of(false, b"key"));
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_crash_while_writing_leaves_the_old_file() {
+        let dir = folder("torn");
+        let store = Store::open(&dir).unwrap();
+        let id = Identity::of(true, b"key");
+        store.write(id, &record(false, 1 << 20)).unwrap();
+        // The crash: the new file was begun, and never renamed.
+        let part = store.path(id).with_extension("part");
+        fs::write(&part, &record(false, 2 << 20).emit()[..30]).unwrap();
+        drop(store);
+        let store = Store::open(&dir).unwrap();
+        assert_eq!(store.read("moon", id).unwrap(), Some(record(false, 1 << 20)));
+        // The next write takes the name of the torn one.
+        store.write(id, &record(true, 5)).unwrap();
+        assert!(!part.exists());
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn a_damaged_file_is_refused_wherever_it_is_damaged() {
+        let dir = folder("damaged");
+        let store = Store::open(&dir).unwrap();
+        let id = Identity::of(true, b"key");
+        let whole = record(false, 77).emit();
+        for cut in 0..whole.len() {
+            fs::write(store.path(id), &whole[..cut]).unwrap();
+            let error = store.read("moon", id).unwrap_err().to_string();
+            assert!(error.contains("sa moon") && error.contains("new keys"), "cut at {cut}: {error}");
+            let mut flipped = whole.clone().into_bytes();
+            flipped[cut] ^= 1;
+            fs::write(store.path(id), flipped).unwrap();
+            assert!(store.read("moon", id).is_err(), "flipped at {cut}");
+        }
+        fs::remove_dir_all(&dir).unwrap();
+    }
+
+    #[test]
+    fn two_daemons_never_share_a_folder() {
+        let dir = folder("lock");
+        let store = Store::open(&dir).unwrap();
+        assert!(matches!(Store::open(&dir), Err(StateError::InUse { .. })));
+        drop(store);
+        drop(Store::open(&dir).unwrap());
+        fs::remove_dir_all(&dir).unwrap();
+        fs::write(&dir, "").unwrap();
+        assert!(matches!(Store::open(&dir), Err(StateError::Folder { .. })));
+        fs::remove_file(&dir).unwrap();
+    }
+}

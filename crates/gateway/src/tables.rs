@@ -1,0 +1,490 @@
+//! From specifications to what packets see: SAs, policies, keys.
+//!
+//! Tables are built whole. On a reload an SA whose specification is the same is carried over as it
+//! is, with counters, numbers and windows; its keys keep their places in the key table.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crypto::kdf::PspMasterKey;
+use crypto::{Engine, KeyId, KeyMaterial, KeyTable, Suite};
+use dataplane::Snapshot;
+use ipsec::{Action, InboundSa, OutboundSa, SaCommon, SaError, Spd, ah, eesp, esp, psp};
+use wire::psp::{PspSpi, PspVersion};
+
+use crate::config::problem::{Problem, Problems};
+use crate::config::{Config, Half, HalfProto, PolicyAction, Sa};
+use crate::state::{Identity, Receiver, Record, Sender};
+
+/// Slot of a direction that an SA does not have.
+const NO_SLOT: u32 = u32::MAX;
+
+/// An SA in use: its specification and its two halves.
+pub(crate) struct Entry {
+    pub(crate) sa: Sa,
+    pub(crate) outbound: Option<Live<OutboundSa>>,
+    pub(crate) inbound: Option<Live<InboundSa>>,
+}
+
+/// One half.
+pub(crate) struct Live<T> {
+    pub(crate) sa: Arc<T>,
+    identity: Identity,
+    /// When it was made, and how long it may live.
+    born: Instant,
+    life_time: Option<Duration>,
+}
+
+impl<T> Clone for Live<T> {
+    fn clone(&self) -> Self {
+        Self { sa: Arc::clone(&self.sa), ..*self }
+    }
+}
+
+/// Where numbers continue, and what the host knows.
+pub(crate) struct Surroundings<'a> {
+    /// Saved numbers of an identity; `None` offline.
+    pub(crate) resume: Option<&'a dyn Fn(&str, Identity) -> Result<Option<Record>, Problem>>,
+    /// MTU of the way to a host, in bytes.
+    pub(crate) path_mtu: &'a dyn Fn(IpAddr) -> u32,
+    /// Key of the hash for PSP source ports.
+    pub(crate) port_key: u64,
+}
+
+/// SAs in use, in the order of the file.
+pub(crate) struct Tables {
+    pub(crate) entries: Vec<Entry>,
+}
+
+impl Tables {
+    /// The halves whose numbers have to be kept.
+    pub(crate) fn kept(&self) -> (Vec<Sender>, Vec<Receiver>) {
+        let senders = self.entries.iter().filter_map(|entry| {
+            let live = entry.outbound.as_ref()?;
+            Some(Sender { identity: live.identity, sa: Arc::clone(&live.sa), lanes: lane_names(entry, &live.sa) })
+        });
+        let receivers = self.entries.iter().filter_map(|entry| {
+            let live = entry.inbound.as_ref()?;
+            // Without a window the top is of no use, and without numbers there is none.
+            (live.sa.window > 0).then(|| Receiver { identity: live.identity, sa: Arc::clone(&live.sa) })
+        });
+        (senders.collect(), receivers.collect())
+    }
+
+    /// Ends the SAs whose time is over; returns names and directions of those that just ended.
+    pub(crate) fn expire(&self) -> Vec<(String, &'static str)> {
+        let mut ended = Vec::new();
+        for entry in &self.entries {
+            let out = entry.outbound.as_ref().filter(|live| live.over()).map(|live| (&live.sa.common, "out"));
+            let inbound = entry.inbound.as_ref().filter(|live| live.over()).map(|live| (&live.sa.common, "in"));
+            for (common, direction) in out.into_iter().chain(inbound) {
+                if !common.expired.swap(true, Ordering::Relaxed) {
+                    ended.push((common.name.to_string(), direction));
+                }
+            }
+        }
+        ended
+    }
+}
+
+impl<T> Live<T> {
+    fn over(&self) -> bool {
+        self.life_time.is_some_and(|life| self.born.elapsed() >= life)
+    }
+}
+
+/// What the lanes of an outbound SA are called in its state file.
+fn lane_names(entry: &Entry, sa: &OutboundSa) -> Vec<u32> {
+    let sub_sas =
+        matches!(entry.sa.outbound.as_ref().map(|half| &half.proto), Some(HalfProto::Eesp { sub_sas: Some(_), .. }));
+    let name = |(index, lane): (usize, &ipsec::OutLane)| if sub_sas { u32::from(lane.session.0) } else { index as u32 };
+    sa.lanes.iter().enumerate().map(name).collect()
+}
+
+/// Builds tables from a configuration.
+///
+/// # Errors
+/// What an SA's protocol refuses, and saved numbers that cannot be used.
+pub(crate) fn build(
+    config: &Config,
+    previous: Option<(&Tables, &KeyTable)>,
+    around: &Surroundings<'_>,
+) -> Result<(Tables, Snapshot), Problems> {
+    let known = |sa: &Sa| previous.and_then(|(tables, _)| tables.entries.iter().find(|entry| same_ends(&entry.sa, sa)));
+    let mut keys = previous.map_or_else(KeyTable::default, |(tables, table)| carried_keys(config, tables, table));
+    let mut builder = Builder { config, around, keys: &mut keys, masters: Vec::new() };
+    let mut problems = Vec::new();
+    let mut entries = Vec::new();
+    for sa in &config.sas {
+        let old = known(sa);
+        let outbound = sa.outbound.as_ref().map(|half| {
+            let kept = old.filter(|entry| entry.sa.outbound.as_ref() == Some(half)).and_then(|e| e.outbound.clone());
+            kept.map_or_else(|| builder.outbound(sa, half), Ok)
+        });
+        let inbound = sa.inbound.as_ref().map(|half| {
+            let kept = old.filter(|entry| entry.sa.inbound.as_ref() == Some(half)).and_then(|e| e.inbound.clone());
+            kept.map_or_else(|| builder.inbound(sa, half), Ok)
+        });
+        match (outbound.transpose(), inbound.transpose()) {
+            (Ok(outbound), Ok(inbound)) => entries.push(Entry { sa: sa.clone(), outbound, inbound }),
+            (out, inn) => problems.extend(out.err().into_iter().chain(inn.err())),
+        }
+    }
+    if !problems.is_empty() {
+        return Err(Problems(problems));
+    }
+    let tables = Tables { entries };
+    let snapshot = snapshot(config, &tables, keys)?;
+    Ok((tables, snapshot))
+}
+
+/// Whether two sections speak of the same hosts in the same way.
+fn same_ends(a: &Sa, b: &Sa) -> bool {
+    a.name == b.name && a.protocol == b.protocol && a.mode == b.mode && a.peer == b.peer
+}
+
+/// The key table with the keys of the SAs that stay, at their places. The others' places hold a
+/// key that nothing names, so that what is no longer in use is zeroed.
+fn carried_keys(config: &Config, tables: &Tables, table: &KeyTable) -> KeyTable {
+    let mut used = vec![false; table.len()];
+    let mut mark = |id: KeyId| {
+        if let Some(slot) = used.get_mut(id.0 as usize) {
+            *slot = true;
+        }
+    };
+    for entry in &tables.entries {
+        let Some(sa) = config.sas.iter().find(|sa| same_ends(&entry.sa, sa)) else { continue };
+        if let Some(live) = entry.outbound.as_ref().filter(|_| sa.outbound == entry.sa.outbound) {
+            live.sa.lanes.iter().for_each(|lane| mark(lane.key));
+        }
+        if let Some(live) = entry.inbound.as_ref().filter(|_| sa.inbound == entry.sa.inbound) {
+            live.sa.lanes.iter().filter_map(|lane| lane.key).for_each(&mut mark);
+        }
+    }
+    let mut carried = KeyTable::default();
+    let nobody = unnamed_key();
+    for (index, used) in used.iter().enumerate() {
+        let key = table.shared(KeyId(index as u32)).filter(|_| *used).or_else(|| nobody.clone());
+        if let Some(key) = key {
+            carried.insert(key);
+        }
+    }
+    carried
+}
+
+fn unnamed_key() -> Option<Arc<crypto::Key>> {
+    let suite = Suite::parse_esp("aes128gcm16").ok()?;
+    let random = random_bytes::<20>();
+    Engine::AwsLc.expand(&suite, KeyMaterial { enc: &random, integ: &[] }).ok().map(Arc::new)
+}
+
+/// Random bytes; zeros when the operating system has none, which it says by refusing everything
+/// else as well.
+pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    let _ = aws_lc_rs::rand::fill(&mut bytes);
+    bytes
+}
+
+fn snapshot(config: &Config, tables: &Tables, keys: KeyTable) -> Result<Snapshot, Problems> {
+    let mut slots: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
+    let (mut outbound, mut inbound) = (Vec::new(), Vec::new());
+    for entry in &tables.entries {
+        let mut slot = (NO_SLOT, NO_SLOT);
+        if let Some(live) = &entry.outbound {
+            slot.0 = outbound.len() as u32;
+            outbound.push(Arc::clone(&live.sa));
+        }
+        if let Some(live) = &entry.inbound {
+            slot.1 = inbound.len() as u32;
+            inbound.push(Arc::clone(&live.sa));
+        }
+        slots.insert(&entry.sa.name, slot);
+    }
+    let policies = config.policies.iter().map(|policy| ipsec::Policy {
+        name: policy.name.as_str().into(),
+        selectors: policy.selectors.clone(),
+        action: match &policy.action {
+            PolicyAction::Protect(sa) => {
+                let (outbound, inbound) = slots.get(sa.as_str()).copied().unwrap_or((NO_SLOT, NO_SLOT));
+                Action::Protect { outbound, inbound }
+            }
+            PolicyAction::Bypass => Action::Bypass,
+            PolicyAction::Drop => Action::Drop,
+        },
+    });
+    let spd = Spd::new(policies.collect());
+    let mut snapshot = Snapshot::new(inbound, outbound, spd, keys, config.gateway.code_points)
+        .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
+    for (slot, v6) in snapshot.inner_addresses.iter_mut().zip([false, true]) {
+        *slot = config.gateway.addresses.iter().map(|interface| interface.addr).find(|addr| addr.is_ipv6() == v6);
+    }
+    Ok(snapshot)
+}
+
+struct Builder<'a> {
+    config: &'a Config,
+    around: &'a Surroundings<'a>,
+    keys: &'a mut KeyTable,
+    /// Master keys already made: SAs with the same ones share them.
+    masters: Vec<([Option<crate::config::Secret>; 2], Arc<psp::MasterKeys>)>,
+}
+
+impl Builder<'_> {
+    fn engine(&self) -> Engine {
+        if self.config.gateway.null_engine { Engine::Null } else { Engine::AwsLc }
+    }
+
+    fn common(sa: &Sa, half: &Half) -> SaCommon {
+        SaCommon::new(&sa.name, sa.mode, half.outer, half.lifetime)
+    }
+
+    /// What is saved of a half.
+    fn resume(&self, sa: &Sa, identity: Identity) -> Result<Option<Record>, Problem> {
+        self.around.resume.map_or(Ok(None), |resume| resume(&sa.name, identity))
+    }
+
+    fn outbound(&mut self, sa: &Sa, half: &Half) -> Result<Live<OutboundSa>, Problem> {
+        let refused = |why: SaError| refused(sa, "out", &why);
+        let key = self.sending_key(half).map_err(refused)?;
+        let identity = Identity::of(true, key.octets());
+        let saved = self.resume(sa, identity)?;
+        if let Some(record) = &saved {
+            report_resumed(&sa.name, half.seq, record);
+        }
+        let first = |lane: u32| {
+            let saved = saved.as_ref().and_then(|record| record.numbers.get(&lane)).copied();
+            saved.unwrap_or(0).max(half.seq)
+        };
+        let persistent = self.around.resume.is_some();
+        let common = Self::common(sa, half);
+        let engine = self.engine();
+        let built = match &half.proto {
+            HalfProto::Esp { suite, enc, integ, esn, tfc_padding, iv } => esp::outbound(
+                common,
+                &esp::Spec {
+                    spi: half.spi,
+                    suite: *suite,
+                    enc_key: enc.octets(),
+                    integ_key: integ.octets(),
+                    esn: *esn,
+                    window: half.window,
+                    first_seq: first(0),
+                    persistent,
+                    tfc_padding: *tfc_padding,
+                    iv: iv.map_or(esp::CbcIv::Encrypted, esp::CbcIv::Fixed),
+                },
+                engine,
+                self.keys,
+            ),
+            HalfProto::Ah { suite, integ, esn, align8 } => ah::outbound(
+                common,
+                &ah::Spec {
+                    spi: half.spi,
+                    suite: *suite,
+                    integ_key: integ.octets(),
+                    esn: *esn,
+                    window: half.window,
+                    first_seq: first(0),
+                    persistent,
+                    align8_v4: *align8,
+                },
+                engine,
+                self.keys,
+            ),
+            HalfProto::Eesp { sub_sas, session, .. } => {
+                let numbers: Vec<u64> = match sub_sas {
+                    Some((_, count)) => {
+                        let lanes = (*count).min(eesp::MAX_READY_SUB_SAS as u32);
+                        (0..lanes).map(|lane| first((u32::from(*session) + lane) % count)).collect()
+                    }
+                    None => vec![first(0)],
+                };
+                let spec = self.eesp(half, &numbers, persistent);
+                match spec {
+                    Some(spec) => eesp::outbound(common, &spec, engine, self.keys),
+                    None => Err(SaError::Conflict("not an EESP SA")),
+                }
+            }
+            HalfProto::PspOut { version, crypt_offset, cookie, sample, drop, source_port, .. } => psp::outbound(
+                common,
+                &psp::SendSpec {
+                    spi: half.spi,
+                    version: *version,
+                    key: key.octets(),
+                    iv: psp::IvCounter { first: first(0), persistent },
+                    crypt_offset: *crypt_offset,
+                    cookie: *cookie,
+                    sample: *sample,
+                    drop: *drop,
+                    port: self.config.gateway.code_points.psp_port,
+                    port_key: self.around.port_key,
+                    source_port: *source_port,
+                },
+                engine,
+                self.keys,
+            ),
+            HalfProto::PspIn { .. } => Err(SaError::Conflict("a receiving PSP association cannot send")),
+        };
+        let built = built.map_err(refused)?;
+        built.set_path_mtu(half.path_mtu.unwrap_or_else(|| (self.around.path_mtu)(sa.peer.remote)) as usize);
+        Ok(Live { sa: Arc::new(built), identity, born: Instant::now(), life_time: half.life_time })
+    }
+
+    /// The key that numbers are counted under.
+    fn sending_key(&mut self, half: &Half) -> Result<crate::config::Secret, SaError> {
+        use crate::config::Secret;
+        Ok(match &half.proto {
+            HalfProto::Esp { enc, integ, .. } => {
+                if enc.len() > 0 {
+                    enc.clone()
+                } else {
+                    integ.clone()
+                }
+            }
+            HalfProto::Ah { integ, .. } => integ.clone(),
+            HalfProto::Eesp { key, .. } => key.clone(),
+            HalfProto::PspOut { key: Some(key), .. } => key.clone(),
+            HalfProto::PspOut { version, masters, .. } => {
+                let spi =
+                    PspSpi::try_from(half.spi).map_err(|_| SaError::Conflict("the low 31 bits of a PSP SPI are 0"))?;
+                let version = PspVersion::try_from(*version).map_err(|_| SaError::Conflict("unknown PSP version"))?;
+                let derived = self.masters(masters).traffic_key(spi, version);
+                let derived = derived.ok_or(SaError::Conflict("there is no master key for this SPI"))?;
+                Secret::new(derived.key().to_vec())
+            }
+            HalfProto::PspIn { masters, issued, .. } => {
+                // One file per peer: peers share master keys, but not SPIs.
+                let mut name = Vec::new();
+                masters.iter().flatten().for_each(|master| name.extend_from_slice(master.octets()));
+                issued.iter().for_each(|(first, last)| name.extend([first.to_be_bytes(), last.to_be_bytes()].concat()));
+                Secret::new(name)
+            }
+        })
+    }
+
+    fn masters(&mut self, masters: &[Option<crate::config::Secret>; 2]) -> Arc<psp::MasterKeys> {
+        if let Some((_, made)) = self.masters.iter().find(|(known, _)| known == masters) {
+            return Arc::clone(made);
+        }
+        let slots = masters.each_ref().map(|master| {
+            let octets: &[u8; 32] = master.as_ref()?.octets().try_into().ok()?;
+            Some(PspMasterKey::new(octets))
+        });
+        let made = Arc::new(psp::MasterKeys::new(slots));
+        self.masters.push((masters.clone(), Arc::clone(&made)));
+        made
+    }
+
+    fn eesp<'s>(&self, half: &'s Half, numbers: &'s [u64], persistent: bool) -> Option<eesp::Spec<'s>> {
+        let HalfProto::Eesp { suite, key, sub_sas, session, seq, crypt_offset, options, strict_options, first_iv } =
+            &half.proto
+        else {
+            return None;
+        };
+        Some(eesp::Spec {
+            spi: half.spi,
+            suite: *suite,
+            key: key.octets(),
+            sub_sas: *sub_sas,
+            session: *session,
+            seq: *seq,
+            window: half.window,
+            first_seq: numbers,
+            persistent,
+            crypt_offset: *crypt_offset,
+            extra_options: options,
+            strict_options: *strict_options,
+            ip_proto: self.config.gateway.code_points.eesp_protocol,
+            first_iv: *first_iv,
+        })
+    }
+
+    fn inbound(&mut self, sa: &Sa, half: &Half) -> Result<Live<InboundSa>, Problem> {
+        let refused = |why: SaError| refused(sa, "in", &why);
+        let key = self.sending_key(half).map_err(refused)?;
+        let identity = Identity::of(false, key.octets());
+        let saved = self.resume(sa, identity)?;
+        let last = |lane: u32| {
+            let saved = saved.as_ref().and_then(|record| record.numbers.get(&lane)).copied();
+            saved.unwrap_or(0).max(half.seq)
+        };
+        let common = Self::common(sa, half);
+        let engine = self.engine();
+        let built = match &half.proto {
+            HalfProto::Esp { suite, enc, integ, esn, .. } => esp::inbound(
+                common,
+                &esp::Spec {
+                    spi: half.spi,
+                    suite: *suite,
+                    enc_key: enc.octets(),
+                    integ_key: integ.octets(),
+                    esn: *esn,
+                    window: half.window,
+                    first_seq: last(0),
+                    persistent: false,
+                    tfc_padding: false,
+                    iv: esp::CbcIv::Encrypted,
+                },
+                engine,
+                self.keys,
+            ),
+            HalfProto::Ah { suite, integ, esn, align8 } => ah::inbound(
+                common,
+                &ah::Spec {
+                    spi: half.spi,
+                    suite: *suite,
+                    integ_key: integ.octets(),
+                    esn: *esn,
+                    window: half.window,
+                    first_seq: last(0),
+                    persistent: false,
+                    align8_v4: *align8,
+                },
+                engine,
+                self.keys,
+            ),
+            HalfProto::Eesp { sub_sas, .. } => {
+                let lanes = sub_sas.map_or(1, |(_, count)| count);
+                let numbers: Vec<u64> = (0..lanes).map(last).collect();
+                match self.eesp(half, &numbers, false) {
+                    Some(spec) => eesp::inbound(common, &spec, engine, self.keys),
+                    None => Err(SaError::Conflict("not an EESP SA")),
+                }
+            }
+            HalfProto::PspIn { masters, issued, versions, max_crypt_offset, honour_drop } => {
+                let highest = saved.as_ref().and_then(|record| record.numbers.values().max()).copied().unwrap_or(0);
+                let spec = psp::ReceiveSpec {
+                    masters: self.masters(masters),
+                    issued: issued.clone(),
+                    versions: *versions,
+                    max_crypt_offset: *max_crypt_offset,
+                    window: half.window,
+                    first_seq: highest.max(half.seq),
+                    honour_drop: *honour_drop,
+                };
+                psp::inbound(common, &spec, engine, self.keys)
+            }
+            HalfProto::PspOut { .. } => Err(SaError::Conflict("a sending PSP association cannot receive")),
+        };
+        Ok(Live { sa: Arc::new(built.map_err(refused)?), identity, born: Instant::now(), life_time: half.life_time })
+    }
+}
+
+fn refused(sa: &Sa, direction: &str, why: &SaError) -> Problem {
+    Problem::at(&sa.at, format!("sas.{}.{direction}: {why}", sa.name))
+}
+
+/// Says where numbers go on, for every start but a first one.
+fn report_resumed(name: &str, configured: u64, record: &Record) {
+    let Some(next) = record.numbers.values().copied().max() else { return };
+    let next = next.max(configured);
+    if record.clean {
+        tracing::info!(target: "state", "sa {name}: continuing at {next}");
+    } else {
+        tracing::warn!(target: "state", "sa {name}: numbers below {next} may have been used before; continuing at {next}");
+    }
+}

@@ -1,0 +1,372 @@
+//! `weir up`: the gateway in the foreground.
+//!
+//! Everything that can fail is done before the gateway says that it is ready; what was made until
+//! a failure is undone by the owners of the pieces, in the reverse order. From then on one thread,
+//! this one, is the control side: signals, saved numbers, lifetimes, audit lines.
+
+use std::collections::BTreeSet;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use crypto::Engine;
+use dataplane::port::{RawPort, RawProtocols, TunConfig, TunPort, UdpPort};
+use dataplane::{Links, Port, Publisher, Runner, WorkerConfig};
+use ipsec::Protocol;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use wire::IpProto;
+
+use crate::audit::AuditLog;
+use crate::config::problem::{Problem, Problems};
+use crate::config::{self, Config, Purpose};
+use crate::routes::{self, Routes};
+use crate::state::{Identity, Keeper, Record, Store};
+use crate::status::{Server, Shared};
+use crate::tables::{self, Surroundings, Tables};
+
+/// How often the control side looks around. Half a block of numbers has to last that long.
+const TICK: Duration = Duration::from_millis(50);
+/// Audit records taken per tick; the rest waits in its ring.
+const AUDITS_PER_TICK: usize = 4096;
+/// Smallest MTU that the device gets by itself: what IPv6 asks for.
+const LEAST_MTU: u32 = 1280;
+/// Assumed where the way to a peer is not known.
+const USUAL_MTU: u32 = 1500;
+/// Packets that fit whatever comes: the device's and the outer path's, and then some.
+const LEAST_PACKET_BYTES: usize = 2048;
+
+/// Why the gateway did not start, or did not go on.
+pub(crate) enum Failure {
+    /// The configuration; nothing was started.
+    Config(Problems),
+    /// The host; nothing was started.
+    Start(anyhow::Error),
+    /// A fault while running.
+    Running(anyhow::Error),
+}
+
+impl From<Problems> for Failure {
+    fn from(problems: Problems) -> Self {
+        Self::Config(problems)
+    }
+}
+
+impl From<anyhow::Error> for Failure {
+    fn from(error: anyhow::Error) -> Self {
+        Self::Start(error)
+    }
+}
+
+/// What has to be listened to. Sockets are opened once, so a reload may not need others.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+struct Listening {
+    protocols: BTreeSet<IpProto>,
+    local: BTreeSet<IpAddr>,
+    udp: BTreeSet<SocketAddr>,
+}
+
+impl Listening {
+    fn of(config: &Config) -> Self {
+        let points = config.gateway.code_points;
+        let mut listening = Self::default();
+        for sa in &config.sas {
+            let local = sa.peer.local;
+            let encap = sa.inbound.as_ref().or(sa.outbound.as_ref()).is_some_and(|half| half.outer.udp.is_some());
+            listening.local.insert(local);
+            match (sa.protocol, encap) {
+                (Protocol::Psp, _) => drop(listening.udp.insert((local, points.psp_port).into())),
+                (_, true) => drop(listening.udp.insert((local, points.nat_t_port).into())),
+                (Protocol::Esp, _) => drop(listening.protocols.insert(IpProto::ESP)),
+                (Protocol::Ah, _) => drop(listening.protocols.insert(IpProto::AH)),
+                (Protocol::Eesp, _) => drop(listening.protocols.insert(points.eesp_protocol)),
+            }
+        }
+        listening
+    }
+
+    fn covers(&self, other: &Self) -> bool {
+        self.protocols.is_superset(&other.protocols)
+            && self.local.is_superset(&other.local)
+            && self.udp.is_superset(&other.udp)
+    }
+}
+
+/// Runs a gateway until a signal ends it.
+pub(crate) fn run(path: &Path, log_json: bool) -> Result<(), Failure> {
+    let config = config::load(path, Purpose::Gateway)?;
+    crate::log::init(&config.gateway.log, log_json || config.gateway.log_json);
+    // From here on signals are answered, not deadly: a start that is interrupted cleans up.
+    let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
+    warn(&config);
+    let mut gateway = Gateway::start(config, path)?;
+    let ended = gateway.serve(signals);
+    let stopped = gateway.stop();
+    ended.and(stopped).map_err(Failure::Running)
+}
+
+fn warn(config: &Config) {
+    for warning in &config.warnings {
+        tracing::warn!(target: "control", "{warning}");
+    }
+}
+
+struct Gateway {
+    // In the order in which they are dropped: workers, then routes, then the socket.
+    runner: Runner,
+    routes: Option<Routes>,
+    _server: Server,
+    keeper: Keeper,
+    shared: Arc<Shared>,
+    publisher: Publisher,
+    tables: Tables,
+    config: Config,
+    listening: Listening,
+    audit: AuditLog,
+    port_key: u64,
+    path: std::path::PathBuf,
+}
+
+impl Gateway {
+    fn start(config: Config, path: &Path) -> Result<Self, Failure> {
+        let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
+        let port_key = u64::from_ne_bytes(tables::random_bytes());
+        let (tables, snapshot) = build(&config, None, &store, port_key)?;
+        let listening = Listening::of(&config);
+
+        // Sockets first: they tell of a missing privilege, and leave nothing behind.
+        let mut outer = outer_ports(&config, &listening)?;
+        let shared = Arc::new(Shared::new());
+        shared.set_tables(&config, &tables);
+        let server = Server::start(&config.gateway.socket, Arc::clone(&shared)).map_err(anyhow::Error::from)?;
+        let mtu = device_mtu(&config, &tables);
+        let queues = TunPort::open(&TunConfig {
+            name: config.gateway.tun.clone(),
+            mtu: mtu as u16,
+            addresses: config.gateway.addresses.iter().map(|i| (i.addr, i.prefix)).collect(),
+            queues: config.gateway.workers,
+        })
+        .map_err(anyhow::Error::from)?;
+        let v6 = config.gateway.addresses.iter().any(|i| i.addr.is_ipv6())
+            || config.policies.iter().any(|p| p.selectors.iter().any(|s| s.dst.is_v6()));
+        routes::settle_device(&config.gateway.tun, v6);
+        let mut keeper = Keeper::new(store);
+        let (senders, receivers) = tables.kept();
+        keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
+
+        let publisher = Publisher::new(snapshot);
+        let packet_bytes = packet_bytes(&config, mtu);
+        let mut workers = Vec::new();
+        for (core, inner) in queues.into_iter().enumerate() {
+            let worker = WorkerConfig { core, engine: Engine::AwsLc, packet_bytes, ..WorkerConfig::default() };
+            let outer_rx = if core == 0 { std::mem::take(&mut outer) } else { Vec::new() };
+            let outer_tx = sender(&config).map_err(anyhow::Error::from)?;
+            workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: Box::new(outer_tx) }));
+        }
+        let runner = Runner::start(workers, publisher.clone()).map_err(anyhow::Error::from)?;
+        shared.set_counters(runner.counters());
+        // Last of all: from here on traffic comes.
+        let routes = config.gateway.routes.then(|| {
+            let mut routes = Routes::new(&config);
+            routes.apply(&config).map(|()| routes)
+        });
+        let routes = routes.transpose().map_err(anyhow::Error::from)?;
+        routes::warn_about_kernel(&config);
+        eprintln!("weir: ready, {} SAs, {} policies", config.sas.len(), config.policies.len());
+        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
+        Ok(Self {
+            runner,
+            routes,
+            _server: server,
+            keeper,
+            shared,
+            publisher,
+            tables,
+            config,
+            listening,
+            audit: AuditLog::new(Instant::now()),
+            port_key,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The control loop; returns when it is asked to stop or cannot go on.
+    fn serve(&mut self, mut signals: Signals) -> anyhow::Result<()> {
+        loop {
+            for signal in signals.pending() {
+                match signal {
+                    SIGHUP => self.reload(),
+                    _ => {
+                        tracing::info!(target: "control", "stopping");
+                        return Ok(());
+                    }
+                }
+            }
+            self.tick();
+            if !self.runner.healthy() {
+                self.shared.healthy.store(false, Ordering::Relaxed);
+                return Ok(());
+            }
+            std::thread::sleep(TICK);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.keeper.tick();
+        for (name, direction) in self.tables.expire() {
+            tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
+        }
+        let now = Instant::now();
+        for audit in self.runner.audits(AUDITS_PER_TICK) {
+            self.audit.record(now, &audit);
+        }
+        self.audit.flush(now);
+    }
+
+    /// Reads the file again. Whatever is wrong, the old tables stay.
+    fn reload(&mut self) {
+        match self.try_reload() {
+            Ok((sas, policies)) => {
+                tracing::info!(target: "control", "reloaded {}: {sas} SAs, {policies} policies", self.path.display());
+            }
+            Err(problems) => {
+                for problem in problems.0 {
+                    tracing::error!(target: "control", "{}", Problems::from(problem));
+                }
+                tracing::error!(target: "control", "nothing was changed: the tables from before are still in use");
+            }
+        }
+    }
+
+    fn try_reload(&mut self) -> Result<(usize, usize), Problems> {
+        let whole = |message: String| Problems::from(Problem::whole(message));
+        let next = config::load(&self.path, Purpose::Gateway)?;
+        let listening = Listening::of(&next);
+        if let Some(what) = needs_restart(&self.config, &next) {
+            return Err(whole(format!("'{what}' of the section 'gateway' changed: that takes a restart")));
+        }
+        if !self.listening.covers(&listening) {
+            return Err(whole(
+                "the new SAs need sockets that are not open (protocol, address or port): that takes a restart".into(),
+            ));
+        }
+        warn(&next);
+        let current = self.publisher.current();
+        let previous = Some((&self.tables, &current.keys));
+        // Tops of windows are read back from the disk where an SA is built anew.
+        self.keeper.save_received();
+        let (tables, snapshot) = build(&next, previous, self.keeper.store(), self.port_key)?;
+        let (senders, receivers) = tables.kept();
+        if let Err(error) = self.keeper.keep(senders, receivers) {
+            return Err(whole(error.to_string()));
+        }
+        // Routes are set before the tables change, so that a failure leaves both as they were.
+        if let Some(routes) = &mut self.routes
+            && let Err(error) = routes.apply(&next)
+        {
+            let _ = routes.apply(&self.config);
+            let (senders, receivers) = self.tables.kept();
+            let _ = self.keeper.keep(senders, receivers);
+            return Err(whole(error.to_string()));
+        }
+        self.publisher.publish(snapshot);
+        self.shared.set_tables(&next, &tables);
+        self.tables = tables;
+        self.config = next;
+        Ok((self.config.sas.len(), self.config.policies.len()))
+    }
+
+    /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
+    fn stop(self) -> anyhow::Result<()> {
+        let Self { runner, routes, keeper, .. } = self;
+        drop(routes);
+        let ended = runner.stop();
+        keeper.close();
+        ended.map_err(anyhow::Error::from)
+    }
+}
+
+/// The first setting that a running gateway cannot change.
+fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
+    let (a, b) = (&old.gateway, &new.gateway);
+    [
+        ("tun", a.tun != b.tun),
+        ("addresses", a.addresses != b.addresses),
+        ("mtu", a.mtu != b.mtu),
+        ("routes", a.routes != b.routes),
+        ("route_table", a.route_table != b.route_table),
+        ("fwmark", a.fwmark != b.fwmark),
+        ("workers", a.workers != b.workers),
+        ("state_dir", a.state_dir != b.state_dir),
+        ("socket", a.socket != b.socket),
+        ("log", a.log != b.log),
+        ("log_json", a.log_json != b.log_json),
+        ("eesp_protocol", a.code_points.eesp_protocol != b.code_points.eesp_protocol),
+        ("nat_t_port", a.code_points.nat_t_port != b.code_points.nat_t_port),
+        ("psp_port", a.code_points.psp_port != b.code_points.psp_port),
+    ]
+    .into_iter()
+    .find_map(|(name, changed)| changed.then_some(name))
+}
+
+fn build(
+    config: &Config,
+    previous: Option<(&Tables, &crypto::KeyTable)>,
+    store: &Store,
+    port_key: u64,
+) -> Result<(Tables, dataplane::Snapshot), Problems> {
+    let resume = |name: &str, identity: Identity| -> Result<Option<Record>, Problem> {
+        store.read(name, identity).map_err(|error| Problem::whole(error.to_string()))
+    };
+    let mark = config.gateway.fwmark;
+    let path_mtu = |peer: IpAddr| routes::way(peer, mark).map_or(USUAL_MTU, |way| way.mtu);
+    tables::build(config, previous, &Surroundings { resume: Some(&resume), path_mtu: &path_mtu, port_key })
+}
+
+/// The MTU of the device: as written, or what fits the narrowest SA.
+fn device_mtu(config: &Config, tables: &Tables) -> u32 {
+    let inner = |entry: &tables::Entry| Some(entry.outbound.as_ref()?.sa.inner_mtu.load(Ordering::Relaxed));
+    let narrowest = tables.entries.iter().filter_map(inner).min().unwrap_or(USUAL_MTU);
+    config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
+}
+
+fn packet_bytes(config: &Config, mtu: u32) -> usize {
+    let halves = config.sas.iter().flat_map(|sa| [&sa.outbound, &sa.inbound]).flatten();
+    let widest = halves.filter_map(|half| half.path_mtu).max().unwrap_or(USUAL_MTU).max(mtu + 256);
+    (widest as usize).next_multiple_of(64).max(LEAST_PACKET_BYTES)
+}
+
+fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<Vec<Box<dyn Port + Send>>> {
+    let mark = Some(config.gateway.fwmark);
+    let mut ports: Vec<Box<dyn Port + Send>> = Vec::new();
+    // Also without a protocol to receive: ICMP tells of the path MTU.
+    ports.push(Box::new(RawPort::open(&RawProtocols {
+        protocols: listening.protocols.iter().copied().collect(),
+        icmp: true,
+        v4: listening.local.iter().any(IpAddr::is_ipv4),
+        v6: listening.local.iter().any(IpAddr::is_ipv6),
+        local: listening.local.iter().copied().collect(),
+        mark,
+        device: None,
+    })?));
+    for addr in &listening.udp {
+        ports.push(Box::new(UdpPort::bind(*addr, mark)?));
+    }
+    Ok(ports)
+}
+
+fn sender(config: &Config) -> io::Result<RawPort> {
+    RawPort::open(&RawProtocols {
+        protocols: Vec::new(),
+        icmp: false,
+        v4: true,
+        v6: true,
+        local: Vec::new(),
+        mark: Some(config.gateway.fwmark),
+        device: None,
+    })
+}
