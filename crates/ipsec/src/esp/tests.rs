@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use wire::{IpPacket, IpProto};
 
 use super::*;
-use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp};
+use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
 use crate::{Beet, DfPolicy, DscpPolicy, Lifetime, Outer, Peer, UdpPorts, prepare_in, prepare_out};
 
 const SPI: u32 = 0x1122_3344;
@@ -357,6 +357,43 @@ fn tfc_padding_makes_all_packets_as_long_as_the_path_allows() {
         assert!(lens.iter().all(|&len| len == lens[0] && len > 1000 - 16 && len <= 1000), "{lens:?}");
         assert_round_trip(&mut esp, &setup.packet(3));
         assert_round_trip(&mut esp, &setup.packet(1200));
+    }
+}
+
+#[test]
+fn tfc_padding_is_zero_and_not_what_the_buffer_held() {
+    let setup = Setup { tfc: true, ..TUNNEL };
+    let mut esp = sa_loop(suite("null-sha256"), setup, |_| ());
+    let sealed = esp.seal(&setup.packet(2)).unwrap();
+    assert!(sealed[28 + 30..sealed.len() - 16 - TRAILER_LEN].iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_replay_is_refused_before_the_engine() {
+    let mut esp = sa_loop(suite("aes128gcm16"), TUNNEL, |_| ());
+    let mut sealed = esp.seal(&TUNNEL.packet(20)).unwrap();
+    assert!(esp.open(&sealed).is_ok());
+    *sealed.last_mut().unwrap() ^= 1;
+    assert_eq!(esp.open(&sealed), Err(Drop::Replay), "its ICV is not looked at");
+}
+
+#[test]
+fn a_udp_checksum_is_right_or_absent() {
+    for outer_v6 in [false, true] {
+        for checksum in [false, true] {
+            let setup = Setup { udp: true, outer_v6, checksum, ..TUNNEL };
+            let mut esp = sa_loop(suite("aes128-sha256"), setup, |_| ());
+            let sealed = esp.seal(&setup.packet(21)).unwrap();
+            let ip = IpPacket::parse(&sealed).unwrap();
+            let datagram = &sealed[ip.upper_at..];
+            if checksum {
+                let addresses = if outer_v6 { &sealed[8..40] } else { &sealed[12..20] };
+                let pseudo = ones_complement_sum(addresses, datagram.len() as u16 + 17);
+                assert_eq!(ones_complement_sum(datagram, pseudo), 0xffff);
+            } else {
+                assert_eq!(datagram[6..8], [0, 0]);
+            }
+        }
     }
 }
 
