@@ -78,8 +78,9 @@ impl HeaderTemplate {
         let header: &mut [u8; IPV4_HEADER] = packet.first_chunk_mut().ok_or(Drop::Inconsistent)?;
         let flags = if fields.dont_fragment { DONT_FRAGMENT } else { 0 };
         let ttl_proto = u16::from_be_bytes([fields.hop_limit, fields.proto.0]);
-        let sum = self.sum.add_u16(u16::from(fields.tos)).add_u16(total_len).add_u16(fields.id);
-        let checksum = sum.add_u16(flags).add_u16(ttl_proto).finish();
+        // Five 16-bit words at once: in one's complement a carry into the upper half counts the same.
+        let words: u32 = [fields.tos.into(), total_len, fields.id, flags, ttl_proto].map(u32::from).iter().sum();
+        let checksum = self.sum.add_u32(words).finish();
         header.copy_from_slice(&self.bytes[..IPV4_HEADER]);
         header[1] = fields.tos;
         header[2..4].copy_from_slice(&total_len.to_be_bytes());
@@ -117,7 +118,7 @@ pub(super) fn flow_label(ip: &IpPacket, packet: &[u8]) -> u32 {
 /// A counter would have to be shared between cores. The packet's own content (Identification or
 /// sequence numbers, checksum, flow, length) differs from packet to packet, so its hash is as good
 /// as a random number, which RFC 6864 §4.3 accepts. Packets with DF set need none and carry 0.
-#[inline]
+#[inline(never)] // keeps registers free on the usual path, where DF is set
 pub(super) fn identification(ip: &IpPacket, packet: &[u8]) -> u16 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
     let flow = FlowKey::of(ip, packet).hash(0) ^ ip.total_len as u64;
