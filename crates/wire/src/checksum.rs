@@ -97,6 +97,7 @@ impl Sum {
         u16::from_be(((sum >> 16) + (sum & 0xffff)) as u16)
     }
 
+    #[inline]
     fn join(self, addend: u64) -> Self {
         let (sum, carry) = self.0.overflowing_add(addend);
         Self(sum + u64::from(carry))
