@@ -7,7 +7,7 @@ use std::net::IpAddr;
 
 use arrayvec::ArrayVec;
 use crypto::{IcvOk, Job, Keys};
-use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, prepare_in};
+use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in};
 use wire::encap::NatT;
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto};
@@ -47,19 +47,22 @@ impl Worker {
     /// Takes packets from the outer side. Afterwards `batch` holds what is to be delivered on the
     /// inner side, in order. Everything else was dropped and counted.
     pub fn inbound(&mut self, tables: &Snapshot, batch: &mut Batch) {
-        let bytes: usize = batch.packets().iter().map(Packet::len).sum();
-        self.counters.outer_rx.bump(batch.len() as u64, bytes as u64);
+        self.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
         self.keep.clear();
+        self.all_kept = true;
         self.derived.begin_batch();
+        if self.now_ms >= self.next_age_ms {
+            self.next_age_ms = self.now_ms + 1000;
+            self.age(tables);
+        }
         for chunk in batch.packets_mut().chunks_mut(CHUNK) {
             self.open(tables, chunk);
         }
-        let keep = &self.keep;
-        if keep.contains(&false) {
+        if !self.all_kept {
+            let keep = &self.keep;
             batch.retain(|i, _| keep[i]);
         }
-        let bytes: usize = batch.packets().iter().map(Packet::len).sum();
-        self.counters.inner_tx.bump(batch.len() as u64, bytes as u64);
+        self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
     }
 
@@ -69,6 +72,7 @@ impl Worker {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
         let mut openings: ArrayVec<Opening, CHUNK> = ArrayVec::new();
         let mut last: Option<LastLookup> = None;
+        packets.iter().for_each(Packet::prefetch);
         for (i, packet) in packets.iter_mut().enumerate() {
             match self.prepare_inbound(tables, packet, &mut last) {
                 Ok(Some((slot, job, pending))) => {
@@ -78,7 +82,10 @@ impl Worker {
                 }
                 // In the clear, and a policy says that is right.
                 Ok(None) => self.keep.push(true),
-                Err(Refused) => self.keep.push(false),
+                Err(Refused) => {
+                    self.keep.push(false);
+                    self.all_kept = false;
+                }
             }
         }
         self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
@@ -97,7 +104,10 @@ impl Worker {
                     run.1 += 1;
                     run.2 += bytes as u64;
                 }
-                Err(Refused) => self.keep[first_keep + i] = false,
+                Err(Refused) => {
+                    self.keep[first_keep + i] = false;
+                    self.all_kept = false;
+                }
             }
         }
         count_run(tables, run);
@@ -204,10 +214,8 @@ impl Worker {
 
     /// A packet in the clear: allowed only where a policy says bypass.
     fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
-        let key = FlowKey::of(ip, packet.bytes());
-        let decision =
-            self.inbound_flows.decide(tables.generation, &key, || tables.spd.inbound(&key).map(|(_, action)| action));
-        let why = match decision {
+        let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
+        let why = match self.inbound_flows.decide(tables.generation, ip, packet.bytes(), ask) {
             Some(Action::Bypass) => {
                 bump(&self.counters.bypassed, 1);
                 return Ok(());
@@ -239,11 +247,9 @@ impl Worker {
         };
         let range = frame.range();
         packet.set_range(range);
-        let ip = delivered.ip;
-        let key = FlowKey::of(&ip, packet.bytes());
-        let decision =
-            self.inbound_flows.decide(tables.generation, &key, || tables.spd.inbound(&key).map(|(_, action)| action));
-        match decision {
+        let ip = &delivered.ip;
+        let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
+        match self.inbound_flows.decide(tables.generation, ip, packet.bytes(), ask) {
             Some(Action::Protect { inbound, .. }) if inbound == opening.slot => {
                 if delivered.sample {
                     bump(&self.counters.sampled, 1);
@@ -272,7 +278,20 @@ impl Worker {
     /// An ICMP error about one of our own packets may tell a smaller path MTU.
     #[cold]
     fn learn_path_mtu(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) {
-        let _ = (tables, outer, bytes);
+        if let Some(report) = pmtu::Report::parse(outer, bytes, &tables.code_points) {
+            self.path_mtus.learn(self.now_ms, &report, tables);
+        }
+    }
+
+    /// What has aged since the last batch: learned path MTUs, fragments whose rest never came.
+    fn age(&mut self, tables: &Snapshot) {
+        self.path_mtus.expire(self.now_ms, tables);
+        self.reassembler.expire(self.now_ms);
+        let lost = self.reassembler.lost();
+        let before = std::mem::replace(&mut self.fragments_lost, lost);
+        let drops = &self.counters.drops;
+        bump(&drops[Drop::ReassemblyTimeout as usize], lost.timed_out - before.timed_out);
+        bump(&drops[Drop::ReassemblyFull as usize], lost.evicted - before.evicted);
     }
 
     #[cold]

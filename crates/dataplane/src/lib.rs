@@ -6,10 +6,12 @@
 //! batches. Nothing on the path allocates, locks or logs.
 
 mod cache;
+pub mod clock;
 mod counters;
 mod inbound;
 mod outbound;
 mod packet;
+mod path_mtu;
 pub mod port;
 mod runner;
 mod snapshot;

@@ -6,7 +6,7 @@
 
 use arrayvec::ArrayVec;
 use crypto::{Job, Keys};
-use ipsec::{Action, Drop, Frame, OutboundSa, PendingOut, fragment_v4, prepare_out};
+use ipsec::{Action, Drop, Frame, OutboundSa, PendingOut, fragment_v4, pmtu, prepare_out};
 use wire::{FlowKey, IpPacket, SeqNo};
 
 use crate::counters::bump;
@@ -16,16 +16,18 @@ use crate::{Batch, Packet, Snapshot, Worker};
 /// `weir bench path --chunk`.
 pub(crate) const CHUNK: usize = 32;
 
-/// What classification found for a packet.
-#[derive(Clone, Copy)]
-enum Plan {
-    Protect {
-        slot: u32,
-        ip: IpPacket,
-    },
-    Bypass,
-    /// Dropped and counted, or replaced by its fragments.
-    Gone,
+/// In place of an SA's slot: the packet passes as it is.
+const BYPASS: u32 = u32::MAX;
+/// In place of an SA's slot: dropped and counted, or replaced by its fragments.
+const GONE: u32 = u32::MAX - 1;
+
+/// What classification found for the packets of a chunk.
+#[derive(Default)]
+struct Plans {
+    /// Per packet: the slot of its SA, [`BYPASS`] or [`GONE`].
+    slots: ArrayVec<u32, CHUNK>,
+    /// Headers of those that have an SA, in order.
+    ips: ArrayVec<IpPacket, CHUNK>,
 }
 
 impl Worker {
@@ -34,31 +36,33 @@ impl Worker {
     /// inner side. Everything else was dropped and counted.
     pub fn outbound(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
         let arrived = batch.len();
-        let bytes: usize = batch.packets().iter().map(Packet::len).sum();
-        self.counters.inner_rx.bump(arrived as u64, bytes as u64);
+        self.counters.inner_rx.bump(arrived as u64, batch.bytes());
         self.keep.clear();
         self.fragment_slots.clear();
+        self.all_kept = true;
         let mut done = 0;
         // Fragments are appended behind the packets that arrived, so the end moves.
         while done < batch.len() {
             let n = CHUNK.min(batch.len() - done);
-            let mut plans: ArrayVec<Plan, CHUNK> = ArrayVec::new();
+            let mut plans = Plans::default();
+            batch.packets()[done..done + n].iter().for_each(Packet::prefetch);
             for i in done..done + n {
-                plans.push(self.classify_outbound(tables, batch, i, arrived, replies));
+                let slot = self.classify_outbound(tables, batch, i, arrived, replies, &mut plans.ips);
+                plans.slots.push(slot);
             }
             self.protect(tables, &mut batch.packets_mut()[done..done + n], &plans);
             done += n;
         }
-        let keep = &self.keep;
-        if keep.contains(&false) {
+        if !self.all_kept {
+            let keep = &self.keep;
             batch.retain(|i, _| keep[i]);
         }
-        let bytes: usize = batch.packets().iter().map(Packet::len).sum();
-        self.counters.outer_tx.bump(batch.len() as u64, bytes as u64);
+        self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
     }
 
     /// Decides about packet `i`; packets from `arrived` on are fragments already decided.
+    #[inline]
     fn classify_outbound(
         &mut self,
         tables: &Snapshot,
@@ -66,34 +70,34 @@ impl Worker {
         i: usize,
         arrived: usize,
         replies: &mut Batch,
-    ) -> Plan {
+        ips: &mut ArrayVec<IpPacket, CHUNK>,
+    ) -> u32 {
         let bytes = batch.packets()[i].bytes();
-        let ip = match IpPacket::parse(bytes) {
+        let parsed = IpPacket::parse(bytes);
+        let ip = match &parsed {
             Ok(ip) => ip,
-            Err(fault) => return self.gone_outbound(None, None, fault.into()),
+            Err(fault) => return self.gone_outbound(None, None, (*fault).into()),
         };
         let slot = if i >= arrived {
             self.fragment_slots[i - arrived]
         } else {
-            let key = FlowKey::of(&ip, bytes);
-            let decision = self
-                .outbound_flows
-                .decide(tables.generation, &key, || tables.spd.outbound(&key).map(|(_, action)| action));
-            match decision {
+            let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
+            match self.outbound_flows.decide(tables.generation, ip, bytes, ask) {
                 Some(Action::Protect { outbound, .. }) => outbound,
-                Some(Action::Bypass) => return Plan::Bypass,
-                Some(Action::Drop) => return self.gone_outbound(None, Some(&ip), Drop::PolicyDrop),
-                None => return self.gone_outbound(None, Some(&ip), Drop::NoPolicy),
+                Some(Action::Bypass) => return BYPASS,
+                Some(Action::Drop) => return self.gone_outbound(None, Some(ip), Drop::PolicyDrop),
+                None => return self.gone_outbound(None, Some(ip), Drop::NoPolicy),
             }
         };
         let Some(sa) = tables.outbound.get(slot as usize) else {
-            return self.gone_outbound(None, Some(&ip), Drop::NoSa);
+            return self.gone_outbound(None, Some(ip), Drop::NoSa);
         };
         let mtu = sa.inner_mtu.load(std::sync::atomic::Ordering::Relaxed) as usize;
         if ip.total_len <= mtu {
-            return Plan::Protect { slot, ip };
+            ips.push(*ip);
+            return slot;
         }
-        self.too_big(tables, batch, i, slot, &ip, mtu, replies)
+        self.too_big(tables, batch, i, slot, ip, mtu, replies)
     }
 
     /// Fragments packet `i` behind the batch, or tells its sender what would fit.
@@ -108,7 +112,7 @@ impl Worker {
         ip: &IpPacket,
         mtu: usize,
         replies: &mut Batch,
-    ) -> Plan {
+    ) -> u32 {
         let sa = &tables.outbound[slot as usize];
         let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
         if ip.dont_fragment || whole_only {
@@ -118,12 +122,8 @@ impl Worker {
                 tables.icmp_source(ip.is_v6()).unwrap_or(if outer.is_ipv6() == ip.is_v6() { outer } else { ip.dst });
             let packet = &batch.packets()[i];
             replies.push_with(|reply| {
-                let bytes = &packet.bytes()[..ip.total_len];
-                if !wire::icmp::may_answer_too_big(ip, bytes) {
-                    return false;
-                }
-                let built = wire::icmp::emit_too_big(reply.receive_area(), ip, bytes, router, mtu as u32);
-                built.is_ok_and(|len| {
+                let built = pmtu::too_big_reply(ip, packet.bytes(), mtu, router, reply.receive_area());
+                built.is_some_and(|len| {
                     reply.received(0, len);
                     true
                 })
@@ -144,46 +144,37 @@ impl Worker {
         });
         match cut {
             Ok(()) if lost => self.gone_outbound(Some(sa), Some(ip), Drop::QueueFull),
-            Ok(()) => Plan::Gone,
+            Ok(()) => {
+                self.all_kept = false;
+                GONE
+            }
             Err(why) => self.gone_outbound(Some(sa), Some(ip), why),
         }
     }
 
     /// Protects one chunk in place.
-    fn protect(&mut self, tables: &Snapshot, packets: &mut [Packet], plans: &[Plan]) {
+    fn protect(&mut self, tables: &Snapshot, packets: &mut [Packet], plans: &Plans) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
-        let mut places: ArrayVec<(u8, PendingOut), CHUNK> = ArrayVec::new();
+        let mut places: ArrayVec<(u8, u8, PendingOut), CHUNK> = ArrayVec::new();
         let mut run = Run::default();
         let mut finish = false;
         let first_keep = self.keep.len();
-        let mut ahead = plans.iter().enumerate();
-        for (packet, (i, plan)) in packets.iter_mut().zip(&mut ahead) {
-            let Plan::Protect { slot, ip } = plan else {
-                self.keep.push(matches!(plan, Plan::Bypass));
-                if matches!(plan, Plan::Bypass) {
-                    bump(&self.counters.bypassed, 1);
-                }
+        let mut next_ip = 0;
+        for (i, (packet, &slot)) in packets.iter_mut().zip(&plans.slots).enumerate() {
+            if slot >= GONE {
+                self.pass_over(slot);
                 continue;
-            };
-            let sa = &*tables.outbound[*slot as usize];
-            if run.left == 0 || run.slot != *slot {
-                run = self.reserve(sa, *slot, &plans[i..]);
+            }
+            let sa = &*tables.outbound[slot as usize];
+            if run.left == 0 {
+                run = self.reserve(sa, slot, &plans.slots[i..], &plans.ips[next_ip..]);
                 finish |= run.finish;
             }
-            let prepared = run.take().and_then(|seq| {
-                let (buffer, start, end) = packet.parts();
-                let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
-                frame.truncate(ip.total_len)?;
-                let lane = &sa.lanes[run.lane];
-                let (op, pending) = prepare_out(sa, lane, SeqNo(seq), ip, &mut frame)?;
-                let range = frame.range();
-                (*start, *end) = (range.start as u32, range.end as u32);
-                Ok((Job::new(op, frame.into_bytes()), pending))
-            });
-            match prepared {
+            let ip = &plans.ips[next_ip];
+            match prepare(sa, &mut run, ip, packet) {
                 Ok((job, pending)) => {
                     jobs.push(job);
-                    places.push((i as u8, pending));
+                    places.push((i as u8, next_ip as u8, pending));
                     self.keep.push(true);
                 }
                 Err(why) => {
@@ -191,30 +182,32 @@ impl Worker {
                     self.keep.push(false);
                 }
             }
+            next_ip += 1;
         }
         self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
-        let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(Job::sealed).collect();
-        drop(jobs);
-        if finish || sealed.contains(&false) {
+        if finish || !jobs.iter().all(Job::sealed) {
+            let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(Job::sealed).collect();
+            drop(jobs);
             self.finish(tables, packets, plans, &places, &sealed, first_keep);
         }
     }
 
-    /// Takes sequence numbers for the packets at the start of `plans` that go through one SA.
-    fn reserve(&mut self, sa: &OutboundSa, slot: u32, plans: &[Plan]) -> Run {
-        let lane = self.config.core % sa.lanes.len();
-        let (mut count, mut bytes) = (0, 0);
-        for plan in plans {
-            match plan {
-                Plan::Protect { slot: other, ip } if *other == slot => {
-                    count += 1;
-                    bytes += ip.total_len as u64;
-                }
-                _ => break,
-            }
+    /// A packet of the chunk that no SA protects.
+    #[cold]
+    fn pass_over(&mut self, slot: u32) {
+        self.keep.push(slot == BYPASS);
+        if slot == BYPASS {
+            bump(&self.counters.bypassed, 1);
         }
-        let finish = matches!(sa.proto, ipsec::OutProto::Ah(_)) || sa.common.outer.udp_checksum;
-        let mut run = Run { slot, lane, next: 0, granted: 0, left: count, finish, why: Drop::SeqExhausted };
+    }
+
+    /// Takes sequence numbers for the packets at the start of `slots` that go through one SA.
+    fn reserve(&mut self, sa: &OutboundSa, slot: u32, slots: &[u32], ips: &[IpPacket]) -> Run {
+        let lane = self.config.core % sa.lanes.len();
+        let count = slots.iter().take_while(|other| **other == slot).count() as u32;
+        let bytes: u64 = ips[..count as usize].iter().map(|ip| ip.total_len as u64).sum();
+        let finish = ipsec::needs_finish(sa);
+        let mut run = Run { lane, next: 0, granted: 0, left: count, finish, why: Drop::SeqExhausted };
         match sa.common.check_lifetime().and_then(|()| sa.lanes[lane].seq.reserve(count)) {
             Ok(range) => {
                 (run.next, run.granted) = (range.first, range.count);
@@ -236,15 +229,14 @@ impl Worker {
         &mut self,
         tables: &Snapshot,
         packets: &mut [Packet],
-        plans: &[Plan],
-        places: &[(u8, PendingOut)],
+        plans: &Plans,
+        places: &[(u8, u8, PendingOut)],
         sealed: &[bool],
         first_keep: usize,
     ) {
-        for ((i, pending), sealed) in places.iter().zip(sealed) {
-            let i = usize::from(*i);
-            let Plan::Protect { slot, ip } = &plans[i] else { continue };
-            let sa = &tables.outbound[*slot as usize];
+        for ((i, ip, pending), sealed) in places.iter().zip(sealed) {
+            let (i, ip) = (usize::from(*i), &plans.ips[usize::from(*ip)]);
+            let sa = &tables.outbound[plans.slots[i] as usize];
             let mut frame = packets[i].frame();
             let done = if *sealed { ipsec::finish_out(sa, &mut frame, *pending) } else { Err(Drop::NoKey) };
             if let Err(why) = done {
@@ -256,16 +248,34 @@ impl Worker {
 
     /// Counts a packet that goes no further.
     #[cold]
-    fn gone_outbound(&mut self, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: Drop) -> Plan {
+    fn gone_outbound(&mut self, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: Drop) -> u32 {
         self.count_drop(why, sa.map(|sa| &sa.common));
         self.report(why, true, sa.map_or(0, |sa| sa.spi), 0, 0, ip);
-        Plan::Gone
+        self.all_kept = false;
+        GONE
     }
+}
+
+/// Lays out one packet and its operation.
+#[inline]
+fn prepare<'p>(
+    sa: &OutboundSa,
+    run: &mut Run,
+    ip: &IpPacket,
+    packet: &'p mut Packet,
+) -> Result<(Job<'p>, PendingOut), Drop> {
+    let seq = run.take()?;
+    let (buffer, start, end) = packet.parts();
+    let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
+    frame.truncate(ip.total_len)?;
+    let (op, pending) = prepare_out(sa, &sa.lanes[run.lane], SeqNo(seq), ip, &mut frame)?;
+    let range = frame.range();
+    (*start, *end) = (range.start as u32, range.end as u32);
+    Ok((Job::new(op, frame.into_bytes()), pending))
 }
 
 /// Consecutive packets of one SA and the sequence numbers that were reserved for them.
 struct Run {
-    slot: u32,
     lane: usize,
     next: u64,
     granted: u32,
@@ -277,7 +287,7 @@ struct Run {
 
 impl Default for Run {
     fn default() -> Self {
-        Self { slot: 0, lane: 0, next: 0, granted: 0, left: 0, finish: false, why: Drop::Inconsistent }
+        Self { lane: 0, next: 0, granted: 0, left: 0, finish: false, why: Drop::Inconsistent }
     }
 }
 

@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use crypto::{DerivedKeys, Engine};
-use ipsec::{Drop, Reassembler, SaCommon};
+use ipsec::{Drop, Lost, Reassembler, SaCommon};
 use wire::IpPacket;
 
 use crate::cache::FlowCache;
 use crate::counters::bump;
+use crate::path_mtu::PathMtus;
 use crate::{Audit, CoreCounters};
 
 /// What a worker is made of.
@@ -59,8 +60,15 @@ pub struct Worker {
     pub(crate) reassembler: Reassembler,
     pub(crate) audit: rtrb::Producer<Audit>,
     pub(crate) now_ms: u64,
+    /// When to look for what has aged.
+    pub(crate) next_age_ms: u64,
+    pub(crate) path_mtus: PathMtus,
+    /// Fragments lost as far as they were counted.
+    pub(crate) fragments_lost: Lost,
     /// Per packet of the batch in hand: whether it goes on.
     pub(crate) keep: Vec<bool>,
+    /// Whether all of them do.
+    pub(crate) all_kept: bool,
     /// Outbound SA of each fragment that was appended to the batch in hand.
     pub(crate) fragment_slots: Vec<u32>,
     /// A packet that is being cut to fragments, and the fragment in hand.
@@ -80,7 +88,11 @@ impl Worker {
             reassembler: Reassembler::new(config.reassembly, 65_535, 15_000),
             audit,
             now_ms: 0,
+            next_age_ms: 0,
+            path_mtus: PathMtus::new(),
+            fragments_lost: Lost::default(),
             keep: Vec::with_capacity(2 * config.batch),
+            all_kept: true,
             fragment_slots: Vec::with_capacity(2 * config.batch),
             scratch: Vec::with_capacity(config.packet_bytes),
             fragment: vec![0; config.packet_bytes].into_boxed_slice(),

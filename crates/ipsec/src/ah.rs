@@ -114,6 +114,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         spi: spi.get(),
         lanes: Box::new([lane]),
         inner_mtu: AtomicU32::new(0),
+        path_mtu: AtomicU32::new(0),
         proto: OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) }),
     };
     sa.set_path_mtu(1500);

@@ -82,6 +82,27 @@ drops! {
     Inconsistent = "inconsistent", "Internal rule broken; please report";
 }
 
+impl Drop {
+    /// True for the events that RFC 4303 §3.4, RFC 4302 §3.4 and EESP §7 want an administrator to
+    /// be able to see. Ordinary traffic decisions are counted only.
+    pub const fn is_auditable(self) -> bool {
+        !matches!(
+            self,
+            Self::Keepalive
+                | Self::IkeMessage
+                | Self::NotIpsec
+                | Self::NoPolicy
+                | Self::PolicyDrop
+                | Self::Dummy
+                | Self::SampleDrop
+                | Self::TooBig
+                | Self::QueueFull
+                | Self::TxError
+                | Self::NoRoute
+        )
+    }
+}
+
 impl From<wire::ParseError> for Drop {
     fn from(fault: wire::ParseError) -> Self {
         match fault {

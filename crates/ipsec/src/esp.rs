@@ -220,6 +220,11 @@ pub struct Inbound {
 }
 
 impl Outbound {
+    /// Whether something has to be put back after the engine.
+    pub(crate) fn needs_finish(&self) -> bool {
+        self.layout.is_widened()
+    }
+
     /// Largest inner packet whose protected form fits `path_mtu` bytes; IP options and extension
     /// headers that transport mode leaves outside are not counted as such.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
@@ -249,6 +254,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         spi: spi.get(),
         lanes: Box::new([lane]),
         inner_mtu: AtomicU32::new(0),
+        path_mtu: AtomicU32::new(0),
         proto: OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding }),
     };
     sa.set_path_mtu(1500);

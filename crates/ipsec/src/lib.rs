@@ -33,7 +33,7 @@ pub(crate) mod testkit;
 pub use drop::Drop;
 pub use fragment::fragment_v4;
 pub use frame::Frame;
-pub use reassembly::{Reassembled, Reassembler};
+pub use reassembly::{Lost, Reassembled, Reassembler};
 pub use replay::{Authentic, ReplayWindow};
 pub use sa::{
     Beet, DfPolicy, DscpPolicy, InLane, InProto, InboundSa, Lifetime, Mode, OutLane, OutProto, OutboundSa, Outer, Peer,
@@ -42,4 +42,4 @@ pub use sa::{
 pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd};
-pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, prepare_in, prepare_out};
+pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};

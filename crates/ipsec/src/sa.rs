@@ -252,6 +252,8 @@ pub struct OutboundSa {
     pub lanes: Box<[OutLane]>,
     /// Largest inner packet in bytes that fits the path, kept by [`OutboundSa::set_path_mtu`].
     pub inner_mtu: AtomicU32,
+    /// Path MTU in bytes that [`OutboundSa::set_path_mtu`] was last told.
+    pub path_mtu: AtomicU32,
     /// Particulars.
     pub proto: OutProto,
 }
@@ -291,6 +293,7 @@ impl OutboundSa {
             OutProto::Psp(p) => p.inner_mtu(&self.common, path_mtu),
         };
         self.inner_mtu.store(inner as u32, Ordering::Relaxed);
+        self.path_mtu.store(path_mtu as u32, Ordering::Relaxed);
     }
 }
 

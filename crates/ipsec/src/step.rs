@@ -63,6 +63,16 @@ pub fn prepare_out(
     }
 }
 
+/// Whether packets of `sa` have to go through [`finish_out`]; for the others it changes nothing.
+pub fn needs_finish(sa: &OutboundSa) -> bool {
+    let protocol = match &sa.proto {
+        OutProto::Esp(esp) => esp.needs_finish(),
+        OutProto::Ah(_) => true,
+        OutProto::Eesp(_) | OutProto::Psp(_) => false,
+    };
+    protocol || sa.common.outer.udp_checksum
+}
+
 /// Completes an outbound packet after the engine.
 ///
 /// # Errors

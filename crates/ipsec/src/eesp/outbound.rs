@@ -48,7 +48,14 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         confidential: enc.kind.is_confidential(),
     };
     let lanes = lanes(spec, engine, keys)?;
-    Ok(OutboundSa { common, spi: spec.spi, lanes, inner_mtu: 0.into(), proto: OutProto::Eesp(eesp) })
+    Ok(OutboundSa {
+        common,
+        spi: spec.spi,
+        lanes,
+        inner_mtu: 0.into(),
+        path_mtu: 0.into(),
+        proto: OutProto::Eesp(eesp),
+    })
 }
 
 fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Box<[OutLane]>, SaError> {

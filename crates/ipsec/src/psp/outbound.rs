@@ -68,6 +68,7 @@ pub fn outbound(
         spi: spec.spi,
         lanes: Box::new([OutLane { session: SessionId(0), key, seq }]),
         inner_mtu: 0.into(),
+        path_mtu: 0.into(),
         proto: OutProto::Psp(psp),
     })
 }

@@ -15,7 +15,7 @@ use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
 
 /// Grid sizes first, then twelve that are no multiple of 16: engines differ in their tails.
-pub const SIZES: [usize; 15] = [64, 512, 1400, 65, 97, 131, 201, 257, 349, 449, 577, 731, 915, 1111, 1337];
+pub(super) const SIZES: [usize; 15] = [64, 512, 1400, 65, 97, 131, 201, 257, 349, 449, 577, 731, 915, 1111, 1337];
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -34,11 +34,22 @@ pub struct Options {
     pub seed: u64,
     /// IPv6 inside and outside.
     pub v6: bool,
+    /// Engine of the path and of the comparison.
+    pub engine: Engine,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { protocols: vec![], suites: vec![], sizes: vec![], rounds: 41, batch: 256, seed: 1, v6: false }
+        Self {
+            protocols: vec![],
+            suites: vec![],
+            sizes: vec![],
+            rounds: 41,
+            batch: 256,
+            seed: 1,
+            v6: false,
+            engine: Engine::AwsLc,
+        }
     }
 }
 
@@ -137,6 +148,7 @@ fn subjects(options: &Options) -> Vec<Subject> {
     }
     for subject in &mut subjects {
         subject.v6 = options.v6;
+        subject.engine = options.engine;
     }
     subjects
 }
