@@ -3,12 +3,11 @@
 //! The same shape as outbound, in chunks: find the SA of each packet and check what is cheap, one
 //! engine call, and only with its proof move windows, strip headers and check the policy.
 
-use std::net::IpAddr;
-
 use arrayvec::ArrayVec;
 use crypto::{IcvOk, Job, Keys};
 use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in};
 use wire::encap::NatT;
+use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto};
 
@@ -33,14 +32,61 @@ struct Opening {
     pending: PendingIn,
 }
 
-/// The last SAD answer: packets of one SA come in runs.
-#[derive(Clone, Copy)]
-struct LastLookup {
-    protocol: Protocol,
-    spi: u32,
-    src: IpAddr,
-    dst: IpAddr,
+/// The packet before. Packets of one SA come in runs, and where the bytes that decided are the same
+/// the answers are too: headers are not walked and tables not asked again.
+struct Last {
+    outer: IpPacket,
+    found: Found,
     slot: u32,
+    /// What has to be the same, when the packet is one that can be told by its first bytes.
+    same: Option<Same>,
+}
+
+/// The bytes that tell an unfragmented IPv4 packet without options and without UDP.
+#[derive(Clone, Copy)]
+struct Same {
+    proto: u8,
+    addresses: [u8; 8],
+    /// Offset of the SPI in the packet.
+    spi_at: usize,
+    spi: [u8; 4],
+}
+
+/// Bytes that [`Same`] looks at.
+const SAME_LEN: usize = IPV4_HEADER + 8;
+
+impl Last {
+    fn new(outer: IpPacket, found: Found, slot: u32, bytes: &[u8]) -> Self {
+        let plain = !outer.is_v6() && outer.upper_at == IPV4_HEADER && found.at == IPV4_HEADER;
+        let spi_at = IPV4_HEADER + if found.protocol == Protocol::Esp { 0 } else { 4 };
+        let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain).map(|head| Same {
+            proto: outer.upper.0,
+            addresses: *head[12..].first_chunk().unwrap_or(&[0; 8]),
+            spi_at,
+            spi: found.spi.to_be_bytes(),
+        });
+        Self { outer, found, slot, same }
+    }
+
+    /// Whether `bytes` are the next packet of the same SA; if so `outer` is now theirs.
+    #[inline]
+    fn covers(&mut self, bytes: &[u8]) -> bool {
+        let (Some(same), Some(head)) = (&self.same, bytes.first_chunk::<SAME_LEN>()) else { return false };
+        let flags = u16::from_be_bytes([head[6], head[7]]);
+        let total_len = usize::from(u16::from_be_bytes([head[2], head[3]]));
+        let alike = head[0] == 0x45
+            && flags & !DONT_FRAGMENT == 0
+            && head[9] == same.proto
+            && head[12..20] == same.addresses
+            && head[same.spi_at..].first_chunk() == Some(&same.spi)
+            && (SAME_LEN..=bytes.len()).contains(&total_len);
+        if alike {
+            let outer = &mut self.outer;
+            (outer.total_len, outer.tos, outer.hop_limit) = (total_len, head[1], head[8]);
+            outer.dont_fragment = flags != 0;
+        }
+        alike
+    }
 }
 
 impl Worker {
@@ -48,15 +94,14 @@ impl Worker {
     /// inner side, in order. Everything else was dropped and counted.
     pub fn inbound(&mut self, tables: &Snapshot, batch: &mut Batch) {
         self.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
-        self.keep.clear();
-        self.all_kept = true;
+        self.keep_all(batch.len());
         self.derived.begin_batch();
         if self.now_ms >= self.next_age_ms {
             self.next_age_ms = self.now_ms + 1000;
             self.age(tables);
         }
-        for chunk in batch.packets_mut().chunks_mut(CHUNK) {
-            self.open(tables, chunk);
+        for (n, chunk) in batch.packets_mut().chunks_mut(CHUNK).enumerate() {
+            self.open(tables, n * CHUNK, chunk);
         }
         if !self.all_kept {
             let keep = &self.keep;
@@ -66,26 +111,21 @@ impl Worker {
         bump(&self.counters.batches, 1);
     }
 
-    /// Opens one chunk in place.
-    fn open(&mut self, tables: &Snapshot, packets: &mut [Packet]) {
-        let first_keep = self.keep.len();
+    /// Opens one chunk, which starts at packet `first` of the batch, in place.
+    fn open(&mut self, tables: &Snapshot, first: usize, packets: &mut [Packet]) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
         let mut openings: ArrayVec<Opening, CHUNK> = ArrayVec::new();
-        let mut last: Option<LastLookup> = None;
+        let mut last: Option<Last> = None;
         packets.iter().for_each(Packet::prefetch);
         for (i, packet) in packets.iter_mut().enumerate() {
             match self.prepare_inbound(tables, packet, &mut last) {
                 Ok(Some((slot, job, pending))) => {
-                    self.keep.push(true);
                     jobs.push(job);
                     openings.push(Opening { i: i as u8, slot, pending });
                 }
                 // In the clear, and a policy says that is right.
-                Ok(None) => self.keep.push(true),
-                Err(Refused) => {
-                    self.keep.push(false);
-                    self.all_kept = false;
-                }
+                Ok(None) => {}
+                Err(Refused) => self.refuse(first + i),
             }
         }
         self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
@@ -104,22 +144,45 @@ impl Worker {
                     run.1 += 1;
                     run.2 += bytes as u64;
                 }
-                Err(Refused) => {
-                    self.keep[first_keep + i] = false;
-                    self.all_kept = false;
-                }
+                Err(Refused) => self.refuse(first + i),
             }
         }
         count_run(tables, run);
     }
 
     /// Finds the SA of a packet and prepares it. `None`: bypassed.
+    #[inline]
     fn prepare_inbound<'p>(
         &mut self,
         tables: &Snapshot,
         packet: &'p mut Packet,
-        last: &mut Option<LastLookup>,
+        last: &mut Option<Last>,
     ) -> Result<Option<(u32, Job<'p>, PendingIn)>, Refused> {
+        let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
+        if !known {
+            *last = self.look_up(tables, packet)?;
+        }
+        let Some(Last { outer, found, slot, .. }) = last else { return Ok(None) };
+        let Some(sa) = tables.sad.get(*slot) else {
+            return Err(self.gone_inbound(None, Drop::Inconsistent, Some(found.spi), Some(outer)));
+        };
+        let (buffer, start, end) = packet.parts();
+        let prepared = sa.common.check_lifetime().and_then(|()| {
+            let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
+            frame.truncate(outer.total_len)?;
+            let (op, pending) = prepare_in(sa, outer, found.at, &mut frame, &mut self.derived)?;
+            let range = frame.range();
+            (*start, *end) = (range.start as u32, range.end as u32);
+            Ok((Job::new(op, frame.into_bytes()), pending))
+        });
+        match prepared {
+            Ok((job, pending)) => Ok(Some((*slot, job, pending))),
+            Err(why) => Err(self.gone_inbound(Some(sa), why, Some(found.spi), Some(outer))),
+        }
+    }
+
+    /// Reads the outer headers of a packet and finds its SA. `None`: bypassed.
+    fn look_up(&mut self, tables: &Snapshot, packet: &mut Packet) -> Result<Option<Last>, Refused> {
         let mut outer = match IpPacket::parse(packet.bytes()) {
             Ok(ip) => ip,
             Err(fault) => return Err(self.gone_inbound(None, fault.into(), None, None)),
@@ -132,36 +195,9 @@ impl Worker {
             Ok(None) => return self.plain(tables, packet, &outer).map(|()| None),
             Err(why) => return Err(self.gone_inbound(None, why, None, Some(&outer))),
         };
-        let slot = match last {
-            Some(l)
-                if l.protocol == found.protocol && l.spi == found.spi && l.src == outer.src && l.dst == outer.dst =>
-            {
-                l.slot
-            }
-            _ => {
-                let Some(slot) = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst) else {
-                    return Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer)));
-                };
-                *last =
-                    Some(LastLookup { protocol: found.protocol, spi: found.spi, src: outer.src, dst: outer.dst, slot });
-                slot
-            }
-        };
-        let Some(sa) = tables.sad.get(slot) else {
-            return Err(self.gone_inbound(None, Drop::Inconsistent, Some(found.spi), Some(&outer)));
-        };
-        let (buffer, start, end) = packet.parts();
-        let prepared = sa.common.check_lifetime().and_then(|()| {
-            let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
-            frame.truncate(outer.total_len)?;
-            let (op, pending) = prepare_in(sa, &outer, found.at, &mut frame, &mut self.derived)?;
-            let range = frame.range();
-            (*start, *end) = (range.start as u32, range.end as u32);
-            Ok((Job::new(op, frame.into_bytes()), pending))
-        });
-        match prepared {
-            Ok((job, pending)) => Ok(Some((slot, job, pending))),
-            Err(why) => Err(self.gone_inbound(Some(sa), why, Some(found.spi), Some(&outer))),
+        match tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst) {
+            Some(slot) => Ok(Some(Last::new(outer, found, slot, packet.bytes()))),
+            None => Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer))),
         }
     }
 

@@ -37,20 +37,20 @@ impl Worker {
     pub fn outbound(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
         let arrived = batch.len();
         self.counters.inner_rx.bump(arrived as u64, batch.bytes());
-        self.keep.clear();
+        self.keep_all(arrived);
         self.fragment_slots.clear();
-        self.all_kept = true;
         let mut done = 0;
         // Fragments are appended behind the packets that arrived, so the end moves.
         while done < batch.len() {
             let n = CHUNK.min(batch.len() - done);
+            self.keep.resize(batch.len(), true);
             let mut plans = Plans::default();
             batch.packets()[done..done + n].iter().for_each(Packet::prefetch);
             for i in done..done + n {
                 let slot = self.classify_outbound(tables, batch, i, arrived, replies, &mut plans.ips);
                 plans.slots.push(slot);
             }
-            self.protect(tables, &mut batch.packets_mut()[done..done + n], &plans);
+            self.protect(tables, done, &mut batch.packets_mut()[done..done + n], &plans);
             done += n;
         }
         if !self.all_kept {
@@ -144,25 +144,21 @@ impl Worker {
         });
         match cut {
             Ok(()) if lost => self.gone_outbound(Some(sa), Some(ip), Drop::QueueFull),
-            Ok(()) => {
-                self.all_kept = false;
-                GONE
-            }
+            Ok(()) => GONE,
             Err(why) => self.gone_outbound(Some(sa), Some(ip), why),
         }
     }
 
-    /// Protects one chunk in place.
-    fn protect(&mut self, tables: &Snapshot, packets: &mut [Packet], plans: &Plans) {
+    /// Protects one chunk, which starts at packet `first` of the batch, in place.
+    fn protect(&mut self, tables: &Snapshot, first: usize, packets: &mut [Packet], plans: &Plans) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
         let mut places: ArrayVec<(u8, u8, PendingOut), CHUNK> = ArrayVec::new();
         let mut run = Run::default();
         let mut finish = false;
-        let first_keep = self.keep.len();
         let mut next_ip = 0;
         for (i, (packet, &slot)) in packets.iter_mut().zip(&plans.slots).enumerate() {
             if slot >= GONE {
-                self.pass_over(slot);
+                self.pass_over(slot, first + i);
                 continue;
             }
             let sa = &*tables.outbound[slot as usize];
@@ -175,11 +171,10 @@ impl Worker {
                 Ok((job, pending)) => {
                     jobs.push(job);
                     places.push((i as u8, next_ip as u8, pending));
-                    self.keep.push(true);
                 }
                 Err(why) => {
                     self.gone_outbound(Some(sa), Some(ip), why);
-                    self.keep.push(false);
+                    self.refuse(first + i);
                 }
             }
             next_ip += 1;
@@ -188,16 +183,17 @@ impl Worker {
         if finish || !jobs.iter().all(Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(Job::sealed).collect();
             drop(jobs);
-            self.finish(tables, packets, plans, &places, &sealed, first_keep);
+            self.finish(tables, first, packets, plans, &places, &sealed);
         }
     }
 
     /// A packet of the chunk that no SA protects.
     #[cold]
-    fn pass_over(&mut self, slot: u32) {
-        self.keep.push(slot == BYPASS);
+    fn pass_over(&mut self, slot: u32, i: usize) {
         if slot == BYPASS {
             bump(&self.counters.bypassed, 1);
+        } else {
+            self.refuse(i);
         }
     }
 
@@ -228,11 +224,11 @@ impl Worker {
     fn finish(
         &mut self,
         tables: &Snapshot,
+        first: usize,
         packets: &mut [Packet],
         plans: &Plans,
         places: &[(u8, u8, PendingOut)],
         sealed: &[bool],
-        first_keep: usize,
     ) {
         for ((i, ip, pending), sealed) in places.iter().zip(sealed) {
             let (i, ip) = (usize::from(*i), &plans.ips[usize::from(*ip)]);
@@ -241,7 +237,7 @@ impl Worker {
             let done = if *sealed { ipsec::finish_out(sa, &mut frame, *pending) } else { Err(Drop::NoKey) };
             if let Err(why) = done {
                 self.gone_outbound(Some(sa), Some(ip), why);
-                self.keep[first_keep + i] = false;
+                self.refuse(first + i);
             }
         }
     }
@@ -251,7 +247,6 @@ impl Worker {
     fn gone_outbound(&mut self, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: Drop) -> u32 {
         self.count_drop(why, sa.map(|sa| &sa.common));
         self.report(why, true, sa.map_or(0, |sa| sa.spi), 0, 0, ip);
-        self.all_kept = false;
         GONE
     }
 }

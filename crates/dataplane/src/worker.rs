@@ -111,6 +111,20 @@ impl Worker {
         self.now_ms = now_ms;
     }
 
+    /// Starts a batch of `packets` packets, of which none is refused yet.
+    pub(crate) fn keep_all(&mut self, packets: usize) {
+        self.keep.clear();
+        self.keep.resize(packets, true);
+        self.all_kept = true;
+    }
+
+    /// Packet `i` of the batch in hand does not go on.
+    #[cold]
+    pub(crate) fn refuse(&mut self, i: usize) {
+        self.keep[i] = false;
+        self.all_kept = false;
+    }
+
     /// Counts a packet that goes no further, in total and for its SA.
     pub(crate) fn count_drop(&mut self, why: Drop, sa: Option<&SaCommon>) {
         bump(&self.counters.drops[why as usize], 1);

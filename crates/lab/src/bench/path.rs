@@ -5,11 +5,11 @@
 //! operations of the same shape. Both are timed in every round, in random order, so that drift of
 //! the machine meets both alike; the ratio is taken per round.
 
-use crypto::{Aad, CryptoOp, Engine, Job, Key, KeyMaterial, KeyTable, Keys, Span, Suite};
+use crypto::{CryptoOp, DerivedKeys, Engine, Job, Keys};
 use dataplane::clock::{ticks, ticks_per_second};
-use dataplane::{Batch, Packet, Snapshot, Worker, WorkerConfig};
-use ipsec::Protocol;
-use wire::IpProto;
+use dataplane::{Batch, HEADROOM, Packet, Snapshot, TAILROOM, Worker, WorkerConfig};
+use ipsec::{Frame, Protocol, prepare_out};
+use wire::{IpPacket, IpProto, SeqNo};
 
 use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
@@ -162,6 +162,7 @@ struct Ends {
     batch: Batch,
     replies: Batch,
     bare: Bare,
+    derived: DerivedKeys,
 }
 
 impl Ends {
@@ -176,7 +177,8 @@ impl Ends {
             receiving,
             batch: Batch::new(options.batch, packet_bytes),
             replies: Batch::new(4, packet_bytes),
-            bare: Bare::new(subject)?,
+            bare: Bare { next_iv: 1 },
+            derived: DerivedKeys::new(2),
         })
     }
 
@@ -188,14 +190,15 @@ impl Ends {
             self.batch.push_with(|packet| packet.set(&template));
         }
         let n = options.batch as f64;
+        let shape = Bare::shape(&self.sending, &template);
         let mut samples: [Vec<f64>; 4] = Default::default();
         for round in 0..options.rounds + WARM_UP {
             let path_first = rng.next_u64() & 1 == 0;
             let (path, bare) = if path_first {
                 let path = self.path_round();
-                (path, self.bare.round(subject.engine, self.batch.packets_mut(), size))
+                (path, self.bare_round(subject, &shape, &template))
             } else {
-                let bare = self.bare.round(subject.engine, self.batch.packets_mut(), size);
+                let bare = self.bare_round(subject, &shape, &template);
                 (self.path_round(), bare)
             };
             assert_eq!(self.batch.len(), options.batch, "{subject:?} at {size} bytes lost packets");
@@ -222,6 +225,19 @@ impl Ends {
         }
     }
 
+    /// The same buffers through the sender's key alone.
+    fn bare_round(&mut self, subject: &Subject, shape: &(CryptoOp, usize), template: &[u8]) -> [u64; 2] {
+        let keys = Keys { table: &self.sending.keys, derived: &self.derived };
+        let ticks = self.bare.round(subject.engine, keys, self.batch.packets_mut(), shape);
+        if subject.protocol == Protocol::Ah {
+            // AH's ICV stands where the IP header of the clear packet is.
+            for packet in self.batch.packets_mut() {
+                packet.bytes_mut()[..64.min(template.len())].copy_from_slice(&template[..64.min(template.len())]);
+            }
+        }
+        ticks
+    }
+
     /// One round trip of the batch; ticks of each direction.
     fn path_round(&mut self) -> [u64; 2] {
         let t0 = ticks();
@@ -236,60 +252,36 @@ impl Ends {
 /// Rounds that are run and not counted: caches, branch predictors and clock settle.
 const WARM_UP: usize = 5;
 
-/// The engine alone.
+/// The engine alone, on operations of exactly the shape that the path makes.
 struct Bare {
-    keys: KeyTable,
-    derived: crypto::DerivedKeys,
-    op: Box<dyn Fn(usize, u64) -> CryptoOp>,
     next_iv: u64,
 }
 
 impl Bare {
-    fn new(subject: &Subject) -> Result<Self, PairError> {
-        let suite = if subject.protocol == Protocol::Ah {
-            Suite::parse_ah(&subject.suite)?
-        } else {
-            Suite::parse_esp(&subject.suite)?
-        };
-        let material: Vec<u8> = (1..=128).collect();
-        let material =
-            KeyMaterial { enc: &material[..suite.enc_material_len()], integ: &material[..suite.integ_material_len()] };
-        let key: Key = subject.engine.expand(&suite, material).map_err(ipsec::SaError::from)?;
-        let mut keys = KeyTable::default();
-        let key = keys.insert(std::sync::Arc::new(key));
-        let (iv_len, icv_len, block) = (suite.iv_len(), suite.icv_len(), suite.block_len().max(4));
-        let mac_only = suite.enc.is_none();
-        // The packet starts with room for header and IV, as after `prepare`: the buffers of the
-        // batch have it in front of the packet.
-        let op = move |size: usize, iv: u64| {
-            let header = 8 + iv_len;
-            let body = if mac_only { 0 } else { (size + 2).next_multiple_of(block) };
-            let covered = if mac_only { header + size } else { header + body };
-            let aad = if suite.is_aead() { Span::new(0, 8) } else { Span::new(0, covered) };
-            let mut iv_bytes = [0; 16];
-            iv_bytes[..8].copy_from_slice(&iv.to_be_bytes());
-            CryptoOp {
-                key,
-                aad: Aad::InPlace(aad),
-                body: Span::new(header, header + body),
-                icv: Span::new(covered, covered + icv_len),
-                iv: iv_bytes,
-            }
-        };
-        Ok(Self { keys, derived: crypto::DerivedKeys::new(2), op: Box::new(op), next_iv: 1 })
+    /// The operation that the sender makes for the packets of the batch, and the bytes that stand in
+    /// front of the packet then.
+    fn shape(sending: &Snapshot, template: &[u8]) -> (CryptoOp, usize) {
+        let sa = &sending.outbound[0];
+        let mut buffer = vec![0; HEADROOM + template.len() + TAILROOM];
+        buffer[HEADROOM..HEADROOM + template.len()].copy_from_slice(template);
+        let ip = IpPacket::parse(template).expect("the template is a packet");
+        let mut frame = Frame::new(&mut buffer, HEADROOM..HEADROOM + template.len()).expect("it lies in its buffer");
+        let (op, _) = prepare_out(sa, &sa.lanes[0], SeqNo(1), &ip, &mut frame).expect("the path takes it");
+        (op, HEADROOM - frame.range().start)
     }
 
     /// Seals and opens every packet; ticks of each.
-    fn round(&mut self, engine: Engine, packets: &mut [Packet], size: usize) -> [u64; 2] {
-        let keys = Keys { table: &self.keys, derived: &self.derived };
+    fn round(&mut self, engine: Engine, keys: Keys<'_>, packets: &mut [Packet], shape: &(CryptoOp, usize)) -> [u64; 2] {
         let first_iv = self.next_iv;
         self.next_iv += packets.len() as u64;
+        let (op, before) = shape;
         let mut jobs: Vec<Job<'_>> = packets
             .iter_mut()
             .zip(first_iv..)
             .map(|(packet, iv)| {
-                let op = (self.op)(size, iv);
-                Job::new(op, packet.around(op.body.start as usize, op.icv.end as usize))
+                let mut op = *op;
+                op.iv[..8].copy_from_slice(&iv.to_be_bytes());
+                Job::new(op, packet.around(*before, op.icv.end.max(op.body.end) as usize))
             })
             .collect();
         let t0 = ticks();
