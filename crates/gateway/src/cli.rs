@@ -185,6 +185,9 @@ fn run_transform(args: &TransformArgs, direction: Direction) -> u8 {
         Ok(config) => config,
         Err(problems) => return tell(&problems),
     };
+    for warning in &config.warnings {
+        eprintln!("weir: warning: {warning}");
+    }
     match offline::run(&config, direction, &args.input, &args.output) {
         Ok(outcome) => {
             let mut stderr = std::io::stderr().lock();

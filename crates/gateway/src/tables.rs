@@ -19,8 +19,8 @@ use crate::config::problem::{Problem, Problems};
 use crate::config::{Config, Half, HalfProto, PolicyAction, Sa};
 use crate::state::{Identity, Receiver, Record, Sender};
 
-/// Slot of a direction that an SA does not have.
-const NO_SLOT: u32 = u32::MAX;
+/// Slot of a direction that an SA does not have: the last of the 31 bits that flow caches keep.
+const NO_SLOT: u32 = u32::MAX >> 1;
 
 /// An SA in use: its specification and its two halves.
 pub(crate) struct Entry {
@@ -44,10 +44,13 @@ impl<T> Clone for Live<T> {
     }
 }
 
+/// Finds what was saved for an SA of this name and identity.
+pub(crate) type Resume<'a> = dyn Fn(&str, Identity) -> Result<Option<Record>, Problem> + 'a;
+
 /// Where numbers continue, and what the host knows.
 pub(crate) struct Surroundings<'a> {
     /// Saved numbers of an identity; `None` offline.
-    pub(crate) resume: Option<&'a dyn Fn(&str, Identity) -> Result<Option<Record>, Problem>>,
+    pub(crate) resume: Option<&'a Resume<'a>>,
     /// MTU of the way to a host, in bytes.
     pub(crate) path_mtu: &'a dyn Fn(IpAddr) -> u32,
     /// Key of the hash for PSP source ports.
@@ -358,7 +361,7 @@ impl Builder<'_> {
             }
             HalfProto::PspIn { masters, issued, .. } => {
                 // One file per peer: peers share master keys, but not SPIs.
-                let mut name = Vec::new();
+                let mut name = Vec::with_capacity(64 + 8 * issued.len());
                 masters.iter().flatten().for_each(|master| name.extend_from_slice(master.octets()));
                 issued.iter().for_each(|(first, last)| name.extend([first.to_be_bytes(), last.to_be_bytes()].concat()));
                 Secret::new(name)

@@ -139,7 +139,7 @@ impl Gateway {
         let listening = Listening::of(&config);
 
         // Sockets first: they tell of a missing privilege, and leave nothing behind.
-        let mut outer = outer_ports(&config, &listening)?;
+        let outer = outer_ports(&config, &listening)?;
         let shared = Arc::new(Shared::new());
         shared.set_tables(&config, &tables);
         let server = Server::start(&config.gateway.socket, Arc::clone(&shared)).map_err(anyhow::Error::from)?;
@@ -159,22 +159,15 @@ impl Gateway {
         keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
 
         let publisher = Publisher::new(snapshot);
-        let packet_bytes = packet_bytes(&config, mtu);
-        let mut workers = Vec::new();
-        for (core, inner) in queues.into_iter().enumerate() {
-            let worker = WorkerConfig { core, engine: Engine::AwsLc, packet_bytes, ..WorkerConfig::default() };
-            let outer_rx = if core == 0 { std::mem::take(&mut outer) } else { Vec::new() };
-            let outer_tx = sender(&config).map_err(anyhow::Error::from)?;
-            workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: Box::new(outer_tx) }));
-        }
-        let runner = Runner::start(workers, publisher.clone()).map_err(anyhow::Error::from)?;
+        let (runner, routes) = match attach(&config, queues, outer, mtu, &publisher) {
+            Ok(attached) => attached,
+            Err(error) => {
+                // Nothing was sent: the next attempt shall not skip a block of numbers.
+                keeper.close();
+                return Err(error.into());
+            }
+        };
         shared.set_counters(runner.counters());
-        // Last of all: from here on traffic comes.
-        let routes = config.gateway.routes.then(|| {
-            let mut routes = Routes::new(&config);
-            routes.apply(&config).map(|()| routes)
-        });
-        let routes = routes.transpose().map_err(anyhow::Error::from)?;
         routes::warn_about_kernel(&config);
         eprintln!("weir: ready, {} SAs, {} policies", config.sas.len(), config.policies.len());
         tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
@@ -288,6 +281,32 @@ impl Gateway {
         keeper.close();
         ended.map_err(anyhow::Error::from)
     }
+}
+
+/// Starts the workers, then directs traffic to them.
+fn attach(
+    config: &Config,
+    queues: Vec<TunPort>,
+    mut outer: Vec<Box<dyn Port + Send>>,
+    mtu: u32,
+    publisher: &Publisher,
+) -> anyhow::Result<(Runner, Option<Routes>)> {
+    let packet_bytes = packet_bytes(config, mtu);
+    let mut workers = Vec::new();
+    for (core, inner) in queues.into_iter().enumerate() {
+        let worker = WorkerConfig { core, engine: Engine::AwsLc, packet_bytes, ..WorkerConfig::default() };
+        let outer_rx = if core == 0 { std::mem::take(&mut outer) } else { Vec::new() };
+        let outer_tx = Box::new(sender(config)?);
+        workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx }));
+    }
+    let runner = Runner::start(workers, publisher.clone())?;
+    if !config.gateway.routes {
+        return Ok((runner, None));
+    }
+    // Last of all: from here on traffic comes.
+    let mut routes = Routes::new(config);
+    routes.apply(config)?;
+    Ok((runner, Some(routes)))
 }
 
 /// The first setting that a running gateway cannot change.

@@ -109,9 +109,9 @@ fn without_privilege_it_says_which() {
 fn without_a_tun_device_it_says_how_to_get_one() {
     let folder = Folder::new();
     let config = folder.write("weir.conf", gateway(&folder, &halves()));
-    // A network of its own, and a /dev/net with nothing in it.
+    // A network of its own, and a /dev/net with nothing in it where nothing can be made.
     let mut command = Command::new("unshare");
-    let script = "ip link set lo up && mount -t tmpfs none /dev/net && exec \"$0\" up --config \"$1\"";
+    let script = "ip link set lo up && mount -t tmpfs -o ro none /dev/net && exec \"$0\" up --config \"$1\"";
     command.args(["-m", "-n", "sh", "-c", script]).arg(env!("CARGO_BIN_EXE_weir")).arg(&config);
     let (status, stderr) = told(&ends(command));
     if !stderr.contains("weir") {

@@ -282,10 +282,15 @@ pub(crate) fn octets(text: &str) -> Result<Secret, Refusal> {
 fn from_hex(text: &str) -> Option<Vec<u8>> {
     let nibble = |c: u8| char::from(c).to_digit(16);
     let pairs = text.as_bytes();
-    if pairs.is_empty() || pairs.len() % 2 != 0 {
+    if pairs.is_empty() || !pairs.len().is_multiple_of(2) {
         return None;
     }
-    pairs.chunks_exact(2).map(|pair| Some((nibble(pair[0])? << 4 | nibble(pair[1])?) as u8)).collect()
+    // Room for all of it, so that no half of a key stays behind in a buffer that grew.
+    let mut octets = Vec::with_capacity(pairs.len() / 2);
+    for pair in pairs.chunks_exact(2) {
+        octets.push((nibble(pair[0])? << 4 | nibble(pair[1])?) as u8);
+    }
+    Some(octets)
 }
 
 /// Base64 of RFC 4648 §4, padding required.
@@ -299,7 +304,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
         _ => None,
     };
     let text = text.as_bytes();
-    if text.is_empty() || text.len() % 4 != 0 {
+    if text.is_empty() || !text.len().is_multiple_of(4) {
         return None;
     }
     let padding = text.iter().rev().take_while(|c| **c == b'=').count();

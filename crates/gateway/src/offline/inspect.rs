@@ -144,8 +144,14 @@ fn udp(bytes: &[u8], points: &CodePoints, layers: &mut Vec<Layer>) -> Result<(),
     match wire::encap::classify(payload, true) {
         NatT::Esp => esp(payload, layers),
         NatT::Eesp => eesp(payload, layers),
-        NatT::Ike => Ok(layers.push(layer("IKE", json!({ "payload_bytes": payload.len() })))),
-        NatT::Keepalive => Ok(layers.push(layer("keepalive", json!({})))),
+        NatT::Ike => {
+            layers.push(layer("IKE", json!({ "payload_bytes": payload.len() })));
+            Ok(())
+        }
+        NatT::Keepalive => {
+            layers.push(layer("keepalive", json!({})));
+            Ok(())
+        }
         NatT::Unknown => Ok(()),
     }
 }
@@ -194,7 +200,9 @@ fn psp(bytes: &[u8], layers: &mut Vec<Layer>) -> Result<(), ParseError> {
         "flags": if flags.is_empty() { "-".to_owned() } else { flags },
         "payload_bytes": rest.len(),
     });
+    // Within the crypt offset, or encrypted.
     if header.has_cookie()
+        && header.crypt_offset_bytes() >= PspHeader::COOKIE_LEN
         && let Ok((cookie, _)) = PspCookie::parse(extensions)
     {
         fields["cookie"] = format!("{:#018x}", cookie.0.get()).into();

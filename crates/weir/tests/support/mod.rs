@@ -1,6 +1,6 @@
 //! A folder that goes with its test, the binary, and captures written and read by hand: another
 //! reading of the formats than the one under test.
-#![allow(dead_code)]
+#![allow(dead_code, unreachable_pub)]
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
