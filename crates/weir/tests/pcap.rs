@@ -306,7 +306,10 @@ fn inspect_reads_what_is_in_the_clear() {
                 "psp",
                 V4,
                 "",
-                &format!("spi = 0x80001001\n cookie = 5\n crypt_offset = 8\n sample = yes\n key = 0x{}", "11".repeat(16)),
+                &format!(
+                    "spi = 0x80001001\n cookie = 5\n crypt_offset = 8\n sample = yes\n key = 0x{}",
+                    "11".repeat(16)
+                ),
             ),
             vec!["PSP", "flags SV", "master_key 1", "cookie 0x0000000000000005"],
         ),
