@@ -1,13 +1,17 @@
 //! The lab's part of the command line.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
+use crypto::Engine;
 use indicatif::{ProgressBar, ProgressStyle};
 use ipsec::Protocol;
 
 use crate::bench;
+use crate::demo::{self, DemoError, Way};
 
 /// `weir bench`.
 #[derive(Debug, Subcommand)]
@@ -15,6 +19,64 @@ pub enum Bench {
     /// Cycles per packet of the whole in-memory path, against the bare engine
     #[command(after_help = "Example:\n  weir bench path --protocol esp --suite aes128gcm16 --size 64,512,1400")]
     Path(PathArgs),
+}
+
+/// `weir lab`.
+#[derive(Debug, Subcommand)]
+pub enum Lab {
+    /// Two hosts on this machine, real ping and iperf, eight ways: a table and a page with plots
+    ///
+    /// Runs as root, or without root where the kernel allows user namespaces. Nothing on this host changes: both hosts
+    /// are network namespaces that end with the demonstration.
+    #[command(after_help = "Examples:\n  weir lab demo\n  weir lab demo --rows plain,esp-gcm,psp --seconds 20\n\n\
+        Exit status: 0 all rows are good, 1 a row failed, 2 it cannot run here, 130 after a signal.")]
+    Demo(DemoArgs),
+}
+
+/// Options of `weir lab demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Seconds of TCP per row
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(2..=3600))]
+    seconds: u16,
+    /// Only these rows
+    #[arg(long, value_delimiter = ',', value_enum)]
+    rows: Vec<Way>,
+    /// Folder for the page, results.json and raw data
+    #[arg(long, value_name = "DIR", default_value = "demo-out")]
+    out: PathBuf,
+    /// MTU of the cable between both hosts, in bytes
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u16).range(1500..=9000))]
+    mtu: u16,
+    /// IPv6 inside and outside
+    #[arg(long)]
+    ipv6: bool,
+    /// Print JSON instead of the table
+    #[arg(long)]
+    json: bool,
+    /// Set by the demonstration itself
+    #[arg(long, hide = true)]
+    outside: Option<String>,
+}
+
+impl Lab {
+    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    pub fn run(self) -> ExitCode {
+        let Self::Demo(args) = self;
+        let rows = Way::ALL.into_iter().filter(|way| args.rows.is_empty() || args.rows.contains(way)).collect();
+        let options = demo::Options { seconds: args.seconds, rows, out: args.out, mtu: args.mtu, v6: args.ipv6 };
+        match demo::run(&options, args.outside.as_deref()) {
+            Ok(outcome) => {
+                print!("{}", if args.json { &outcome.json } else { &outcome.table });
+                eprintln!("demo: plots in {}", outcome.page.display());
+                if outcome.good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(error) => {
+                eprintln!("weir: demo: {error}");
+                ExitCode::from(if matches!(error, DemoError::Interrupted) { demo::INTERRUPTED } else { 2 })
+            }
+        }
+    }
 }
 
 /// Options of `weir bench path`.
@@ -38,6 +100,9 @@ pub struct PathArgs {
     /// IPv6 inside and outside
     #[arg(long)]
     v6: bool,
+    /// Engine: aws_lc, or null (everything but the arithmetic: what the path itself costs)
+    #[arg(long, default_value = "aws_lc", value_parser = engine)]
+    engine: Engine,
     /// Seed of the order of measurements
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -51,6 +116,14 @@ fn protocol(name: &str) -> Result<Protocol, String> {
         .into_iter()
         .find(|p| p.name() == name)
         .ok_or_else(|| "expected esp, ah, eesp or psp".to_owned())
+}
+
+fn engine(name: &str) -> Result<Engine, String> {
+    match name {
+        "aws_lc" => Ok(Engine::AwsLc),
+        "null" => Ok(Engine::Null),
+        _ => Err("expected aws_lc or null".to_owned()),
+    }
 }
 
 impl Bench {
@@ -68,6 +141,7 @@ impl Bench {
             batch: args.batch.into(),
             seed: args.seed,
             v6: args.v6,
+            engine: args.engine,
         };
         let bar = progress_bar();
         let (hz, outcomes) = bench::run(&options, &mut |done, total| {

@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod cli;
+pub mod demo;
 pub mod host;
 pub mod packet;
 pub mod pair;

@@ -19,12 +19,16 @@ enum Command {
     /// Measure the data plane in memory
     #[command(subcommand)]
     Bench(lab::cli::Bench),
+    /// Demonstrate and measure with real traffic
+    #[command(subcommand)]
+    Lab(lab::cli::Lab),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Gateway(command) => command.run(),
         Command::Bench(command) => finish(command.run()),
+        Command::Lab(command) => command.run(),
     }
 }
 

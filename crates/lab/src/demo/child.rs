@@ -1,0 +1,212 @@
+//! Child processes that never outlive their owner, and waiting that a signal can end.
+
+use std::fs::File;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::DemoError;
+
+/// How often something that is waited for is looked at.
+const TICK: Duration = Duration::from_millis(20);
+/// How long a child may take to end when asked.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Knows whether somebody wants us to stop.
+#[derive(Clone)]
+pub(super) struct Interrupt(Arc<AtomicBool>);
+
+impl Interrupt {
+    /// Catches SIGINT, SIGTERM and SIGHUP. A second one ends the process at once; then the kernel
+    /// does the clearing up.
+    pub(super) fn install() -> std::io::Result<Self> {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+            signal_hook::flag::register_conditional_shutdown(signal, super::INTERRUPTED.into(), Arc::clone(&flag))?;
+            signal_hook::flag::register(signal, Arc::clone(&flag))?;
+        }
+        Ok(Self(flag))
+    }
+
+    pub(super) fn check(&self) -> Result<(), DemoError> {
+        if self.0.load(Ordering::Relaxed) { Err(DemoError::Interrupted) } else { Ok(()) }
+    }
+
+    /// Sleeps for a tick, or less.
+    pub(super) fn tick(&self) -> Result<(), DemoError> {
+        self.check()?;
+        std::thread::sleep(TICK);
+        self.check()
+    }
+
+    /// Sleeps.
+    pub(super) fn sleep(&self, time: Duration) -> Result<(), DemoError> {
+        let end = Instant::now() + time;
+        while Instant::now() < end {
+            self.tick()?;
+        }
+        Ok(())
+    }
+}
+
+/// A running child with its output in files. Dropping it ends it.
+pub(super) struct Running {
+    child: Child,
+    /// The command, for people.
+    pub(super) text: String,
+    output: PathBuf,
+    errors: PathBuf,
+    ended: Option<ExitStatus>,
+}
+
+impl Running {
+    /// Starts `command`; its output goes to `output`, its complaints to a file beside it.
+    pub(super) fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
+        let errors = output.with_extension("err");
+        let text = describe(&command);
+        let failed = |error: std::io::Error| DemoError::Row(format!("cannot start '{text}': {error}"));
+        command.stdout(File::create(output).map_err(failed)?).stderr(File::create(&errors).map_err(failed)?);
+        // Of its own group: Ctrl-C is for us, who then end everything in order.
+        let child = command.process_group(0).spawn().map_err(failed)?;
+        Ok(Self { child, text, output: output.to_owned(), errors, ended: None })
+    }
+
+    pub(super) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Its end, if it came.
+    pub(super) fn poll(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.child.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Waits for its end and calls `meanwhile` every now and then.
+    pub(super) fn wait(
+        &mut self,
+        interrupt: &Interrupt,
+        limit: Duration,
+        mut meanwhile: impl FnMut(),
+    ) -> Result<ExitStatus, DemoError> {
+        let end = Instant::now() + limit;
+        loop {
+            if let Some(status) = self.poll() {
+                return Ok(status);
+            }
+            if Instant::now() > end {
+                return Err(DemoError::Row(format!("'{}' did not end within {} s", self.text, limit.as_secs())));
+            }
+            meanwhile();
+            interrupt.tick()?;
+        }
+    }
+
+    /// Asks it to end, and insists after a while.
+    pub(super) fn stop(&mut self) {
+        let Ok(raw) = i32::try_from(self.child.id()) else { return };
+        if self.poll().is_some() {
+            return;
+        }
+        if let Some(pid) = Pid::from_raw(raw) {
+            let _ = kill_process(pid, Signal::TERM);
+        }
+        let end = Instant::now() + PATIENCE;
+        while self.poll().is_none() && Instant::now() < end {
+            std::thread::sleep(TICK);
+        }
+        if self.poll().is_none() {
+            let _ = self.child.kill();
+            self.ended = self.child.wait().ok();
+        }
+    }
+
+    pub(super) fn output(&self) -> String {
+        read(&self.output)
+    }
+
+    pub(super) fn errors(&self) -> String {
+        read(&self.errors)
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read(path).map_or_else(|_| String::new(), |bytes| String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// A command without what only puts it in its place.
+pub(super) fn describe(command: &Command) -> String {
+    let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+    match words.iter().position(|word| word == "--") {
+        Some(at) if command.get_program() == "setpriv" => words[at + 1..].join(" "),
+        _ => format!("{} {}", command.get_program().to_string_lossy(), words.join(" ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn idle() -> Interrupt {
+        Interrupt(Arc::new(AtomicBool::new(false)))
+    }
+
+    fn file(name: &str) -> PathBuf {
+        std::env::temp_dir().join(format!("weir-demo-{name}-{}", std::process::id()))
+    }
+
+    fn shell(script: &str, output: &Path) -> Running {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        Running::start(command, output).unwrap()
+    }
+
+    fn remove(output: &Path) {
+        let _ = std::fs::remove_file(output);
+        let _ = std::fs::remove_file(output.with_extension("err"));
+    }
+
+    #[test]
+    fn output_and_status_come_back() {
+        let path = file("output");
+        let mut child = shell("echo out; echo err >&2; exit 3", &path);
+        let status = child.wait(&idle(), Duration::from_secs(10), || ()).unwrap();
+        assert_eq!((status.code(), child.output().as_str(), child.errors().as_str()), (Some(3), "out\n", "err\n"));
+        remove(&path);
+    }
+
+    #[test]
+    fn a_dropped_child_is_gone() {
+        let path = file("dropped");
+        let child = shell("exec sleep 100", &path);
+        let proc = PathBuf::from(format!("/proc/{}", child.id()));
+        assert!(proc.exists());
+        drop(child);
+        assert!(!proc.exists());
+        remove(&path);
+    }
+
+    #[test]
+    fn waiting_ends_with_the_limit_and_with_a_signal() {
+        let path = file("waiting");
+        let mut child = shell("exec sleep 100", &path);
+        let late = child.wait(&idle(), Duration::from_millis(50), || ());
+        assert!(matches!(late, Err(DemoError::Row(_))));
+        let flag = Interrupt(Arc::new(AtomicBool::new(true)));
+        assert!(matches!(child.wait(&flag, Duration::from_secs(100), || ()), Err(DemoError::Interrupted)));
+        drop(child);
+        remove(&path);
+    }
+}

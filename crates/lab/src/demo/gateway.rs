@@ -1,0 +1,170 @@
+//! Weir on one of the two hosts.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::DemoError;
+use super::check::Count;
+use super::child::{Interrupt, Running};
+use super::world::{End, World};
+
+/// How long a gateway may take to be ready.
+const READY_WITHIN: Duration = Duration::from_secs(10);
+/// Lines of a log that are shown when something is wrong.
+const LOG_LINES: usize = 12;
+
+/// What is of interest in `weir status --json`.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+pub(super) struct Status {
+    #[serde(default)]
+    sas: Vec<Sa>,
+    #[serde(default)]
+    total: Total,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct Sa {
+    direction: String,
+    packets: u64,
+    bytes: u64,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+struct Total {
+    #[serde(default)]
+    drops: BTreeMap<String, u64>,
+}
+
+impl Status {
+    fn parse(json: &str) -> Result<Self, serde_json::Error> {
+        serde_json::from_str(json)
+    }
+
+    /// What SAs of a direction (`out`, `in`) counted.
+    fn count(&self, direction: &str) -> Count {
+        let sas = self.sas.iter().filter(|sa| sa.direction == direction);
+        sas.fold(Count::default(), |sum, sa| Count { packets: sum.packets + sa.packets, bytes: sum.bytes + sa.bytes })
+    }
+
+    pub(super) fn outbound(&self) -> Count {
+        self.count("out")
+    }
+
+    pub(super) fn inbound(&self) -> Count {
+        self.count("in")
+    }
+
+    /// Packets that went no further, by reason.
+    pub(super) fn drops(&self) -> &BTreeMap<String, u64> {
+        &self.total.drops
+    }
+}
+
+impl Count {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self { packets: self.packets.saturating_sub(before.packets), bytes: self.bytes.saturating_sub(before.bytes) }
+    }
+}
+
+/// A running `weir up`.
+pub(super) struct Gateway {
+    end: End,
+    running: Running,
+    socket: PathBuf,
+}
+
+impl Gateway {
+    /// Writes the configuration and starts; does not wait.
+    pub(super) fn start(world: &World, end: End, config: &str, dir: &Path) -> Result<Self, DemoError> {
+        let file = dir.join(format!("{end}.conf"));
+        let mut open = fs::File::options();
+        open.write(true).create(true).truncate(true).mode(0o600);
+        let written = open.open(&file).and_then(|mut file| file.write_all(config.as_bytes()));
+        written.map_err(|error| DemoError::Row(format!("{}: {error}", file.display())))?;
+        let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
+        let mut command = world.command(end, weir);
+        command.args(["up", "--config"]).arg(&file);
+        let running = Running::start(command, &dir.join(format!("{end}.log")))?;
+        Ok(Self { end, running, socket: dir.join(format!("{end}.sock")) })
+    }
+
+    /// Waits until it says so.
+    pub(super) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
+        let end = Instant::now() + READY_WITHIN;
+        loop {
+            if self.log().lines().any(|line| line.starts_with("weir: ready")) {
+                return Ok(());
+            }
+            let why = match self.running.poll() {
+                Some(status) => format!("ended with {status}"),
+                None if Instant::now() > end => format!("was not ready after {} s", READY_WITHIN.as_secs()),
+                None => {
+                    interrupt.tick()?;
+                    continue;
+                }
+            };
+            return Err(DemoError::Row(format!("weir on {} {why}{}", self.end, self.log_tail())));
+        }
+    }
+
+    /// Asks for its counters.
+    pub(super) fn status(&self, world: &World) -> Result<Status, DemoError> {
+        let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
+        let mut command = world.command(self.end, weir);
+        let output = command.args(["status", "--json", "--socket"]).arg(&self.socket).output();
+        let output = output.map_err(|error| DemoError::Row(format!("cannot ask weir on {}: {error}", self.end)))?;
+        Status::parse(&String::from_utf8_lossy(&output.stdout)).map_err(|error| {
+            let said = String::from_utf8_lossy(&output.stderr);
+            DemoError::Row(format!("status of weir on {}: {error} {}{}", self.end, said.trim(), self.log_tail()))
+        })
+    }
+
+    pub(super) fn process(&self) -> u32 {
+        self.running.id()
+    }
+
+    pub(super) fn command(&self) -> &str {
+        &self.running.text
+    }
+
+    /// All that it wrote so far.
+    pub(super) fn log(&self) -> String {
+        self.running.output() + &self.running.errors()
+    }
+
+    /// The end of its log, indented, on lines of its own; empty when there is none.
+    pub(super) fn log_tail(&self) -> String {
+        let log = self.log();
+        let lines: Vec<&str> = log.lines().collect();
+        let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
+        tail.iter().map(|line| format!("\n    {}: {line}", self.end)).collect()
+    }
+
+    pub(super) fn stop(&mut self) {
+        self.running.stop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn statuses_are_read() {
+        let json = r#"{"version":"0.1.0","healthy":true,"sas":[
+            {"name":"moon","direction":"out","packets":10,"bytes":14000,"drops":{}},
+            {"name":"moon","direction":"in","packets":5,"bytes":260,"drops":{}}],
+            "total":{"drops":{"replay":2}}}"#;
+        let status = Status::parse(json).unwrap();
+        assert_eq!(status.outbound(), Count { packets: 10, bytes: 14_000 });
+        assert_eq!(status.inbound(), Count { packets: 5, bytes: 260 });
+        assert_eq!(status.drops()["replay"], 2);
+        assert!(Status::parse("weir: no answer").is_err());
+    }
+}

@@ -1,0 +1,160 @@
+//! The demonstration: two hosts on one machine, real traffic, eight ways.
+//!
+//! [`run`] starts this program again in a private corner of the machine ([`sandbox`]), builds two
+//! hosts there ([`world`]) and sends `ping` and `iperf` from one to the other: without Weir, then
+//! through a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]). Each row
+//! is believed only if the counters of both ends agree with what iperf says ([`check`]). The
+//! outcome is a table, a page with plots and the raw data ([`report`], [`page`]).
+
+mod check;
+mod child;
+mod counters;
+mod gateway;
+mod iperf;
+mod page;
+mod ping;
+mod plots;
+mod progress;
+mod report;
+mod row;
+mod sandbox;
+mod svg;
+mod way;
+mod world;
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use child::Interrupt;
+use counters::CpuSampler;
+use progress::Progress;
+use report::{Machine, Report};
+use row::{Row, Workplace};
+pub use way::Way;
+use world::{Plan, World};
+
+/// Exit status after a signal, as shells have it for SIGINT.
+pub const INTERRUPTED: u8 = 130;
+
+/// Most Sub SAs in the row that has some, and most packet threads.
+const MAX_SUB_SAS: usize = 8;
+
+/// What to demonstrate.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Length of each transfer in seconds.
+    pub seconds: u16,
+    /// Rows, in the order of the table.
+    pub rows: Vec<Way>,
+    /// Folder for results; made when it is missing.
+    pub out: PathBuf,
+    /// MTU of the cable in bytes.
+    pub mtu: u16,
+    /// Traffic over IPv6.
+    pub v6: bool,
+}
+
+/// Why there is no demonstration, or no more of it.
+#[derive(Debug, thiserror::Error)]
+pub enum DemoError {
+    /// The machine lacks something; the text says what to do.
+    #[error("{0}")]
+    Unable(String),
+    /// One row cannot be measured.
+    #[error("{0}")]
+    Row(String),
+    /// Somebody wants us to stop.
+    #[error("interrupted; everything is cleared away")]
+    Interrupted,
+}
+
+/// What came of it.
+pub struct Outcome {
+    /// For people.
+    pub table: String,
+    /// For machines.
+    pub json: String,
+    /// Whether all rows are good.
+    pub good: bool,
+    /// The page with plots.
+    pub page: PathBuf,
+}
+
+/// Runs the demonstration. Without `outside` it starts this program again with that argument, in
+/// namespaces of its own, and does not return.
+///
+/// # Errors
+/// What the machine lacks, or a signal. Rows that fail are no error here: they stand in the
+/// outcome.
+pub fn run(options: &Options, outside: Option<&str>) -> Result<Outcome, DemoError> {
+    let path = sandbox::search_path();
+    let Some(outside) = outside else {
+        sandbox::check_tools(&path)?;
+        make_folder(&options.out)?;
+        return Err(sandbox::enter(&path));
+    };
+    let interrupt =
+        Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
+    let out = std::path::absolute(&options.out).unwrap_or_else(|_| options.out.clone());
+    if out.starts_with("/run") || out.starts_with("/var/run") {
+        return Err(DemoError::Unable("--out: /run is private to the demonstration; name another folder".into()));
+    }
+    let dir = sandbox::settle(outside)?;
+    if options.rows.iter().any(|way| *way != Way::Plain) {
+        sandbox::check_tun()?;
+    }
+    measure(options, &out, &dir, &interrupt)
+}
+
+fn make_folder(out: &Path) -> Result<(), DemoError> {
+    let made = std::fs::create_dir_all(out.join("raw"));
+    made.map_err(|error| DemoError::Unable(format!("{}: {error}; name another folder with --out", out.display())))
+}
+
+fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<Outcome, DemoError> {
+    let began = Instant::now();
+    let sub_sas = crate::host::cpus().clamp(2, MAX_SUB_SAS);
+    let progress = Progress::new(options.rows.len(), options.seconds);
+    progress.say("building two hosts");
+    let world = World::build(Plan { v6: options.v6, mtu: options.mtu })?;
+    let busy_before = busy(interrupt)?;
+    let place =
+        Workplace { world: &world, dir, out, interrupt, progress: &progress, seconds: options.seconds, sub_sas };
+    let mut rows: Vec<Row> = Vec::new();
+    for way in &options.rows {
+        rows.push(place.row(*way)?);
+    }
+    progress.finish();
+    let report = Report {
+        machine: Machine::here(busy_before),
+        seconds: options.seconds,
+        mtu: options.mtu,
+        v6: options.v6,
+        took_s: began.elapsed().as_secs_f64(),
+        setup: world.commands.clone(),
+        rows,
+    };
+    save(&report, out)
+}
+
+/// Share of the machine that others use, over one second, 0 to 1.
+fn busy(interrupt: &Interrupt) -> Result<f64, DemoError> {
+    let sampler = CpuSampler::start();
+    interrupt.sleep(Duration::from_secs(1))?;
+    let cores = counters::sum(&sampler.finish());
+    let (busy, total) = cores.iter().fold((0.0, 0.0), |(busy, total), core| (busy + core.busy(), total + core.total()));
+    Ok(if total > 0.0 { busy / total } else { 0.0 })
+}
+
+fn save(report: &Report, out: &Path) -> Result<Outcome, DemoError> {
+    let json = report.json();
+    let page = out.join("index.html");
+    let files = [(out.join("results.json"), &json), (page.clone(), &page::html(report))];
+    for (path, text) in files {
+        std::fs::write(&path, text).map_err(|error| {
+            DemoError::Unable(format!("{}: {error}; make room, or name another folder with --out", path.display()))
+        })?;
+    }
+    let good = report.rows.iter().all(|row| row.failure.is_none());
+    Ok(Outcome { table: report.table(), json, good, page })
+}

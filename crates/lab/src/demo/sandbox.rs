@@ -1,0 +1,156 @@
+//! A private corner of the machine: own network, own mounts, own /run.
+//!
+//! The demonstration starts itself again in it, through `unshare`; the process stays the same one.
+//! Namespaces, sockets, keys and logs are made in there, so that the kernel clears them away
+//! however the demonstration ends. Without root a user namespace makes it possible.
+
+use std::fs;
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use super::DemoError;
+
+/// Everything that the demonstration makes while it runs.
+const DIR: &str = "/run/weir-demo";
+
+/// Programs and the Debian packages that bring them.
+const TOOLS: [(&str, &str); 8] = [
+    ("ip", "iproute2"),
+    ("ping", "iputils-ping"),
+    ("iperf", "iperf"),
+    ("unshare", "util-linux"),
+    ("nsenter", "util-linux"),
+    ("setpriv", "util-linux"),
+    ("mount", "mount"),
+    ("cat", "coreutils"),
+];
+
+/// Where programs are looked for besides PATH: ordinary users often lack these.
+const ALSO: [&str; 2] = ["/usr/sbin", "/sbin"];
+
+/// Finds all programs or says what to install.
+pub(super) fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
+    let found = |tool: &str| std::env::split_paths(path).any(|dir| dir.join(tool).is_file());
+    let missing: Vec<_> = TOOLS.iter().filter(|(tool, _)| !found(tool)).collect();
+    if missing.is_empty() {
+        return check_iperf();
+    }
+    let names: Vec<_> = missing.iter().map(|(tool, _)| *tool).collect();
+    let mut packages: Vec<_> = missing.iter().map(|(_, package)| *package).collect();
+    packages.dedup();
+    Err(DemoError::Unable(format!(
+        "not installed: {}; on Debian: apt install {}",
+        names.join(", "),
+        packages.join(" ")
+    )))
+}
+
+/// iperf3 under the name of iperf speaks another language.
+fn check_iperf() -> Result<(), DemoError> {
+    let version = version_of("iperf", "--version");
+    if version.contains("version 2") {
+        return Ok(());
+    }
+    Err(DemoError::Unable(format!("'iperf' is not iperf 2 but '{version}'; on Debian: apt install iperf")))
+}
+
+/// The first line that a program prints about itself.
+pub(super) fn version_of(program: &str, argument: &str) -> String {
+    let Ok(output) = Command::new(program).arg(argument).stdin(Stdio::null()).output() else { return "unknown".into() };
+    let text = [output.stdout, output.stderr].concat();
+    String::from_utf8_lossy(&text).lines().next().unwrap_or("unknown").trim().to_owned()
+}
+
+/// PATH, and where administrators' programs are.
+pub(super) fn search_path() -> std::ffi::OsString {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let dirs = std::env::split_paths(&path).chain(ALSO.map(PathBuf::from));
+    std::env::join_paths(dirs).unwrap_or(path)
+}
+
+fn mount_namespace() -> Result<String, DemoError> {
+    let link = fs::read_link("/proc/self/ns/mnt");
+    link.map(|name| name.display().to_string())
+        .map_err(|error| DemoError::Unable(format!("/proc/self/ns/mnt: {error}; is /proc mounted?")))
+}
+
+/// Starts this program again in there, with `--outside` added. Returns only when that is impossible.
+pub(super) fn enter(path: &std::ffi::OsStr) -> DemoError {
+    let program = std::env::current_exe().map_err(|error| DemoError::Unable(format!("cannot find myself: {error}")));
+    let (outside, program) = match (mount_namespace(), program) {
+        (Ok(outside), Ok(program)) => (outside, program),
+        (Err(error), _) | (_, Err(error)) => return error,
+    };
+    let failed = |error: std::io::Error| DemoError::Unable(format!("cannot run unshare: {error}"));
+    let as_root: &[&str] = &["--net", "--mount"];
+    let as_user: &[&str] = &["--user", "--map-root-user", "--net", "--mount"];
+    let mut refusal = String::new();
+    for flags in [as_root, as_user] {
+        match Command::new("unshare").args(flags).arg("true").env("PATH", path).stdin(Stdio::null()).output() {
+            Err(error) => return failed(error),
+            Ok(trial) if trial.status.success() => {
+                let mut command = Command::new("unshare");
+                command.args(flags).arg("--").arg(program).args(std::env::args_os().skip(1));
+                return failed(command.args(["--outside", &outside]).env("PATH", path).exec());
+            }
+            Ok(trial) => refusal = String::from_utf8_lossy(&trial.stderr).trim().to_owned(),
+        }
+    }
+    DemoError::Unable(format!(
+        "needs namespaces: run it as root, or allow user namespaces (sysctl -w kernel.unprivileged_userns_clone=1 or \
+         kernel.apparmor_restrict_unprivileged_userns=0; in a container --privileged): {refusal}"
+    ))
+}
+
+/// Makes /run private and returns an empty folder there that only we can read.
+pub(super) fn settle(outside: &str) -> Result<PathBuf, DemoError> {
+    if mount_namespace()? == outside {
+        return Err(DemoError::Unable("--outside is not for people; leave it out".into()));
+    }
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0755", "weir-demo", "/run"]).output();
+    let mount = mount.map_err(|error| DemoError::Unable(format!("cannot run mount: {error}")))?;
+    if !mount.status.success() {
+        let why = String::from_utf8_lossy(&mount.stderr).trim().to_owned();
+        return Err(DemoError::Unable(format!("cannot mount a private /run: {why}; run it as root")));
+    }
+    let dir = PathBuf::from(DIR);
+    let made = fs::DirBuilder::new().mode(0o700).create(&dir);
+    made.map_err(|error| DemoError::Unable(format!("{}: {error}", dir.display())))?;
+    Ok(dir)
+}
+
+/// Checks that a TUN device can be made here.
+pub(super) fn check_tun() -> Result<(), DemoError> {
+    let path = Path::new("/dev/net/tun");
+    let opened = fs::File::options().read(true).write(true).open(path);
+    opened.map(drop).map_err(|error| {
+        DemoError::Unable(format!(
+            "{}: {error}; 'modprobe tun' loads it, and without root it must be open to everybody (chmod 666), in a \
+             container --device {}",
+            path.display(),
+            path.display()
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn missing_programs_are_named_with_their_packages() {
+        let error = check_tools("/nonexistent".as_ref()).unwrap_err().to_string();
+        for (tool, package) in TOOLS {
+            assert!(error.contains(tool) && error.contains(package), "{error}");
+        }
+        assert_eq!(error.matches("util-linux").count(), 1, "{error}");
+    }
+
+    #[test]
+    fn a_stray_outside_is_refused() {
+        let here = mount_namespace().unwrap();
+        assert!(matches!(settle(&here), Err(DemoError::Unable(_))));
+    }
+}

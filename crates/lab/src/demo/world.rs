@@ -1,0 +1,211 @@
+//! Sun and moon: two network namespaces with a cable between them.
+//!
+//! A [`World`] is made once and serves all rows; it is gone when it is dropped. It lives in the
+//! private namespaces of [`super::sandbox`], so that even a killed demonstration leaves nothing.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use super::DemoError;
+
+/// Device of the cable, on both sides.
+pub(super) const CABLE: &str = "veth0";
+/// Ethernet header in bytes, which the counters of the cable include.
+pub(super) const ETHERNET: u64 = 14;
+/// TCP header with time stamps in bytes.
+pub(super) const TCP: u64 = 32;
+
+/// One of the two hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum End {
+    Sun,
+    Moon,
+}
+
+impl End {
+    pub(super) const BOTH: [Self; 2] = [Self::Sun, Self::Moon];
+
+    pub(super) fn other(self) -> Self {
+        match self {
+            Self::Sun => Self::Moon,
+            Self::Moon => Self::Sun,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Sun => "sun",
+            Self::Moon => "moon",
+        }
+    }
+
+    fn index(self) -> u8 {
+        match self {
+            Self::Sun => 1,
+            Self::Moon => 2,
+        }
+    }
+
+    fn mac(self) -> String {
+        format!("02:00:00:00:00:0{}", self.index())
+    }
+}
+
+impl fmt::Display for End {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Addresses and sizes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    /// Traffic runs over IPv6, inside and outside.
+    pub(super) v6: bool,
+    /// MTU of the cable in bytes.
+    pub(super) mtu: u16,
+}
+
+impl Plan {
+    /// Address on the cable.
+    pub(super) fn outer(&self, end: End) -> IpAddr {
+        address(self.v6, end, true)
+    }
+
+    /// Address in the network behind a host.
+    pub(super) fn inner(&self, end: End) -> IpAddr {
+        address(self.v6, end, false)
+    }
+
+    /// The network behind a host.
+    pub(super) fn network(&self, end: End) -> String {
+        if self.v6 { format!("fd00:{}::/64", end.index()) } else { format!("10.{}.0.0/24", end.index()) }
+    }
+
+    /// IP header in bytes.
+    pub(super) fn ip_header(&self) -> u64 {
+        if self.v6 { 40 } else { 20 }
+    }
+}
+
+fn address(v6: bool, end: End, outer: bool) -> IpAddr {
+    let n = end.index();
+    let text = match (v6, outer) {
+        (false, true) => format!("192.0.2.{n}"),
+        (false, false) => format!("10.{n}.0.1"),
+        (true, true) => format!("2001:db8::{n}"),
+        (true, false) => format!("fd00:{n}::1"),
+    };
+    text.parse().expect("addresses are constants")
+}
+
+/// Both namespaces. Removes them when dropped.
+pub(super) struct World {
+    pub(super) plan: Plan,
+    suffix: u32,
+    /// What was run to build it.
+    pub(super) commands: Vec<String>,
+}
+
+impl World {
+    /// Builds both hosts.
+    pub(super) fn build(plan: Plan) -> Result<Self, DemoError> {
+        let mut world = Self { plan, suffix: std::process::id(), commands: Vec::new() };
+        for end in End::BOTH {
+            world.ip(&format!("netns add {}", world.namespace(end)))?;
+        }
+        let (sun, moon) = (world.namespace(End::Sun), world.namespace(End::Moon));
+        world.ip(&format!(
+            "link add {CABLE} netns {sun} mtu {mtu} address {mac} type veth peer name {CABLE} netns {moon} mtu {mtu} \
+             address {peer}",
+            mtu = plan.mtu,
+            mac = End::Sun.mac(),
+            peer = End::Moon.mac()
+        ))?;
+        for end in End::BOTH {
+            world.furnish(end)?;
+        }
+        Ok(world)
+    }
+
+    fn furnish(&mut self, end: End) -> Result<(), DemoError> {
+        let (here, there) = (format!("-n {}", self.namespace(end)), end.other());
+        for (key, value) in [
+            ("ipv4/conf/all/rp_filter", "0"),
+            ("ipv4/conf/default/rp_filter", "0"),
+            ("ipv4/ip_forward", "1"),
+            ("ipv6/conf/all/forwarding", "1"),
+            // Addresses at once, not after a second of asking whether somebody has them.
+            ("ipv6/conf/all/accept_dad", "0"),
+            ("ipv6/conf/default/accept_dad", "0"),
+        ] {
+            self.sysctl(end, key, value);
+        }
+        self.ip(&format!("{here} link set lo up"))?;
+        // One segment per packet, as on a real cable: counters then count what a wire would carry,
+        // where veth by itself passes 64 KB at a time.
+        self.ip(&format!("{here} link set {CABLE} up gso_max_segs 1"))?;
+        for v6 in [false, true] {
+            let (outer, inner) = if v6 { (64, 64) } else { (24, 24) };
+            let nodad = if v6 { " nodad" } else { "" };
+            self.ip(&format!("{here} addr add {}/{outer} dev {CABLE}{nodad}", address(v6, end, true)))?;
+            // Not every kernel has dummy devices: the network behind a host is on its loopback device.
+            self.ip(&format!("{here} addr add {}/{inner} dev lo{nodad}", address(v6, end, false)))?;
+            let (peer, mac) = (address(v6, there, true), there.mac());
+            self.ip(&format!("{here} neigh replace {peer} lladdr {mac} dev {CABLE} nud permanent"))?;
+        }
+        Ok(())
+    }
+
+    /// Best effort: in some containers /proc/sys is read-only, and the defaults do.
+    fn sysctl(&mut self, end: End, key: &str, value: &str) {
+        let script = format!("echo {value} >/proc/sys/net/{key}");
+        let _ = self.command(end, "sh").args(["-c", &script]).stderr(Stdio::null()).status();
+    }
+
+    pub(super) fn namespace(&self, end: End) -> String {
+        format!("weir-{end}-{}", self.suffix)
+    }
+
+    fn ip(&mut self, arguments: &str) -> Result<(), DemoError> {
+        let text = format!("ip {arguments}");
+        let output = Command::new("ip").args(arguments.split_whitespace()).output();
+        let output = output.map_err(|error| DemoError::Unable(format!("cannot run '{text}': {error}")))?;
+        self.commands.push(text.clone());
+        if output.status.success() {
+            return Ok(());
+        }
+        let why = String::from_utf8_lossy(&output.stderr);
+        Err(DemoError::Unable(format!(
+            "'{text}' failed: {}; the kernel must offer network namespaces and veth",
+            why.trim()
+        )))
+    }
+
+    /// A command to run on a host. The kernel ends it when this process, for whatever reason, is
+    /// gone.
+    pub(super) fn command(&self, end: End, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL", "nsenter"]);
+        command.arg(format!("--net=/run/netns/{}", self.namespace(end)));
+        command.arg("--").arg(program.as_ref()).env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+
+    /// Reads files as a host sees them, for what the kernel shows per network.
+    pub(super) fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
+        let output = self.command(end, "cat").args(files).output();
+        let output = output.map_err(|error| DemoError::Row(format!("cannot read {}: {error}", files.join(" "))))?;
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        for end in End::BOTH {
+            let _ = Command::new("ip").args(["netns", "del", &self.namespace(end)]).stderr(Stdio::null()).status();
+        }
+    }
+}
