@@ -37,8 +37,10 @@ const AUDITS_PER_TICK: usize = 4096;
 const LEAST_MTU: u32 = 1280;
 /// Assumed where the way to a peer is not known.
 const USUAL_MTU: u32 = 1500;
-/// Packets that fit whatever comes: the device's and the outer path's, and then some.
-const LEAST_PACKET_BYTES: usize = 2048;
+/// Any IP packet: a peer that protects first and cuts afterwards sends packets beyond every MTU, and
+/// the kernel puts them together before a raw or UDP socket sees them. Pages that no packet reaches
+/// into are never touched, so this costs address space and not memory.
+const PACKET_BYTES: usize = 65_536;
 
 /// Why the gateway did not start, or did not go on.
 pub(crate) enum Failure {
@@ -159,7 +161,7 @@ impl Gateway {
         keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
 
         let publisher = Publisher::new(snapshot);
-        let (runner, routes) = match attach(&config, queues, outer, mtu, &publisher) {
+        let (runner, routes) = match attach(&config, queues, outer, &publisher) {
             Ok(attached) => attached,
             Err(error) => {
                 // Nothing was sent: the next attempt shall not skip a block of numbers.
@@ -288,13 +290,12 @@ fn attach(
     config: &Config,
     queues: Vec<TunPort>,
     mut outer: Vec<Box<dyn Port + Send>>,
-    mtu: u32,
     publisher: &Publisher,
 ) -> anyhow::Result<(Runner, Option<Routes>)> {
-    let packet_bytes = packet_bytes(config, mtu);
     let mut workers = Vec::new();
     for (core, inner) in queues.into_iter().enumerate() {
-        let worker = WorkerConfig { core, engine: Engine::AwsLc, packet_bytes, ..WorkerConfig::default() };
+        let worker =
+            WorkerConfig { core, engine: Engine::AwsLc, packet_bytes: PACKET_BYTES, ..WorkerConfig::default() };
         let outer_rx = if core == 0 { std::mem::take(&mut outer) } else { Vec::new() };
         let outer_tx = Box::new(sender(config)?);
         workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx }));
@@ -351,12 +352,6 @@ fn device_mtu(config: &Config, tables: &Tables) -> u32 {
     let inner = |entry: &tables::Entry| Some(entry.outbound.as_ref()?.sa.inner_mtu.load(Ordering::Relaxed));
     let narrowest = tables.entries.iter().filter_map(inner).min().unwrap_or(USUAL_MTU);
     config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
-}
-
-fn packet_bytes(config: &Config, mtu: u32) -> usize {
-    let halves = config.sas.iter().flat_map(|sa| [&sa.outbound, &sa.inbound]).flatten();
-    let widest = halves.filter_map(|half| half.path_mtu).max().unwrap_or(USUAL_MTU).max(mtu + 256);
-    (widest as usize).next_multiple_of(64).max(LEAST_PACKET_BYTES)
 }
 
 fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<Vec<Box<dyn Port + Send>>> {
