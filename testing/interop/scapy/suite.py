@@ -5,9 +5,7 @@ All cases go through one run of `weir pcap seal` and one of `weir pcap open`; po
 
 import logging
 import os
-import re
 import struct
-import subprocess
 import sys
 
 sys.dont_write_bytecode = True
@@ -23,49 +21,13 @@ from scapy.layers.inet6 import HBHOptUnknown, IPv6, IPv6ExtHdrDestOpt, IPv6ExtHd
 from scapy.layers.ipsec import AH, ESP, IPSecIntegrityError, SecurityAssociation  # noqa: E402
 from scapy.packet import Raw, raw  # noqa: E402
 
-from cases import OUTER, cases  # noqa: E402
-from gateway import settings  # noqa: E402
+from capture import report, transform, write_configuration  # noqa: E402
+from cases import cases  # noqa: E402
+from gateway import Failed  # noqa: E402
 
-WEIR = os.environ["WEIR"]
-LINKTYPE_RAW = 101
-ESP_PROTOCOL, AH_PROTOCOL, UDP_PROTOCOL = 50, 51, 17
+ESP_PROTOCOL = 50
 # Payloads in bytes: none, around the block sizes with and without a tunnel, large.
 SIZES = (0, 13, 14, 15, 1400)
-
-
-def write_pcap(path, packets):
-    with open(path, "wb") as out:
-        out.write(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, LINKTYPE_RAW))
-        for packet in packets:
-            out.write(struct.pack("<IIII", 0, 0, len(packet), len(packet)) + packet)
-
-
-def read_pcap(path):
-    with open(path, "rb") as file:
-        capture = file.read()
-    at, packets = 24, []
-    while at < len(capture):
-        length = struct.unpack_from("<I", capture, at + 8)[0]
-        packets.append(capture[at + 16:at + 16 + length])
-        at += 16 + length
-    return packets
-
-
-def weir(command, lab, packets):
-    """Takes packets through `weir pcap seal` or `open`. Returns for each what came out, or why it was refused."""
-    source, result = os.path.join(lab, f"{command}-in.pcap"), os.path.join(lab, f"{command}-out.pcap")
-    write_pcap(source, packets)
-    done = subprocess.run([WEIR, "pcap", command, "--sa", os.path.join(lab, "weir.conf"), source, result],
-                          capture_output=True, text=True, timeout=120, check=False)
-    if done.returncode not in (0, 1) or not os.path.exists(result):
-        sys.exit(f"FAIL scapy/all: weir pcap {command} ended with status {done.returncode}: {done.stderr.strip()[:2000]}")
-    refused = {int(n): why for n, why in re.findall(r"^packet (\d+): (.*)$", done.stderr, re.M)}
-    written = iter(read_pcap(result))
-    outcome = [refused.get(n) or next(written, "vanished without a reason") for n in range(1, len(packets) + 1)]
-    left = len(list(written))
-    if left:
-        sys.exit(f"FAIL scapy/all: weir pcap {command} wrote {left} packets too many")
-    return outcome
 
 
 def plain(case, direction):
@@ -234,7 +196,7 @@ def seal_cases(every, lab):
             packets.append(packet)
             owner.append((case, case.first() + index))
     faults = {}
-    for (case, seq), before, sealed in zip(owner, packets, weir("seal", lab, packets)):
+    for (case, seq), before, sealed in zip(owner, packets, transform("seal", lab, packets)):
         if case.name in faults:
             continue
         if isinstance(sealed, str):
@@ -267,7 +229,7 @@ def open_cases(every, lab):
             forged[-1 - seq % 12] ^= 1 << seq % 8
             packets += [bytes(forged), sealed]
             owner += [(case, seq, None), (case, seq, before)]
-    for (case, seq, before), opened in zip(owner, weir("open", lab, packets)):
+    for (case, seq, before), opened in zip(owner, transform("open", lab, packets)):
         if case.name in faults:
             continue
         where = f"number {seq:#x}"
@@ -288,21 +250,16 @@ def main():
     every = [case for case in cases() if not wanted or any(part in case.name for part in wanted)]
     if not every:
         sys.exit(f"FAIL scapy/all: no case is called like {' or '.join(wanted)}")
-    tree = {
+    write_configuration(lab, {
         "gateway": {"allow_legacy": True},
         "sas": {f"c{case.number}": case.sa() for case in every},
         "policies": {f"c{case.number}": case.policy() for case in every},
-    }
-    path = os.path.join(lab, "weir.conf")
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-        file.write(settings(tree))
-    failed = False
-    for direction, faults in (("seal", seal_cases(every, lab)), ("open", open_cases(every, lab))):
-        for case in every:
-            why = faults.get(case.name)
-            failed |= why is not None
-            print(f"FAIL scapy/{case.name}-{direction}: {why}" if why else f"PASS scapy/{case.name}-{direction}")
-    sys.exit(1 if failed else 0)
+    })
+    try:
+        directions = {"seal": seal_cases(every, lab), "open": open_cases(every, lab)}
+    except Failed as why:
+        sys.exit(f"FAIL scapy/all: {why}")
+    sys.exit(0 if report("scapy", [case.name for case in every], directions) else 1)
 
 
 main()
