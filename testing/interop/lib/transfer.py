@@ -55,6 +55,13 @@ def exchange(address, total, source=None, port=PORT, patience_s=20):
     return None
 
 
+def datagram_socket(address, port=PORT):
+    """A UDP socket at `address`; port 0 is any."""
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
+    made.bind((address, port))
+    return made
+
+
 def _send(connection, payload):
     try:
         connection.sendall(payload)

@@ -1,11 +1,13 @@
 """What runs in the guest: takes one JSON request per line from the console and answers with one.
 
-The console is used and not the network, which is under test. Requests:
+The console is used and not the network, which is under test. It takes lines of less than 4096 bytes. Requests:
 
 - {"sh": TEXT}: runs a shell script; answers with its exit status and output;
+- {"datagram": ADDRESS, "bytes": N, "source": ADDRESS}: one UDP datagram to the host; answers with its digest;
 - {"exchange": ADDRESS, "bytes": N, "source": ADDRESS}: a TCP transfer to the host; answers with what went wrong.
 """
 
+import hashlib
 import json
 import os
 import socket
@@ -36,6 +38,11 @@ def answer(request):
         done = subprocess.run(["sh", "-c", request["sh"]], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                               stderr=subprocess.STDOUT, text=True, errors="replace", timeout=30, check=False)
         return {"rc": done.returncode, "out": done.stdout}
+    if "datagram" in request:
+        with transfer.datagram_socket(request["source"], 0) as sender:
+            payload = os.urandom(request["bytes"])
+            sender.sendto(payload, (request["datagram"], transfer.PORT))
+        return {"sha256": hashlib.sha256(payload).hexdigest()}
     return {"wrong": transfer.exchange(request["exchange"], request["bytes"], request["source"])}
 
 

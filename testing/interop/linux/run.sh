@@ -18,7 +18,7 @@ fi
 [ -x "$WEIR" ] || { echo "FAIL linux/all: there is no weir at $WEIR; build it, or set WEIR" && exit 1; }
 export WEIR
 
-for tool in linux.uml ip ping unshare modprobe /usr/bin/python3; do
+for tool in linux.uml ip ping unshare setpriv modprobe /usr/bin/python3; do
     command -v "$tool" >/dev/null || skip "$tool is not installed"
 done
 [ -c /dev/net/tun ] || skip "this machine has no /dev/net/tun"
@@ -32,7 +32,8 @@ namespaces=(unshare --net --mount --pid --fork --kill-child --mount-proc)
 lab=${KEEP:-$(mktemp -d)}
 mkdir -p "$lab"
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$lab"' EXIT
-"${namespaces[@]}" /usr/bin/python3 -u "$here/suite.py" "$lab" "$@" &
+# unshare keeps INT and TERM from itself, and would outlive this script.
+setpriv --pdeathsig KILL "${namespaces[@]}" /usr/bin/python3 -u "$here/suite.py" "$lab" "$@" &
 child=$!
-trap 'kill "$child"; exit 143' INT TERM
+trap 'kill -KILL "$child"; wait "$child" 2>/dev/null; exit 143' INT TERM
 wait "$child"

@@ -3,6 +3,7 @@
 Runs as the first process of its own namespaces (see run.sh): its end is the end of everything started here.
 """
 
+import hashlib
 import json
 import os
 import select
@@ -201,12 +202,28 @@ def traffic(case, guest):
         code, out = guest.sh(ping(near, far, size))
         if code != 0:
             raise Failed(f"ping of {size} bytes from the guest: {verdict(out)}")
+    large_datagram(near, far, guest)
     wrong = transfer.exchange(far, TRANSFER_BYTES, near)
     if wrong:
         raise Failed(f"TCP to the guest: {wrong}")
     wrong = guest.ask(exchange=near, bytes=TRANSFER_BYTES, source=far)["wrong"]
     if wrong:
         raise Failed(f"TCP from the guest: {wrong}")
+
+
+def large_datagram(near, far, guest):
+    """One beyond the MTU, from the guest: Linux protects it whole in every mode and cuts afterwards."""
+    with transfer.datagram_socket(near) as listener:
+        listener.settimeout(5)
+        reply = guest.ask(datagram=near, bytes=3000, source=far)
+        if "sha256" not in reply:
+            raise Failed(f"a datagram of 3000 bytes did not leave the guest: {reply['wrong']}")
+        try:
+            received = listener.recv(65536)
+        except TimeoutError:
+            raise Failed("a datagram of 3000 bytes from the guest did not arrive") from None
+        if hashlib.sha256(received).hexdigest() != reply["sha256"]:
+            raise Failed("a datagram of 3000 bytes from the guest arrived as another")
 
 
 def verdict(text):
@@ -294,6 +311,10 @@ def run(case, guest, lab):
 def main():
     lab, *names = sys.argv[1:]
     cases = [case for case in CASES if not names or case.name in names]
+    unknown = set(names) - {case.name for case in CASES}
+    if unknown:
+        print(f"FAIL linux/all: there is no case {', '.join(sorted(unknown))}; see cases.py")
+        return 1
     os.umask(0o077)
     try:
         prepare_host()
