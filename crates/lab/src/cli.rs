@@ -56,7 +56,7 @@ pub struct DemoArgs {
     json: bool,
     /// Set by the demonstration itself
     #[arg(long, hide = true)]
-    outside: Option<String>,
+    inside: bool,
 }
 
 impl Lab {
@@ -65,7 +65,7 @@ impl Lab {
         let Self::Demo(args) = self;
         let rows = Way::ALL.into_iter().filter(|way| args.rows.is_empty() || args.rows.contains(way)).collect();
         let options = demo::Options { seconds: args.seconds, rows, out: args.out, mtu: args.mtu, v6: args.ipv6 };
-        match demo::run(&options, args.outside.as_deref()) {
+        match demo::run(&options, args.inside) {
             Ok(outcome) => {
                 print!("{}", if args.json { &outcome.json } else { &outcome.table });
                 eprintln!("demo: plots in {}", outcome.page.display());

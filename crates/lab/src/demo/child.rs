@@ -88,12 +88,12 @@ impl Running {
         self.ended
     }
 
-    /// Waits for its end and calls `meanwhile` every now and then.
+    /// Waits for its end and calls `meanwhile` every now and then; an error of it ends the waiting.
     pub(super) fn wait(
         &mut self,
         interrupt: &Interrupt,
         limit: Duration,
-        mut meanwhile: impl FnMut(),
+        mut meanwhile: impl FnMut() -> Result<(), DemoError>,
     ) -> Result<ExitStatus, DemoError> {
         let end = Instant::now() + limit;
         loop {
@@ -103,7 +103,7 @@ impl Running {
             if Instant::now() > end {
                 return Err(DemoError::Row(format!("'{}' did not end within {} s", self.text, limit.as_secs())));
             }
-            meanwhile();
+            meanwhile()?;
             interrupt.tick()?;
         }
     }
@@ -182,7 +182,7 @@ mod tests {
     fn output_and_status_come_back() {
         let path = file("output");
         let mut child = shell("echo out; echo err >&2; exit 3", &path);
-        let status = child.wait(&idle(), Duration::from_secs(10), || ()).unwrap();
+        let status = child.wait(&idle(), Duration::from_secs(10), || Ok(())).unwrap();
         assert_eq!((status.code(), child.output().as_str(), child.errors().as_str()), (Some(3), "out\n", "err\n"));
         remove(&path);
     }
@@ -202,10 +202,10 @@ mod tests {
     fn waiting_ends_with_the_limit_and_with_a_signal() {
         let path = file("waiting");
         let mut child = shell("exec sleep 100", &path);
-        let late = child.wait(&idle(), Duration::from_millis(50), || ());
+        let late = child.wait(&idle(), Duration::from_millis(50), || Ok(()));
         assert!(matches!(late, Err(DemoError::Row(_))));
         let flag = Interrupt(Arc::new(AtomicBool::new(true)));
-        assert!(matches!(child.wait(&flag, Duration::from_secs(100), || ()), Err(DemoError::Interrupted)));
+        assert!(matches!(child.wait(&flag, Duration::from_secs(100), || Ok(())), Err(DemoError::Interrupted)));
         drop(child);
         remove(&path);
     }

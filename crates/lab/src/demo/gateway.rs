@@ -113,6 +113,14 @@ impl Gateway {
         }
     }
 
+    /// Checks that it is still there.
+    pub(super) fn check(&mut self) -> Result<(), DemoError> {
+        match self.running.poll() {
+            None => Ok(()),
+            Some(status) => Err(DemoError::Row(format!("weir on {} ended during the test with {status}", self.end))),
+        }
+    }
+
     /// Asks for its counters.
     pub(super) fn status(&self, world: &World) -> Result<Status, DemoError> {
         let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
@@ -121,7 +129,7 @@ impl Gateway {
         let output = output.map_err(|error| DemoError::Row(format!("cannot ask weir on {}: {error}", self.end)))?;
         Status::parse(&String::from_utf8_lossy(&output.stdout)).map_err(|error| {
             let said = String::from_utf8_lossy(&output.stderr);
-            DemoError::Row(format!("status of weir on {}: {error} {}{}", self.end, said.trim(), self.log_tail()))
+            DemoError::Row(format!("status of weir on {}: {error} {}", self.end, said.trim()))
         })
     }
 

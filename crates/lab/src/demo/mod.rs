@@ -80,26 +80,26 @@ pub struct Outcome {
     pub page: PathBuf,
 }
 
-/// Runs the demonstration. Without `outside` it starts this program again with that argument, in
-/// namespaces of its own, and does not return.
+/// Runs the demonstration. Unless it is `inside` already it starts this program again with that
+/// argument, in namespaces of its own, and does not return.
 ///
 /// # Errors
 /// What the machine lacks, or a signal. Rows that fail are no error here: they stand in the
 /// outcome.
-pub fn run(options: &Options, outside: Option<&str>) -> Result<Outcome, DemoError> {
-    let path = sandbox::search_path();
-    let Some(outside) = outside else {
-        sandbox::check_tools(&path)?;
-        make_folder(&options.out)?;
-        return Err(sandbox::enter(&path));
-    };
-    let interrupt =
-        Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
+pub fn run(options: &Options, inside: bool) -> Result<Outcome, DemoError> {
     let out = std::path::absolute(&options.out).unwrap_or_else(|_| options.out.clone());
     if out.starts_with("/run") || out.starts_with("/var/run") {
         return Err(DemoError::Unable("--out: /run is private to the demonstration; name another folder".into()));
     }
-    let dir = sandbox::settle(outside)?;
+    if !inside {
+        let path = sandbox::search_path();
+        sandbox::check_tools(&path)?;
+        make_folder(&out)?;
+        return Err(sandbox::enter(&path));
+    }
+    let dir = sandbox::settle()?;
+    let interrupt =
+        Interrupt::install().map_err(|error| DemoError::Unable(format!("cannot catch signals: {error}")))?;
     if options.rows.iter().any(|way| *way != Way::Plain) {
         sandbox::check_tun()?;
     }

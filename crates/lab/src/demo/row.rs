@@ -21,6 +21,8 @@ use super::world::{CABLE, End, World};
 
 /// How long the first packet may take to arrive.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
+/// One ping of so many may be lost.
+const MAX_LOSS: usize = 20;
 /// What a transfer may take beyond its time.
 const GRACE: Duration = Duration::from_secs(15);
 /// Where iperf listens, as /proc/net/tcp writes it: port 5001, state LISTEN.
@@ -107,7 +109,7 @@ impl Workplace<'_> {
         let took_s = began.elapsed().as_secs_f64();
         let verdict = match (&measured, &failure) {
             (Some(measured), None) => format!("{:.2} Gbit/s", measured.transfer.rate()),
-            (_, why) => format!("FAILED: {}", why.as_deref().unwrap_or("no result")),
+            (_, why) => format!("FAILED: {}", why.as_deref().and_then(|why| why.lines().next()).unwrap_or("no result")),
         };
         self.progress.row_done(number, &format!("{label:<23} {verdict} ({took_s:.0} s)"));
         Ok(Row { way, label, failure, measured, took_s, commands })
@@ -155,10 +157,12 @@ impl Session<'_> {
         let mut round_trips = Vec::new();
         for size in ping::SIZES {
             self.step(&format!("ping {size}"));
-            round_trips.push(self.ping(&target, size)?);
+            let trips = self.ping(&target, size, &mut gateways);
+            round_trips.push(trips.map_err(|error| self.explain(error, &gateways))?);
         }
         self.step("iperf");
-        let measured = self.transfer(&target, &gateways, round_trips).map_err(|error| self.explain(error, &gateways));
+        let measured =
+            self.transfer(&target, &mut gateways, round_trips).map_err(|error| self.explain(error, &gateways));
         gateways.iter_mut().for_each(Gateway::stop);
         measured
     }
@@ -218,7 +222,7 @@ impl Session<'_> {
             let mut command = self.place.world.command(End::Sun, "ping");
             command.args(["-n", "-c", "3", "-i", "0.01", "-w", "1", target]);
             let mut ping = Running::start(command, &self.place.dir.join("reach"))?;
-            let status = ping.wait(self.place.interrupt, REACH_WITHIN, || ())?;
+            let status = ping.wait(self.place.interrupt, REACH_WITHIN, || Ok(()))?;
             if status.success() {
                 return Ok(());
             }
@@ -226,7 +230,7 @@ impl Session<'_> {
         Err(DemoError::Row(format!("{target} does not answer")))
     }
 
-    fn ping(&mut self, target: &str, size: u16) -> Result<RoundTrips, DemoError> {
+    fn ping(&mut self, target: &str, size: u16, gateways: &mut [Gateway]) -> Result<RoundTrips, DemoError> {
         let plan = self.place.world.plan;
         // What ping calls size is without its own header of 8 bytes and the IP header.
         let payload = (u64::from(size) - 8 - plan.ip_header()).to_string();
@@ -235,9 +239,14 @@ impl Session<'_> {
         command.args(["-n", "-c", &count, "-i", ping::INTERVAL, "-W", "1", "-w", "10", "-s", &payload, target]);
         let mut ping = Running::start(command, &self.place.dir.join(format!("ping-{size}.txt")))?;
         self.commands.push(format!("sun: {}", ping.text));
-        ping.wait(self.place.interrupt, GRACE, || ())?;
-        let trips = RoundTrips::parse(size, &ping.output());
-        trips.ok_or_else(|| DemoError::Row(format!("'{}' failed: {}", ping.text, ping.errors().trim())))
+        ping.wait(self.place.interrupt, GRACE, || check(gateways))?;
+        match RoundTrips::parse(size, &ping.output()) {
+            None => Err(DemoError::Row(format!("'{}' failed: {}", ping.text, ping.errors().trim()))),
+            Some(trips) if trips.lost() * MAX_LOSS > trips.sent => {
+                Err(DemoError::Row(format!("{} of {} pings of {size} bytes were lost", trips.lost(), trips.sent)))
+            }
+            Some(trips) => Ok(trips),
+        }
     }
 
     fn net(&self, end: End) -> Result<NetCount, DemoError> {
@@ -269,7 +278,7 @@ impl Session<'_> {
     fn transfer(
         &mut self,
         target: &str,
-        gateways: &[Gateway],
+        gateways: &mut [Gateway],
         round_trips: Vec<RoundTrips>,
     ) -> Result<Measured, DemoError> {
         let place = self.place;
@@ -293,6 +302,7 @@ impl Session<'_> {
                 second += 1;
                 self.step(&format!("iperf, second {second} of {}", place.seconds));
             }
+            check(gateways)
         })?;
         let cpu = sampler.finish();
         let transfer = self.collect(&mut server, &client)?;
@@ -304,7 +314,7 @@ impl Session<'_> {
             .collect::<Result<_, DemoError>>()?;
         let statuses = self.statuses(gateways)?;
         let mut weir_cpu_s = [0.0; 2];
-        for ((spent, gateway), before) in weir_cpu_s.iter_mut().zip(gateways).zip(process_before) {
+        for ((spent, gateway), before) in weir_cpu_s.iter_mut().zip(gateways.iter()).zip(process_before) {
             *spent = counters::process_seconds(gateway.process()) - before;
         }
         let check = self.check(&transfer, &statuses_before, &statuses, &net);
@@ -350,6 +360,10 @@ impl Session<'_> {
         let received = Count { packets: net[1].rx_packets, bytes: net[1].rx_bytes };
         Check::new(sent, received, transfer.bytes, header, true)
     }
+}
+
+fn check(gateways: &mut [Gateway]) -> Result<(), DemoError> {
+    gateways.iter_mut().try_for_each(Gateway::check)
 }
 
 fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {

@@ -15,8 +15,11 @@ use super::DemoError;
 /// Everything that the demonstration makes while it runs.
 const DIR: &str = "/run/weir-demo";
 
+/// Mounts a private /run, where nobody else sees it, and goes on with the arguments.
+const PRIVATE_RUN: &str = "mount -t tmpfs -o mode=0755 weir-demo /run && exec \"$0\" \"$@\"; exit 2";
+
 /// Programs and the Debian packages that bring them.
-const TOOLS: [(&str, &str); 8] = [
+const TOOLS: [(&str, &str); 9] = [
     ("ip", "iproute2"),
     ("ping", "iputils-ping"),
     ("iperf", "iperf"),
@@ -24,6 +27,7 @@ const TOOLS: [(&str, &str); 8] = [
     ("nsenter", "util-linux"),
     ("setpriv", "util-linux"),
     ("mount", "mount"),
+    ("sh", "dash"),
     ("cat", "coreutils"),
 ];
 
@@ -70,18 +74,14 @@ pub(super) fn search_path() -> std::ffi::OsString {
     std::env::join_paths(dirs).unwrap_or(path)
 }
 
-fn mount_namespace() -> Result<String, DemoError> {
-    let link = fs::read_link("/proc/self/ns/mnt");
-    link.map(|name| name.display().to_string())
-        .map_err(|error| DemoError::Unable(format!("/proc/self/ns/mnt: {error}; is /proc mounted?")))
-}
-
-/// Starts this program again in there, with `--outside` added. Returns only when that is impossible.
+/// Starts this program again in there, with `--inside` added. Returns only when that is impossible.
+///
+/// The private /run is mounted from here, between `unshare` and the new start: what was started
+/// mounts nothing, so that an `--inside` given by hand cannot reach the host's /run.
 pub(super) fn enter(path: &std::ffi::OsStr) -> DemoError {
-    let program = std::env::current_exe().map_err(|error| DemoError::Unable(format!("cannot find myself: {error}")));
-    let (outside, program) = match (mount_namespace(), program) {
-        (Ok(outside), Ok(program)) => (outside, program),
-        (Err(error), _) | (_, Err(error)) => return error,
+    let program = match std::env::current_exe() {
+        Ok(program) => program,
+        Err(error) => return DemoError::Unable(format!("cannot find myself: {error}")),
     };
     let failed = |error: std::io::Error| DemoError::Unable(format!("cannot run unshare: {error}"));
     let as_root: &[&str] = &["--net", "--mount"];
@@ -92,8 +92,8 @@ pub(super) fn enter(path: &std::ffi::OsStr) -> DemoError {
             Err(error) => return failed(error),
             Ok(trial) if trial.status.success() => {
                 let mut command = Command::new("unshare");
-                command.args(flags).arg("--").arg(program).args(std::env::args_os().skip(1));
-                return failed(command.args(["--outside", &outside]).env("PATH", path).exec());
+                command.args(flags).args(["--", "sh", "-c", PRIVATE_RUN]).arg(program);
+                return failed(command.args(std::env::args_os().skip(1)).arg("--inside").env("PATH", path).exec());
             }
             Ok(trial) => refusal = String::from_utf8_lossy(&trial.stderr).trim().to_owned(),
         }
@@ -104,21 +104,22 @@ pub(super) fn enter(path: &std::ffi::OsStr) -> DemoError {
     ))
 }
 
-/// Makes /run private and returns an empty folder there that only we can read.
-pub(super) fn settle(outside: &str) -> Result<PathBuf, DemoError> {
-    if mount_namespace()? == outside {
-        return Err(DemoError::Unable("--outside is not for people; leave it out".into()));
-    }
-    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "mode=0755", "weir-demo", "/run"]).output();
-    let mount = mount.map_err(|error| DemoError::Unable(format!("cannot run mount: {error}")))?;
-    if !mount.status.success() {
-        let why = String::from_utf8_lossy(&mount.stderr).trim().to_owned();
-        return Err(DemoError::Unable(format!("cannot mount a private /run: {why}; run it as root")));
+/// Returns an empty folder in the private /run that only we can read.
+pub(super) fn settle() -> Result<PathBuf, DemoError> {
+    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
+    if !is_private(&mounts) {
+        return Err(DemoError::Unable("--inside is not for people; leave it out".into()));
     }
     let dir = PathBuf::from(DIR);
     let made = fs::DirBuilder::new().mode(0o700).create(&dir);
     made.map_err(|error| DemoError::Unable(format!("{}: {error}", dir.display())))?;
     Ok(dir)
+}
+
+/// Whether what is mounted at /run, last, is ours.
+fn is_private(mounts: &str) -> bool {
+    let mut run = mounts.lines().filter(|line| line.split(' ').nth(1) == Some("/run"));
+    run.next_back().is_some_and(|line| line.starts_with("weir-demo /run tmpfs"))
 }
 
 /// Checks that a TUN device can be made here.
@@ -149,8 +150,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stray_outside_is_refused() {
-        let here = mount_namespace().unwrap();
-        assert!(matches!(settle(&here), Err(DemoError::Unable(_))));
+    fn a_stray_inside_is_refused() {
+        assert!(matches!(settle(), Err(DemoError::Unable(_))));
+        let ours = "weir-demo /run tmpfs rw 0 0\n";
+        assert!(is_private(&format!("tmpfs /run tmpfs rw 0 0\n{ours}x /run/netns tmpfs rw 0 0\n")));
+        assert!(!is_private(&format!("{ours}tmpfs /run tmpfs rw 0 0\n")));
+        assert!(!is_private("weir-demo /run/x tmpfs rw 0 0\n"));
     }
 }
