@@ -81,6 +81,17 @@ pub struct CryptoOp {
     pub iv: [u8; 16],
 }
 
+impl CryptoOp {
+    /// No operation: what a slot holds before a step has written its operation into it.
+    pub const EMPTY: Self = Self {
+        key: KeyId(u32::MAX),
+        aad: Aad::InPlace(Span { start: 0, end: 0 }),
+        body: Span { start: 0, end: 0 },
+        icv: Span { start: 0, end: 0 },
+        iv: [0; 16],
+    };
+}
+
 /// Proof that an engine found the ICV of one packet right. Only engines make it.
 #[derive(Debug)]
 pub struct IcvOk(pub(crate) ());

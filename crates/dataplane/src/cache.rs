@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipsec::Action;
-use wire::ip::IPV4_HEADER;
-use wire::{FlowKey, IpPacket, IpProto};
+use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
+use wire::{FlowKey, IpPacket, IpProto, ParseError};
 
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
@@ -49,25 +49,24 @@ struct ShortKey {
 }
 
 impl ShortKey {
+    /// The key of `packet`, which is one whole packet, when it is of that kind.
     #[inline]
-    fn of(ip: &IpPacket, packet: &[u8]) -> Option<Self> {
-        let plain = ip.upper_at == IPV4_HEADER
-            && ip.fragment.is_none()
-            && matches!(ip.upper, IpProto::TCP | IpProto::UDP)
-            && ip.total_len >= IPV4_HEADER + 4;
-        let header: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
-        let (_, words) = header.as_chunks::<4>().0.split_at(3);
+    fn of(packet: &[u8]) -> Option<Self> {
+        let head: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
+        let (_, words) = head.as_chunks::<4>().0.split_at(3);
         let word = |i: usize| u32::from_ne_bytes(words[i]);
+        let fragment = u16::from_be_bytes([head[6], head[7]]) & !DONT_FRAGMENT != 0;
+        let plain = head[0] == 0x45 && !fragment && matches!(IpProto(head[9]), IpProto::TCP | IpProto::UDP);
         let addresses = u64::from(word(0)) << 32 | u64::from(word(1));
-        plain.then(|| Self { addresses, ports: word(2), proto: ip.upper.0.into() })
+        plain.then(|| Self { addresses, ports: word(2), proto: head[9].into() })
     }
 
     #[inline]
     fn hash(&self, seed: u64) -> u64 {
         const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
         let rest = u64::from(self.ports) << 8 | u64::from(self.proto);
-        ((self.addresses ^ seed).wrapping_mul(MIX).rotate_left(32) ^ rest).wrapping_mul(seed | 1).wrapping_mul(MIX)
-            >> 32
+        let mixed = ((self.addresses ^ seed).wrapping_mul(MIX).rotate_left(32) ^ rest).wrapping_mul(seed | 1);
+        (mixed ^ mixed >> 32).wrapping_mul(MIX) >> 32
     }
 }
 
@@ -113,42 +112,43 @@ impl FlowCache {
         }
     }
 
-    /// The decision for `packet`, whose headers were read into `ip`, from the cache or from `decide`.
+    /// The decision for `packet`, one whole packet, from the cache or from `decide`.
+    ///
+    /// # Errors
+    /// The headers cannot be read.
     #[inline]
     pub(crate) fn decide(
         &mut self,
         generation: u64,
-        ip: &IpPacket,
         packet: &[u8],
         decide: impl FnOnce(&FlowKey) -> Decision,
-    ) -> Decision {
-        let Some(key) = ShortKey::of(ip, packet) else { return self.decide_long(generation, ip, packet, decide) };
+    ) -> Result<Decision, ParseError> {
+        let Some(key) = ShortKey::of(packet) else { return self.decide_long(generation, packet, decide) };
         let at = key.hash(self.seed) as usize & (self.short.len() - 1);
         let entry = &mut self.short[at];
         if entry.key == key && entry.generation == generation as u32 {
-            return entry.decision.get();
+            return Ok(entry.decision.get());
         }
-        let decision = decide(&FlowKey::of(ip, packet));
+        let decision = decide(&FlowKey::of(&IpPacket::parse(packet)?, packet));
         *entry = ShortEntry { key, generation: generation as u32, decision: Packed::new(decision) };
-        decision
+        Ok(decision)
     }
 
     fn decide_long(
         &mut self,
         generation: u64,
-        ip: &IpPacket,
         packet: &[u8],
         decide: impl FnOnce(&FlowKey) -> Decision,
-    ) -> Decision {
-        let key = FlowKey::of(ip, packet);
+    ) -> Result<Decision, ParseError> {
+        let key = FlowKey::of(&IpPacket::parse(packet)?, packet);
         let at = key.hash(self.seed) as usize & (self.entries.len() - 1);
         let entry = &mut self.entries[at];
         if entry.generation == generation as u32 && entry.key == key {
-            return entry.decision.get();
+            return Ok(entry.decision.get());
         }
         let decision = decide(&key);
         *entry = Entry { key, generation: generation as u32, decision: Packed::new(decision) };
-        decision
+        Ok(decision)
     }
 }
 
@@ -170,10 +170,11 @@ mod tests {
 
     fn ask(cache: &mut FlowCache, generation: u64, packet: &[u8], answer: Option<Decision>) -> Decision {
         let ip = IpPacket::parse(packet).unwrap();
-        cache.decide(generation, &ip, packet, |key| {
+        let decision = cache.decide(generation, packet, |key| {
             assert_eq!(*key, FlowKey::of(&ip, packet));
             answer.expect("cached")
-        })
+        });
+        decision.unwrap()
     }
 
     const PROTECT: Decision = Some(Action::Protect { outbound: 3, inbound: 4 });
@@ -213,7 +214,7 @@ mod tests {
         let mut used = std::collections::HashSet::new();
         for port in 0..1024 {
             let packet = packet(IpProto::UDP, [port, 5000]);
-            let key = ShortKey::of(&IpPacket::parse(&packet).unwrap(), &packet).unwrap();
+            let key = ShortKey::of(&packet).unwrap();
             used.insert(key.hash(cache.seed) as usize & 1023);
         }
         // 1024 balls into 1024 bins leave about 63 % of them used.

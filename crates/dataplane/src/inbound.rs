@@ -4,8 +4,8 @@
 //! engine call, and only with its proof move windows, strip headers and check the policy.
 
 use arrayvec::ArrayVec;
-use crypto::{IcvOk, Job, Keys};
-use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in};
+use crypto::{CryptoOp, IcvOk, Job, Keys};
+use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in_into};
 use wire::encap::NatT;
 use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
 use wire::udp::UdpHeader;
@@ -118,15 +118,19 @@ impl Worker {
         let mut last: Option<Last> = None;
         packets.iter().for_each(Packet::prefetch);
         for (i, packet) in packets.iter_mut().enumerate() {
-            match self.prepare_inbound(tables, packet, &mut last) {
-                Ok(Some((slot, job, pending))) => {
-                    jobs.push(job);
-                    openings.push(Opening { i: i as u8, slot, pending });
-                }
+            // Both are written where they will be used, and taken back when there is no use for them.
+            jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
+            openings.push(Opening { i: i as u8, slot: 0, pending: PendingIn::EMPTY });
+            let (Some(job), Some(opening)) = (jobs.last_mut(), openings.last_mut()) else { continue };
+            let prepared = self.prepare_inbound(tables, packet, &mut last, job, opening);
+            match prepared {
+                Ok(true) => continue,
                 // In the clear, and a policy says that is right.
-                Ok(None) => {}
+                Ok(false) => {}
                 Err(Refused) => self.refuse(first + i),
             }
+            jobs.pop();
+            openings.pop();
         }
         self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
         let proofs: ArrayVec<Option<IcvOk>, CHUNK> = jobs.iter_mut().map(Job::take_ok).collect();
@@ -150,19 +154,21 @@ impl Worker {
         count_run(tables, run);
     }
 
-    /// Finds the SA of a packet and prepares it. `None`: bypassed.
+    /// Finds the SA of a packet and prepares it. False: bypassed.
     #[inline]
     fn prepare_inbound<'p>(
         &mut self,
         tables: &Snapshot,
         packet: &'p mut Packet,
         last: &mut Option<Last>,
-    ) -> Result<Option<(u32, Job<'p>, PendingIn)>, Refused> {
+        job: &mut Job<'p>,
+        opening: &mut Opening,
+    ) -> Result<bool, Refused> {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
             *last = self.look_up(tables, packet)?;
         }
-        let Some(Last { outer, found, slot, .. }) = last else { return Ok(None) };
+        let Some(Last { outer, found, slot, .. }) = last else { return Ok(false) };
         let Some(sa) = tables.sad.get(*slot) else {
             return Err(self.gone_inbound(None, Drop::Inconsistent, Some(found.spi), Some(outer)));
         };
@@ -170,13 +176,16 @@ impl Worker {
         let prepared = sa.common.check_lifetime().and_then(|()| {
             let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
             frame.truncate(outer.total_len)?;
-            let (op, pending) = prepare_in(sa, outer, found.at, &mut frame, &mut self.derived)?;
+            let (op, pending) = (&mut job.op, &mut opening.pending);
+            prepare_in_into(sa, outer, found.at, &mut frame, &mut self.derived, op, pending)?;
             let range = frame.range();
             (*start, *end) = (range.start as u32, range.end as u32);
-            Ok((Job::new(op, frame.into_bytes()), pending))
+            job.packet = frame.into_bytes();
+            Ok(())
         });
+        opening.slot = *slot;
         match prepared {
-            Ok((job, pending)) => Ok(Some((*slot, job, pending))),
+            Ok(()) => Ok(true),
             Err(why) => Err(self.gone_inbound(Some(sa), why, Some(found.spi), Some(outer))),
         }
     }
@@ -251,7 +260,8 @@ impl Worker {
     /// A packet in the clear: allowed only where a policy says bypass.
     fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
-        let why = match self.inbound_flows.decide(tables.generation, ip, packet.bytes(), ask) {
+        let bytes = &packet.bytes()[..ip.total_len];
+        let why = match self.inbound_flows.decide(tables.generation, bytes, ask).unwrap_or(None) {
             Some(Action::Bypass) => {
                 bump(&self.counters.bypassed, 1);
                 return Ok(());
@@ -272,25 +282,24 @@ impl Worker {
         packet: &mut Packet,
         proof: Option<IcvOk>,
     ) -> Result<usize, Refused> {
-        let pending = opening.pending;
         let Some(ok) = proof else {
             return Err(self.gone_opening(sa, opening, Drop::BadIcv));
         };
         let mut frame = packet.frame();
-        let delivered = match finish_in(sa, &mut frame, pending, ok) {
+        let delivered = match finish_in(sa, &mut frame, &opening.pending, ok) {
             Ok(delivered) => delivered,
             Err(why) => return Err(self.gone_opening(sa, opening, why)),
         };
         let range = frame.range();
         packet.set_range(range);
-        let ip = &delivered.ip;
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
-        match self.inbound_flows.decide(tables.generation, ip, packet.bytes(), ask) {
-            Some(Action::Protect { inbound, .. }) if inbound == opening.slot => {
+        match self.inbound_flows.decide(tables.generation, packet.bytes(), ask) {
+            Err(_) => Err(self.gone_opening(sa, opening, Drop::BadInner)),
+            Ok(Some(Action::Protect { inbound, .. })) if inbound == opening.slot => {
                 if delivered.sample {
                     bump(&self.counters.sampled, 1);
                 }
-                Ok(ip.total_len)
+                Ok(packet.len())
             }
             _ => Err(self.gone_opening(sa, opening, Drop::PolicyMismatch)),
         }

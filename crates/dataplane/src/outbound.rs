@@ -1,57 +1,46 @@
 //! From clear packets to protected ones.
 //!
 //! A batch goes through in chunks small enough that what one stage touched is still in the first
-//! cache for the next: classify all, reserve sequence numbers per run of packets of one SA,
-//! prepare all, one engine call, finish.
+//! cache for the next: classify and prepare each packet, one engine call, finish. Sequence numbers
+//! are reserved for a run of packets of one SA at a time.
+
+use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use crypto::{Job, Keys};
-use ipsec::{Action, Drop, Frame, OutboundSa, PendingOut, fragment_v4, pmtu, prepare_out};
+use crypto::{CryptoOp, Job, Keys};
+use ipsec::{Action, Drop, Frame, OutLane, OutboundSa, PendingOut, SeqRange, fragment_v4, pmtu, prepare_out_into};
 use wire::{FlowKey, IpPacket, SeqNo};
 
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 
-/// Packets per engine call. Larger costs first-level cache, smaller costs calls; measured with
-/// `weir bench path --chunk`.
-pub(crate) const CHUNK: usize = 32;
+/// Packets per engine call. Larger costs first-level cache, smaller costs calls.
+pub(crate) const CHUNK: usize = 16;
 
-/// In place of an SA's slot: the packet passes as it is.
-const BYPASS: u32 = u32::MAX;
-/// In place of an SA's slot: dropped and counted, or replaced by its fragments.
-const GONE: u32 = u32::MAX - 1;
-
-/// What classification found for the packets of a chunk.
-#[derive(Default)]
-struct Plans {
-    /// Per packet: the slot of its SA, [`BYPASS`] or [`GONE`].
-    slots: ArrayVec<u32, CHUNK>,
-    /// Headers of those that have an SA, in order.
-    ips: ArrayVec<IpPacket, CHUNK>,
+/// A packet that is with the engine.
+struct Sealing {
+    /// Index within the chunk.
+    i: u8,
+    slot: u32,
+    pending: PendingOut,
 }
 
 impl Worker {
     /// Takes clear packets from the inner side. Afterwards `batch` holds what is to be sent on the
     /// outer side (protected, or bypassed by policy), in order; `replies` got ICMP errors for the
-    /// inner side. Everything else was dropped and counted.
+    /// inner side. Everything else was dropped and counted. Fragments of packets that had to be cut
+    /// come last.
     pub fn outbound(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
         let arrived = batch.len();
         self.counters.inner_rx.bump(arrived as u64, batch.bytes());
         self.keep_all(arrived);
+        self.oversized.clear();
         self.fragment_slots.clear();
-        let mut done = 0;
-        // Fragments are appended behind the packets that arrived, so the end moves.
-        while done < batch.len() {
-            let n = CHUNK.min(batch.len() - done);
+        self.seal_from(tables, batch, 0, arrived);
+        if !self.oversized.is_empty() {
+            self.cut_to_size(tables, batch, replies);
             self.keep.resize(batch.len(), true);
-            let mut plans = Plans::default();
-            batch.packets()[done..done + n].iter().for_each(Packet::prefetch);
-            for i in done..done + n {
-                let slot = self.classify_outbound(tables, batch, i, arrived, replies, &mut plans.ips);
-                plans.slots.push(slot);
-            }
-            self.protect(tables, done, &mut batch.packets_mut()[done..done + n], &plans);
-            done += n;
+            self.seal_from(tables, batch, arrived, arrived);
         }
         if !self.all_kept {
             let keep = &self.keep;
@@ -61,163 +50,129 @@ impl Worker {
         bump(&self.counters.batches, 1);
     }
 
-    /// Decides about packet `i`; packets from `arrived` on are fragments already decided.
-    #[inline]
-    fn classify_outbound(
-        &mut self,
-        tables: &Snapshot,
-        batch: &mut Batch,
-        i: usize,
-        arrived: usize,
-        replies: &mut Batch,
-        ips: &mut ArrayVec<IpPacket, CHUNK>,
-    ) -> u32 {
-        let bytes = batch.packets()[i].bytes();
-        let parsed = IpPacket::parse(bytes);
-        let ip = match &parsed {
-            Ok(ip) => ip,
-            Err(fault) => return self.gone_outbound(None, None, (*fault).into()),
-        };
-        let slot = if i >= arrived {
-            self.fragment_slots[i - arrived]
-        } else {
-            let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
-            match self.outbound_flows.decide(tables.generation, ip, bytes, ask) {
-                Some(Action::Protect { outbound, .. }) => outbound,
-                Some(Action::Bypass) => return BYPASS,
-                Some(Action::Drop) => return self.gone_outbound(None, Some(ip), Drop::PolicyDrop),
-                None => return self.gone_outbound(None, Some(ip), Drop::NoPolicy),
-            }
-        };
-        let Some(sa) = tables.outbound.get(slot as usize) else {
-            return self.gone_outbound(None, Some(ip), Drop::NoSa);
-        };
-        let mtu = sa.inner_mtu.load(std::sync::atomic::Ordering::Relaxed) as usize;
-        if ip.total_len <= mtu {
-            ips.push(*ip);
-            return slot;
-        }
-        self.too_big(tables, batch, i, slot, ip, mtu, replies)
-    }
-
-    /// Fragments packet `i` behind the batch, or tells its sender what would fit.
-    #[cold]
-    #[allow(clippy::too_many_arguments)]
-    fn too_big(
-        &mut self,
-        tables: &Snapshot,
-        batch: &mut Batch,
-        i: usize,
-        slot: u32,
-        ip: &IpPacket,
-        mtu: usize,
-        replies: &mut Batch,
-    ) -> u32 {
-        let sa = &tables.outbound[slot as usize];
-        let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
-        if ip.dont_fragment || whole_only {
-            let outer = sa.common.outer.peer.local;
-            // Of the inner packet's family; the destination itself when this host has no such address.
-            let router =
-                tables.icmp_source(ip.is_v6()).unwrap_or(if outer.is_ipv6() == ip.is_v6() { outer } else { ip.dst });
-            let packet = &batch.packets()[i];
-            replies.push_with(|reply| {
-                let built = pmtu::too_big_reply(ip, packet.bytes(), mtu, router, reply.receive_area());
-                built.is_some_and(|len| {
-                    reply.received(0, len);
-                    true
-                })
-            });
-            return self.gone_outbound(Some(sa), Some(ip), Drop::TooBig);
-        }
-        self.scratch.clear();
-        self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
-        let (original, piece) = (&self.scratch, &mut self.fragment);
-        let slots = &mut self.fragment_slots;
-        let mut lost = false;
-        let cut = fragment_v4(ip, original, mtu, piece, &mut |fragment| {
-            let kept = slots.len() < slots.capacity() && batch.push_with(|packet| packet.set(fragment));
-            if kept {
-                slots.push(slot);
-            }
-            lost |= !kept;
-        });
-        match cut {
-            Ok(()) if lost => self.gone_outbound(Some(sa), Some(ip), Drop::QueueFull),
-            Ok(()) => GONE,
-            Err(why) => self.gone_outbound(Some(sa), Some(ip), why),
+    /// Protects the packets from `from` on in place; those from `arrived` on are fragments, whose SA
+    /// is known.
+    fn seal_from(&mut self, tables: &Snapshot, batch: &mut Batch, from: usize, arrived: usize) {
+        for (n, chunk) in batch.packets_mut()[from..].chunks_mut(CHUNK).enumerate() {
+            self.seal(tables, from + n * CHUNK, arrived, chunk);
         }
     }
 
     /// Protects one chunk, which starts at packet `first` of the batch, in place.
-    fn protect(&mut self, tables: &Snapshot, first: usize, packets: &mut [Packet], plans: &Plans) {
+    fn seal(&mut self, tables: &Snapshot, first: usize, arrived: usize, packets: &mut [Packet]) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
-        let mut places: ArrayVec<(u8, u8, PendingOut), CHUNK> = ArrayVec::new();
-        let mut run = Run::default();
+        let mut sealings: ArrayVec<Sealing, CHUNK> = ArrayVec::new();
+        let mut run: Option<Run<'_>> = None;
         let mut finish = false;
-        let mut next_ip = 0;
-        for (i, (packet, &slot)) in packets.iter_mut().zip(&plans.slots).enumerate() {
-            if slot >= GONE {
-                self.pass_over(slot, first + i);
+        packets.iter().for_each(Packet::prefetch);
+        let count = packets.len();
+        for (i, packet) in packets.iter_mut().enumerate() {
+            let parsed = IpPacket::parse(packet.bytes());
+            let ip = match &parsed {
+                Ok(ip) => ip,
+                Err(fault) => {
+                    self.gone_outbound(first + i, None, None, (*fault).into());
+                    continue;
+                }
+            };
+            let Some(slot) = self.find_sa(tables, first + i, arrived, ip, packet) else { continue };
+            let current = match &mut run {
+                Some(current) if current.slot == slot => current,
+                other => {
+                    if let Some(ended) = other.take() {
+                        ended.end();
+                    }
+                    let Some(sa) = tables.outbound.get(slot as usize) else {
+                        self.gone_outbound(first + i, None, Some(ip), Drop::NoSa);
+                        continue;
+                    };
+                    finish |= ipsec::needs_finish(sa);
+                    other.insert(Run::new(sa, slot, self.config.core))
+                }
+            };
+            if ip.total_len > current.mtu {
+                self.oversized.push((first + i, slot));
+                self.refuse(first + i);
                 continue;
             }
-            let sa = &*tables.outbound[slot as usize];
-            if run.left == 0 {
-                run = self.reserve(sa, slot, &plans.slots[i..], &plans.ips[next_ip..]);
-                finish |= run.finish;
-            }
-            let ip = &plans.ips[next_ip];
-            match prepare(sa, &mut run, ip, packet) {
-                Ok((job, pending)) => {
-                    jobs.push(job);
-                    places.push((i as u8, next_ip as u8, pending));
-                }
+            // Written where it will be used, and taken back when there is no use for it.
+            jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
+            let Some(job) = jobs.last_mut() else { continue };
+            match current.prepare(ip, packet, job, count - i) {
+                Ok(pending) => sealings.push(Sealing { i: i as u8, slot, pending }),
                 Err(why) => {
-                    self.gone_outbound(Some(sa), Some(ip), why);
-                    self.refuse(first + i);
+                    jobs.pop();
+                    self.gone_outbound(first + i, Some(current.sa), Some(ip), why);
                 }
             }
-            next_ip += 1;
+        }
+        if let Some(ended) = run {
+            ended.end();
         }
         self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
         if finish || !jobs.iter().all(Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(Job::sealed).collect();
             drop(jobs);
-            self.finish(tables, first, packets, plans, &places, &sealed);
+            self.finish(tables, first, packets, &sealings, &sealed);
         }
     }
 
-    /// A packet of the chunk that no SA protects.
+    /// The slot of the SA that protects packet `i`; `None` when none does and the packet has been
+    /// dealt with.
+    #[inline]
+    fn find_sa(&mut self, tables: &Snapshot, i: usize, arrived: usize, ip: &IpPacket, packet: &Packet) -> Option<u32> {
+        if let Some(fragment) = i.checked_sub(arrived) {
+            return self.fragment_slots.get(fragment).copied();
+        }
+        let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
+        let decision = self.outbound_flows.decide(tables.generation, &packet.bytes()[..ip.total_len], ask);
+        match decision.unwrap_or(None) {
+            Some(Action::Protect { outbound, .. }) => return Some(outbound),
+            Some(Action::Bypass) => bump(&self.counters.bypassed, 1),
+            Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), Drop::PolicyDrop),
+            None => self.gone_outbound(i, None, Some(ip), Drop::NoPolicy),
+        }
+        None
+    }
+
+    /// Fragments the oversized packets behind the batch, or tells their senders what would fit.
     #[cold]
-    fn pass_over(&mut self, slot: u32, i: usize) {
-        if slot == BYPASS {
-            bump(&self.counters.bypassed, 1);
-        } else {
-            self.refuse(i);
+    fn cut_to_size(&mut self, tables: &Snapshot, batch: &mut Batch, replies: &mut Batch) {
+        for n in 0..self.oversized.len() {
+            let (i, slot) = self.oversized[n];
+            let (Some(sa), Ok(ip)) = (tables.outbound.get(slot as usize), IpPacket::parse(batch.packets()[i].bytes()))
+            else {
+                continue;
+            };
+            let mtu = sa.inner_mtu.load(Ordering::Relaxed) as usize;
+            let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
+            let outcome = if ip.dont_fragment || whole_only {
+                tell_sender(tables, sa, &ip, &batch.packets()[i], mtu, replies);
+                Err(Drop::TooBig)
+            } else {
+                self.fragment(batch, i, slot, &ip, mtu)
+            };
+            if let Err(why) = outcome {
+                self.gone_outbound(i, Some(sa), Some(&ip), why);
+            }
         }
     }
 
-    /// Takes sequence numbers for the packets at the start of `slots` that go through one SA.
-    fn reserve(&mut self, sa: &OutboundSa, slot: u32, slots: &[u32], ips: &[IpPacket]) -> Run {
-        let lane = self.config.core % sa.lanes.len();
-        let count = slots.iter().take_while(|other| **other == slot).count() as u32;
-        let bytes: u64 = ips[..count as usize].iter().map(|ip| ip.total_len as u64).sum();
-        let finish = ipsec::needs_finish(sa);
-        let mut run = Run { lane, next: 0, granted: 0, left: count, finish, why: Drop::SeqExhausted };
-        match sa.common.check_lifetime().and_then(|()| sa.lanes[lane].seq.reserve(count)) {
-            Ok(range) => {
-                (run.next, run.granted) = (range.first, range.count);
-                // Short only at the end of a number space or of the saved mark.
-                if range.count == count {
-                    sa.common.counters.add(u64::from(count), bytes);
-                } else {
-                    sa.common.counters.add(u64::from(range.count), bytes * u64::from(range.count) / u64::from(count));
-                    run.why = sa.lanes[lane].seq.reserve(1).err().unwrap_or(Drop::SeqUnsaved);
-                }
+    /// Appends the fragments of packet `i`.
+    fn fragment(&mut self, batch: &mut Batch, i: usize, slot: u32, ip: &IpPacket, mtu: usize) -> Result<(), Drop> {
+        self.scratch.clear();
+        self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
+        let (original, piece) = (&self.scratch, &mut self.fragment);
+        let slots = &mut self.fragment_slots;
+        let mut lost = false;
+        fragment_v4(ip, original, mtu, piece, &mut |fragment| {
+            let kept = slots.len() < slots.capacity() && batch.push_with(|packet| packet.set(fragment));
+            if kept {
+                slots.push(slot);
             }
-            Err(why) => run.why = why,
-        }
-        run
+            lost |= !kept;
+        })?;
+        if lost { Err(Drop::QueueFull) } else { Ok(()) }
     }
 
     /// The part after the engine that only some packets need.
@@ -226,75 +181,108 @@ impl Worker {
         tables: &Snapshot,
         first: usize,
         packets: &mut [Packet],
-        plans: &Plans,
-        places: &[(u8, u8, PendingOut)],
+        sealings: &[Sealing],
         sealed: &[bool],
     ) {
-        for ((i, ip, pending), sealed) in places.iter().zip(sealed) {
-            let (i, ip) = (usize::from(*i), &plans.ips[usize::from(*ip)]);
-            let sa = &tables.outbound[plans.slots[i] as usize];
+        for (sealing, sealed) in sealings.iter().zip(sealed) {
+            let i = usize::from(sealing.i);
+            let sa = &tables.outbound[sealing.slot as usize];
             let mut frame = packets[i].frame();
-            let done = if *sealed { ipsec::finish_out(sa, &mut frame, *pending) } else { Err(Drop::NoKey) };
+            let done = if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending) } else { Err(Drop::NoKey) };
+            let range = frame.range();
+            packets[i].set_range(range);
             if let Err(why) = done {
-                self.gone_outbound(Some(sa), Some(ip), why);
-                self.refuse(first + i);
+                self.gone_outbound(first + i, Some(sa), None, why);
             }
         }
     }
 
-    /// Counts a packet that goes no further.
+    /// Counts packet `i`, which goes no further.
     #[cold]
-    fn gone_outbound(&mut self, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: Drop) -> u32 {
+    fn gone_outbound(&mut self, i: usize, sa: Option<&OutboundSa>, ip: Option<&IpPacket>, why: Drop) {
         self.count_drop(why, sa.map(|sa| &sa.common));
         self.report(why, true, sa.map_or(0, |sa| sa.spi), 0, 0, ip);
-        GONE
+        self.refuse(i);
     }
 }
 
-/// Lays out one packet and its operation.
-#[inline]
-fn prepare<'p>(
-    sa: &OutboundSa,
-    run: &mut Run,
-    ip: &IpPacket,
-    packet: &'p mut Packet,
-) -> Result<(Job<'p>, PendingOut), Drop> {
-    let seq = run.take()?;
-    let (buffer, start, end) = packet.parts();
-    let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
-    frame.truncate(ip.total_len)?;
-    let (op, pending) = prepare_out(sa, &sa.lanes[run.lane], SeqNo(seq), ip, &mut frame)?;
-    let range = frame.range();
-    (*start, *end) = (range.start as u32, range.end as u32);
-    Ok((Job::new(op, frame.into_bytes()), pending))
+/// Puts the ICMP error "too big" about `packet` into `replies`.
+fn tell_sender(tables: &Snapshot, sa: &OutboundSa, ip: &IpPacket, packet: &Packet, mtu: usize, replies: &mut Batch) {
+    let outer = sa.common.outer.peer.local;
+    // Of the inner packet's family; the destination itself when this host has no such address.
+    let fallback = if outer.is_ipv6() == ip.is_v6() { outer } else { ip.dst };
+    let router = tables.icmp_source(ip.is_v6()).unwrap_or(fallback);
+    replies.push_with(|reply| {
+        let built = pmtu::too_big_reply(ip, packet.bytes(), mtu, router, reply.receive_area());
+        built.is_some_and(|len| {
+            reply.received(0, len);
+            true
+        })
+    });
 }
 
 /// Consecutive packets of one SA and the sequence numbers that were reserved for them.
-struct Run {
-    lane: usize,
-    next: u64,
-    granted: u32,
-    left: u32,
-    finish: bool,
-    /// Why a packet without a number goes no further.
-    why: Drop,
+struct Run<'t> {
+    sa: &'t OutboundSa,
+    lane: &'t OutLane,
+    slot: u32,
+    /// Largest packet that fits.
+    mtu: usize,
+    /// Numbers not used yet.
+    numbers: SeqRange,
+    /// Packets and bytes prepared.
+    packets: u64,
+    bytes: u64,
 }
 
-impl Default for Run {
-    fn default() -> Self {
-        Self { lane: 0, next: 0, granted: 0, left: 0, finish: false, why: Drop::Inconsistent }
-    }
-}
-
-impl Run {
-    fn take(&mut self) -> Result<u64, Drop> {
-        self.left -= 1;
-        if self.granted == 0 {
-            return Err(self.why);
+impl<'t> Run<'t> {
+    fn new(sa: &'t OutboundSa, slot: u32, core: usize) -> Self {
+        Self {
+            sa,
+            lane: &sa.lanes[core % sa.lanes.len()],
+            slot,
+            mtu: sa.inner_mtu.load(Ordering::Relaxed) as usize,
+            numbers: SeqRange { first: 0, count: 0 },
+            packets: 0,
+            bytes: 0,
         }
-        self.granted -= 1;
-        let seq = self.next;
-        self.next += 1;
-        Ok(seq)
+    }
+
+    /// Lays out one packet and its operation. `left` packets of the chunk may follow, this one counted.
+    #[inline]
+    fn prepare<'p>(
+        &mut self,
+        ip: &IpPacket,
+        packet: &'p mut Packet,
+        job: &mut Job<'p>,
+        left: usize,
+    ) -> Result<PendingOut, Drop> {
+        if self.numbers.count == 0 {
+            let common = &self.sa.common;
+            common.check_lifetime()?;
+            let sent = common.counters.packets.load(Ordering::Relaxed) + self.packets;
+            let allowed = common.lifetime.packets.checked_sub(sent).filter(|n| *n > 0).ok_or(Drop::Expired)?;
+            self.numbers = self.lane.seq.reserve(allowed.min(left as u64) as u32)?;
+        }
+        let seq = SeqNo(self.numbers.first);
+        self.numbers = SeqRange { first: seq.0 + 1, count: self.numbers.count - 1 };
+        let (buffer, start, end) = packet.parts();
+        let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
+        frame.truncate(ip.total_len)?;
+        let pending = prepare_out_into(self.sa, self.lane, seq, ip, &mut frame, &mut job.op)?;
+        let range = frame.range();
+        (*start, *end) = (range.start as u32, range.end as u32);
+        job.packet = frame.into_bytes();
+        self.packets += 1;
+        self.bytes += ip.total_len as u64;
+        Ok(pending)
+    }
+
+    /// Gives numbers that were not needed back and counts what was.
+    fn end(self) {
+        self.lane.seq.give_back(self.numbers);
+        if self.packets > 0 {
+            self.sa.common.counters.add(self.packets, self.bytes);
+        }
     }
 }

@@ -69,6 +69,8 @@ pub struct Worker {
     pub(crate) keep: Vec<bool>,
     /// Whether all of them do.
     pub(crate) all_kept: bool,
+    /// Packets of the batch in hand that are larger than their SA takes, with its slot.
+    pub(crate) oversized: Vec<(usize, u32)>,
     /// Outbound SA of each fragment that was appended to the batch in hand.
     pub(crate) fragment_slots: Vec<u32>,
     /// A packet that is being cut to fragments, and the fragment in hand.
@@ -93,6 +95,7 @@ impl Worker {
             fragments_lost: Lost::default(),
             keep: Vec::with_capacity(2 * config.batch),
             all_kept: true,
+            oversized: Vec::with_capacity(config.batch),
             fragment_slots: Vec::with_capacity(2 * config.batch),
             scratch: Vec::with_capacity(config.packet_bytes),
             fragment: vec![0; config.packet_bytes].into_boxed_slice(),

@@ -153,7 +153,8 @@ pub(crate) fn prepare_out(
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingOut), Drop> {
+    op: &mut CryptoOp,
+) -> Result<PendingOut, Drop> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let at = encap::encapsulate(&sa.common, ip, frame, ah.head_len, IpProto::AH, None)?;
@@ -163,7 +164,8 @@ pub(crate) fn prepare_out(
     header.emit(head)?;
     head[AhHeader::LEN..].fill(0);
     mask(frame, at, Role::Sender)?;
-    Ok((ah.layout.op(lane.key, seq, at, frame.len()), PendingOut { saved: at as u16 }))
+    *op = ah.layout.op(lane.key, seq, at, frame.len());
+    Ok(PendingOut { saved: at as u16 })
 }
 
 pub(crate) fn finish_out(frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
@@ -176,7 +178,9 @@ pub(crate) fn prepare_in(
     outer: &IpPacket,
     at: usize,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingIn), Drop> {
+    op: &mut CryptoOp,
+    pending: &mut PendingIn,
+) -> Result<(), Drop> {
     let layout = &ah.layout;
     if outer.fragment.is_some() {
         return Err(Drop::Fragment); // RFC 4302 §3.4.1: reassembly comes first
@@ -199,7 +203,7 @@ pub(crate) fn prepare_in(
     if at + head_len > outer.total_len {
         return Err(Drop::Truncated);
     }
-    let pending = PendingIn {
+    *pending = PendingIn {
         seq,
         lane: 0,
         ip_end: at as u16,
@@ -209,22 +213,22 @@ pub(crate) fn prepare_in(
         outer_tos: outer.tos,
         extra: 0,
     };
-    let op = layout.op(lane.key.ok_or(Drop::NoKey)?, seq, at, outer.total_len);
+    *op = layout.op(lane.key.ok_or(Drop::NoKey)?, seq, at, outer.total_len);
     mask(frame, at, Role::Receiver)?;
-    Ok((op, pending))
+    Ok(())
 }
 
 pub(crate) fn finish_in(
     sa: &InboundSa,
     frame: &mut Frame<'_>,
-    pending: PendingIn,
+    pending: &PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, Drop> {
     sa.window()?.commit(Authentic::new(pending.seq, ok))?;
     unmask(frame, usize::from(pending.ip_end))?;
     let payload = pending.payload.range();
-    let ip = encap::decapsulate(&sa.common, frame, &pending, payload.start, payload.end, pending.next)?;
-    Ok(Delivered { ip, sample: false })
+    encap::decapsulate(&sa.common, frame, pending, payload.start, payload.end, pending.next)?;
+    Ok(Delivered { sample: false })
 }
 
 /// Keeps the `len` bytes of the headers before AH right before the packet and makes them what the

@@ -42,4 +42,7 @@ pub use sa::{
 pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd};
-pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
+pub use step::{
+    Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_in_into, prepare_out,
+    prepare_out_into,
+};

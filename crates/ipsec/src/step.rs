@@ -33,11 +33,23 @@ pub struct PendingIn {
     pub extra: u16,
 }
 
-/// A packet that came through an inbound SA.
+impl PendingIn {
+    /// What a slot holds before a step has written into it.
+    pub const EMPTY: Self = Self {
+        seq: SeqNo(0),
+        lane: 0,
+        ip_end: 0,
+        proto_at: 0,
+        payload: Span { start: 0, end: 0 },
+        next: IpProto::NONE,
+        outer_tos: 0,
+        extra: 0,
+    };
+}
+
+/// A packet that came through an inbound SA; it now fills the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivered {
-    /// Headers of the packet that now fills the frame.
-    pub ip: IpPacket,
     /// PSP asked the receiver to sample this packet.
     pub sample: bool,
 }
@@ -55,11 +67,30 @@ pub fn prepare_out(
     ip: &IpPacket,
     frame: &mut Frame<'_>,
 ) -> Result<(CryptoOp, PendingOut), Drop> {
+    let mut op = CryptoOp::EMPTY;
+    let pending = prepare_out_into(sa, lane, seq, ip, frame, &mut op)?;
+    Ok((op, pending))
+}
+
+/// [`prepare_out`] that writes the operation where it will be used. Copying what was only just
+/// written stalls the processor; on the path that is a tenth of a small packet's cost.
+///
+/// # Errors
+/// As [`prepare_out`].
+#[inline]
+pub fn prepare_out_into(
+    sa: &OutboundSa,
+    lane: &OutLane,
+    seq: SeqNo,
+    ip: &IpPacket,
+    frame: &mut Frame<'_>,
+    op: &mut CryptoOp,
+) -> Result<PendingOut, Drop> {
     match &sa.proto {
-        OutProto::Esp(esp) => esp::prepare_out(sa, esp, lane, seq, ip, frame),
-        OutProto::Ah(ah) => ah::prepare_out(sa, ah, lane, seq, ip, frame),
-        OutProto::Eesp(eesp) => eesp::prepare_out(sa, eesp, lane, seq, ip, frame),
-        OutProto::Psp(psp) => psp::prepare_out(sa, psp, lane, seq, ip, frame),
+        OutProto::Esp(esp) => esp::prepare_out(sa, esp, lane, seq, ip, frame, op),
+        OutProto::Ah(ah) => ah::prepare_out(sa, ah, lane, seq, ip, frame, op),
+        OutProto::Eesp(eesp) => eesp::prepare_out(sa, eesp, lane, seq, ip, frame, op),
+        OutProto::Psp(psp) => psp::prepare_out(sa, psp, lane, seq, ip, frame, op),
     }
 }
 
@@ -101,21 +132,41 @@ pub fn prepare_in(
     frame: &mut Frame<'_>,
     derived: &mut DerivedKeys,
 ) -> Result<(CryptoOp, PendingIn), Drop> {
+    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
+    prepare_in_into(sa, outer, at, frame, derived, &mut op, &mut pending)?;
+    Ok((op, pending))
+}
+
+/// [`prepare_in`] that writes its results where they will be used, as [`prepare_out_into`] does.
+///
+/// # Errors
+/// As [`prepare_in`].
+#[inline]
+pub fn prepare_in_into(
+    sa: &InboundSa,
+    outer: &IpPacket,
+    at: usize,
+    frame: &mut Frame<'_>,
+    derived: &mut DerivedKeys,
+    op: &mut CryptoOp,
+    pending: &mut PendingIn,
+) -> Result<(), Drop> {
     match &sa.proto {
-        InProto::Esp(esp) => esp::prepare_in(sa, esp, outer, at, frame),
-        InProto::Ah(ah) => ah::prepare_in(sa, ah, outer, at, frame),
-        InProto::Eesp(eesp) => eesp::prepare_in(sa, eesp, outer, at, frame, derived),
-        InProto::Psp(psp) => psp::prepare_in(sa, psp, outer, at, frame, derived),
+        InProto::Esp(esp) => esp::prepare_in(sa, esp, outer, at, frame, op, pending),
+        InProto::Ah(ah) => ah::prepare_in(sa, ah, outer, at, frame, op, pending),
+        InProto::Eesp(eesp) => eesp::prepare_in(sa, eesp, outer, at, frame, derived, op, pending),
+        InProto::Psp(psp) => psp::prepare_in(sa, psp, outer, at, frame, derived, op, pending),
     }
 }
 
 /// Releases the payload of a packet whose ICV an engine found right: moves the replay window,
 /// strips what the protocol added, restores or checks the inner IP header. Afterwards the frame
-/// holds the inner packet.
+/// is the inner packet, whose own length agrees; upper layers and extension headers were not read.
 ///
 /// # Errors
 /// The reason to drop; the window may have moved, because the packet was authentic.
-pub fn finish_in(sa: &InboundSa, frame: &mut Frame<'_>, pending: PendingIn, ok: IcvOk) -> Result<Delivered, Drop> {
+#[inline]
+pub fn finish_in(sa: &InboundSa, frame: &mut Frame<'_>, pending: &PendingIn, ok: IcvOk) -> Result<Delivered, Drop> {
     match &sa.proto {
         InProto::Esp(esp) => esp::finish_in(sa, esp, frame, pending, ok),
         InProto::Ah(_) => ah::finish_in(sa, frame, pending, ok),

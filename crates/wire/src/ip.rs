@@ -356,6 +356,50 @@ impl Fragment {
     }
 }
 
+/// What the first header of a packet says about all of it; a fraction of the work of
+/// [`IpPacket::parse`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Brief {
+    /// True for IPv6.
+    pub v6: bool,
+    /// Bytes of the packet by its own header; at most the bytes read.
+    pub total_len: usize,
+    /// DSCP and ECN.
+    pub tos: u8,
+}
+
+impl Brief {
+    /// Reads the first header of the packet that starts `bytes`. Extension headers are not looked at.
+    ///
+    /// # Errors
+    /// [`ParseError`] when the version is neither 4 nor 6 or a length does not fit the bytes.
+    #[inline]
+    pub fn read(bytes: &[u8]) -> Result<Self, ParseError> {
+        let need = IPV4_HEADER;
+        let head: &[u8; IPV4_HEADER] =
+            bytes.first_chunk().ok_or(ParseError::Truncated { what: "IP packet", need, have: bytes.len() })?;
+        let (first, field) = (head[0], |at: usize| usize::from(u16::from_be_bytes([head[at], head[at + 1]])));
+        let brief = match first >> 4 {
+            4 => Self { v6: false, total_len: field(2), tos: head[1] },
+            6 => Self { v6: true, total_len: IPV6_HEADER + field(4), tos: first << 4 | head[1] >> 4 },
+            _ => return Err(ParseError::Malformed { what: "IP packet", why: "version is neither 4 nor 6" }),
+        };
+        let header_len = if brief.v6 { IPV6_HEADER } else { usize::from(first & 15) * 4 };
+        if header_len < IPV4_HEADER || brief.total_len < header_len {
+            return Err(ParseError::Malformed { what: "IP packet", why: "header length and total length disagree" });
+        }
+        if brief.total_len > bytes.len() {
+            return Err(ParseError::Truncated { what: "IP packet", need: brief.total_len, have: bytes.len() });
+        }
+        Ok(brief)
+    }
+
+    /// The protocol number that an IP-in-IP header uses for this packet.
+    pub fn ip_in_ip(&self) -> IpProto {
+        if self.v6 { IpProto::IPV6 } else { IpProto::IPV4 }
+    }
+}
+
 /// Bound on IPv6 extension headers per packet: more is an attack on the parser, not traffic.
 pub const MAX_EXTENSIONS: u8 = 8;
 
@@ -557,6 +601,23 @@ pub(crate) mod tests {
                 }
                 bytes
             })
+    }
+
+    proptest! {
+        /// Whatever the full parse accepts, the brief one reads the same.
+        #[test]
+        fn the_brief_reading_agrees_with_the_full_one(mut bytes in proptest::collection::vec(any::<u8>(), 0..90), v6: bool) {
+            if let Some(first) = bytes.first_mut() {
+                *first = if v6 { 0x60 | *first & 15 } else { 0x45 };
+            }
+            if let (false, Some(high)) = (v6, bytes.get_mut(2)) {
+                *high = 0;
+            }
+            let brief = Brief::read(&bytes);
+            if let Ok(full) = IpPacket::parse(&bytes) {
+                prop_assert_eq!(brief, Ok(Brief { v6: full.is_v6(), total_len: full.total_len, tos: full.tos }));
+            }
+        }
     }
 
     proptest! {

@@ -217,7 +217,9 @@ pub(crate) fn prepare_in(
     at: usize,
     frame: &mut Frame<'_>,
     derived: &mut DerivedKeys,
-) -> Result<(CryptoOp, PendingIn), Drop> {
+    op: &mut CryptoOp,
+    pending: &mut PendingIn,
+) -> Result<(), Drop> {
     if outer.fragment.is_some() {
         return Err(Drop::Fragment);
     }
@@ -235,14 +237,14 @@ pub(crate) fn prepare_in(
     let clear_end = if eesp.confidential { payload_at + parts.clear } else { icv_at };
     let mut iv = [0; 16];
     iv[..WORD64].copy_from_slice(&parts.iv.to_be_bytes());
-    let op = CryptoOp {
+    *op = CryptoOp {
         key,
         aad: Aad::InPlace(Span::new(at, clear_end)),
         body: Span::new(clear_end, icv_at),
         icv: Span::new(icv_at, frame.len()),
         iv,
     };
-    let pending = PendingIn {
+    *pending = PendingIn {
         seq: parts.seq,
         lane: parts.lane,
         ip_end: outer.upper_at as u16,
@@ -252,14 +254,14 @@ pub(crate) fn prepare_in(
         outer_tos: outer.tos,
         extra: parts.extra,
     };
-    Ok((op, pending))
+    Ok(())
 }
 
 pub(crate) fn finish_in(
     sa: &InboundSa,
     eesp: &Inbound,
     frame: &mut Frame<'_>,
-    pending: PendingIn,
+    pending: &PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, Drop> {
     let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(Drop::Inconsistent)?;
@@ -274,6 +276,6 @@ pub(crate) fn finish_in(
     let payload = frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?;
     let (next, start, end) = eesp.inner(payload)?;
     let at = pending.payload.range().start;
-    let ip = encap::decapsulate(&sa.common, frame, &pending, at + start, at + end, next)?;
-    Ok(Delivered { ip, sample: false })
+    encap::decapsulate(&sa.common, frame, pending, at + start, at + end, next)?;
+    Ok(Delivered { sample: false })
 }

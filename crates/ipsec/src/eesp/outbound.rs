@@ -182,7 +182,8 @@ pub(crate) fn prepare_out(
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingOut), Drop> {
+    op: &mut CryptoOp,
+) -> Result<PendingOut, Drop> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let pad = payload.len.wrapping_neg() & 3; // what is in front of the payload is a multiple of 4
@@ -198,12 +199,12 @@ pub(crate) fn prepare_out(
     let clear_end = if eesp.confidential { at + eesp.payload_at() + clear_words * 4 } else { icv_at };
     let mut iv = [0; 16];
     iv[..WORD64].copy_from_slice(&eesp.iv(seq).to_be_bytes());
-    let op = CryptoOp {
+    *op = CryptoOp {
         key: lane.key,
         aad: Aad::InPlace(Span::new(at, clear_end)),
         body: Span::new(clear_end, icv_at),
         icv: Span::new(icv_at, frame.len()),
         iv,
     };
-    Ok((op, PendingOut::default()))
+    Ok(PendingOut::default())
 }

@@ -12,7 +12,7 @@
 
 use std::net::IpAddr;
 
-use wire::ip::{self, DONT_FRAGMENT, IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
+use wire::ip::{self, Brief, DONT_FRAGMENT, IPV4_HEADER, IPV6_HEADER, Ipv4Header, Ipv6Header};
 use wire::{IpPacket, IpProto};
 use zerocopy::FromBytes;
 
@@ -69,7 +69,7 @@ pub(super) fn decapsulate(
     pending: &PendingIn,
     payload_start: usize,
     next: IpProto,
-) -> Result<IpPacket, Drop> {
+) -> Result<(), Drop> {
     let template = HeaderTemplate::new(beet.remote, beet.local);
     let Options { at, len: options, next } = match next {
         IpProto::BEET => read_pseudo(beet, frame.bytes(), payload_start)?,
@@ -85,7 +85,8 @@ pub(super) fn decapsulate(
     if options > 0 {
         admit_options(frame.bytes_mut(), options)?;
     }
-    IpPacket::parse(frame.bytes()).map_err(|_| Drop::BadInner)
+    let inner = Brief::read(frame.bytes()).map_err(|_| Drop::BadInner)?;
+    if inner.total_len == frame.len() { Ok(()) } else { Err(Drop::BadInner) }
 }
 
 /// The fields that go from the header that starts `packet` into its counterpart, with `proto`.

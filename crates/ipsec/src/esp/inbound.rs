@@ -15,7 +15,9 @@ pub(crate) fn prepare_in(
     outer: &IpPacket,
     at: usize,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingIn), Drop> {
+    op: &mut CryptoOp,
+    pending: &mut PendingIn,
+) -> Result<(), Drop> {
     let layout = &esp.layout;
     if outer.fragment.is_some() {
         return Err(Drop::Fragment); // RFC 4303 §3.4.1: reassembly comes first
@@ -44,11 +46,11 @@ pub(crate) fn prepare_in(
         IvSource::Counter => iv[..8].copy_from_slice(after.first_chunk::<8>().ok_or(Drop::Truncated)?),
         IvSource::Cbc(_) => iv[..layout.iv_len].copy_from_slice(&after[..layout.iv_len]),
     }
-    let op = layout.op(lane.key.ok_or(Drop::NoKey)?, sa.spi, seq, at, icv_at, iv);
+    *op = layout.op(lane.key.ok_or(Drop::NoKey)?, sa.spi, seq, at, icv_at, iv);
     if layout.is_widened() {
         widen(frame, at, sa.spi, seq)?;
     }
-    let pending = PendingIn {
+    *pending = PendingIn {
         seq,
         lane: 0,
         ip_end: outer.upper_at as u16,
@@ -58,7 +60,7 @@ pub(crate) fn prepare_in(
         outer_tos: outer.tos,
         extra: 0,
     };
-    Ok((op, pending))
+    Ok(())
 }
 
 /// Where the ESP packet at `at` ends: with its IP packet, or before that with its UDP datagram.
@@ -77,7 +79,7 @@ pub(crate) fn finish_in(
     sa: &InboundSa,
     esp: &Inbound,
     frame: &mut Frame<'_>,
-    pending: PendingIn,
+    pending: &PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, Drop> {
     sa.window()?.commit(Authentic::new(pending.seq, ok))?;
@@ -90,8 +92,8 @@ pub(crate) fn finish_in(
     if next == IpProto::NONE {
         return Err(Drop::Dummy); // RFC 4303 §2.6
     }
-    let ip = encap::decapsulate(&sa.common, frame, &pending, start, start + payload_len, next)?;
-    Ok(Delivered { ip, sample: false })
+    encap::decapsulate(&sa.common, frame, pending, start, start + payload_len, next)?;
+    Ok(Delivered { sample: false })
 }
 
 /// Length of the payload before the padding of `plain`, and the Next Header.

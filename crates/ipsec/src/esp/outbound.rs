@@ -18,7 +18,8 @@ pub(crate) fn prepare_out(
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingOut), Drop> {
+    op: &mut CryptoOp,
+) -> Result<PendingOut, Drop> {
     let layout = &esp.layout;
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
@@ -27,15 +28,15 @@ pub(crate) fn prepare_out(
     push_trailer(layout, payload, tfc_len, frame)?;
     let at = encap::encapsulate(&sa.common, ip, frame, layout.head_len, IpProto::ESP, sa.common.outer.udp)?;
     let (icv_at, iv) = (frame.len() - layout.icv_len, write_head(layout, sa.spi, seq, at, frame)?);
-    let mut op = layout.op(lane.key, sa.spi, seq, at, icv_at, iv);
+    *op = layout.op(lane.key, sa.spi, seq, at, icv_at, iv);
     if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {
         op.body.start -= layout.iv_len as u32;
     }
     if !layout.is_widened() {
-        return Ok((op, PendingOut::default()));
+        return Ok(PendingOut::default());
     }
     widen(frame, at, sa.spi, seq)?;
-    Ok((op, PendingOut { saved: at as u16 }))
+    Ok(PendingOut { saved: at as u16 })
 }
 
 /// Puts back what GMAC with extended numbers had to cover up.

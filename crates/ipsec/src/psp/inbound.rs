@@ -192,7 +192,9 @@ pub(crate) fn prepare_in(
     at: usize,
     frame: &mut Frame<'_>,
     derived: &mut DerivedKeys,
-) -> Result<(CryptoOp, PendingIn), Drop> {
+    out: &mut CryptoOp,
+    pending: &mut PendingIn,
+) -> Result<(), Drop> {
     if outer.fragment.is_some() {
         return Err(Drop::Fragment);
     }
@@ -204,8 +206,8 @@ pub(crate) fn prepare_in(
     sa.lanes.get(usize::from(lane)).ok_or(Drop::Inconsistent)?.check(sa.window, seq)?;
     let key = psp.key(header.version(), spi, owner, derived)?;
 
-    let op = op(key, header.version(), seq.0, at, header.crypt_offset_bytes(), frame.len());
-    let pending = PendingIn {
+    *out = op(key, header.version(), seq.0, at, header.crypt_offset_bytes(), frame.len());
+    *pending = PendingIn {
         seq,
         lane,
         ip_end: outer.upper_at as u16,
@@ -215,14 +217,14 @@ pub(crate) fn prepare_in(
         outer_tos: outer.tos,
         extra: psp.verdict(header),
     };
-    Ok((op, pending))
+    Ok(())
 }
 
 pub(crate) fn finish_in(
     sa: &InboundSa,
     psp: &Inbound,
     frame: &mut Frame<'_>,
-    pending: PendingIn,
+    pending: &PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, Drop> {
     if pending.extra & OFFSET_TOO_LARGE != 0 {
@@ -233,7 +235,7 @@ pub(crate) fn finish_in(
         return Err(Drop::BadInner);
     }
     let payload = pending.payload.range();
-    let ip = encap::decapsulate(&sa.common, frame, &pending, payload.start, payload.end, pending.next)?;
+    encap::decapsulate(&sa.common, frame, pending, payload.start, payload.end, pending.next)?;
     let lane = sa.lanes.get(usize::from(pending.lane)).ok_or(Drop::Inconsistent)?;
     lane.commit(sa.window, Authentic::new(pending.seq, ok))?;
 
@@ -241,5 +243,5 @@ pub(crate) fn finish_in(
     if sample && psp.honour_drop && pending.extra & DROP != 0 {
         return Err(Drop::SampleDrop);
     }
-    Ok(Delivered { ip, sample })
+    Ok(Delivered { sample })
 }

@@ -118,7 +118,8 @@ pub(crate) fn prepare_out(
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-) -> Result<(CryptoOp, PendingOut), Drop> {
+    out: &mut CryptoOp,
+) -> Result<PendingOut, Drop> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
     let ports = psp.ports(ip, frame.bytes());
@@ -128,9 +129,10 @@ pub(crate) fn prepare_out(
 
     let behind_iv = gap - PspHeader::LEN + payload.len;
     let clear = psp.crypt_offset.min(behind_iv & !3);
-    let out = frame.bytes_mut().get_mut(at..at + gap).ok_or(Drop::Inconsistent)?;
-    psp.write(out, payload.next, seq, clear).ok_or(Drop::Inconsistent)?;
-    Ok((op(lane.key, psp.version, seq.0, at, clear, frame.len()), PendingOut::default()))
+    let header = frame.bytes_mut().get_mut(at..at + gap).ok_or(Drop::Inconsistent)?;
+    psp.write(header, payload.next, seq, clear).ok_or(Drop::Inconsistent)?;
+    *out = op(lane.key, psp.version, seq.0, at, clear, frame.len());
+    Ok(PendingOut::default())
 }
 
 /// The operation on the PSP packet `at..end`, `clear` bytes of which stay clear behind the IV.

@@ -330,7 +330,7 @@ fn delivered_sample(ends: &mut Loop, mut packet: Vec<u8>) -> Result<bool, Drop> 
     let mut jobs = [crypto::Job::new(op, frame.bytes_mut())];
     ends.engine.open(crypto::Keys { table: &ends.keys, derived: &ends.derived }, &mut jobs);
     let ok = jobs[0].take_ok().ok_or(Drop::BadIcv)?;
-    crate::finish_in(&ends.inn, &mut frame, pending, ok).map(|delivered| delivered.sample)
+    crate::finish_in(&ends.inn, &mut frame, &pending, ok).map(|delivered| delivered.sample)
 }
 
 #[test]
