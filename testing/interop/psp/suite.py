@@ -15,9 +15,8 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
 from capture import report, transform, write_configuration  # noqa: E402
 from gateway import Failed  # noqa: E402
+from packet import UDP, checksum, ip_udp  # noqa: E402
 
-UDP = 17
-UDP_HEADER = 8
 PSP_PORT = 1000
 ICV = 16
 # Bytes. A cookie is the first 8 of what may stay clear, so 4 splits it.
@@ -85,35 +84,13 @@ class Sa:
     def plain(self, direction):
         ends = self.hosts if direction == "seal" else self.hosts[::-1]
         sizes = SIZES + (SMALL if self.offset == 0 else ())
-        return [ip(*ends, bytes((i * 5 + size) & 0xFF for i in range(size))) for size in sizes]
+        return [ip_udp(*ends, bytes((i * 5 + size) & 0xFF for i in range(size))) for size in sizes]
 
     def seal_order(self, direction, packet, iv):
         cookie = f"{COOKIE:x}" if self.cookie else "-"
         masters = " ".join(key.hex() for key in MASTERS[direction])
         return (f"seal {self.version} {self.mode} {self.spi(direction):x} {iv:x} {self.offset // 4:x} {cookie} {masters} "
                 + frame(packet).hex())
-
-
-def checksum(data):
-    if len(data) % 2:
-        data += b"\0"
-    total = sum(struct.unpack(f">{len(data) // 2}H", data))
-    while total >> 16:
-        total = (total & 0xFFFF) + (total >> 16)
-    return total ^ 0xFFFF
-
-
-def ip(src, dst, payload):
-    """An IP packet with a UDP datagram; TTL, DSCP and DF are what both programs put on a tunnel header, too."""
-    src, dst = ipaddress.ip_address(src).packed, ipaddress.ip_address(dst).packed
-    length = UDP_HEADER + len(payload)
-    udp = struct.pack(">HHHH", 40000, 9, length, 0) + payload
-    pseudo = src + dst + struct.pack(">IHBB", length, 0, 0, UDP)
-    udp = udp[:6] + struct.pack(">H", checksum(pseudo + udp) or 0xFFFF) + udp[8:]
-    if len(src) == 16:
-        return struct.pack(">IHBB", 0x60000000, length, UDP, 64) + src + dst + udp
-    head = struct.pack(">BBHHHBBH4s4s", 0x45, 0, 20 + length, 0x1234, 0x4000, 64, UDP, 0, src, dst)
-    return head[:10] + struct.pack(">H", checksum(head)) + head[12:] + udp
 
 
 def frame(packet):
