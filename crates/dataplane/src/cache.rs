@@ -19,6 +19,8 @@ pub(crate) struct FlowCache {
     short: Box<[ShortEntry]>,
     entries: Box<[Entry]>,
     seed: u64,
+    /// The entry that answered last: packets of one flow come in runs.
+    last: ShortEntry,
 }
 
 #[derive(Clone, Copy)]
@@ -42,7 +44,7 @@ const _: () = assert!(size_of::<ShortEntry>() == 32);
 
 /// The flow of an unfragmented IPv4 TCP or UDP packet without options, as its bytes stand.
 #[derive(Clone, Copy, Eq, PartialEq)]
-struct ShortKey {
+pub(crate) struct ShortKey {
     addresses: u64,
     ports: u32,
     proto: u32,
@@ -51,7 +53,7 @@ struct ShortKey {
 impl ShortKey {
     /// The key of `packet`, which is one whole packet, when it is of that kind.
     #[inline]
-    fn of(packet: &[u8]) -> Option<Self> {
+    pub(crate) fn of(packet: &[u8]) -> Option<Self> {
         let head: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
         let (_, words) = head.as_chunks::<4>().0.split_at(3);
         let word = |i: usize| u32::from_ne_bytes(words[i]);
@@ -109,6 +111,7 @@ impl FlowCache {
             short: vec![short; entries].into_boxed_slice(),
             entries: vec![empty; entries].into_boxed_slice(),
             seed: RandomState::new().hash_one(entries),
+            last: short,
         }
     }
 
@@ -124,14 +127,27 @@ impl FlowCache {
         decide: impl FnOnce(&FlowKey) -> Decision,
     ) -> Result<Decision, ParseError> {
         let Some(key) = ShortKey::of(packet) else { return self.decide_long(generation, packet, decide) };
+        let generation = generation as u32;
+        if self.last.key != key || self.last.generation != generation {
+            self.last = self.find_short(generation, key, packet, decide)?;
+        }
+        Ok(self.last.decision.get())
+    }
+
+    fn find_short(
+        &mut self,
+        generation: u32,
+        key: ShortKey,
+        packet: &[u8],
+        decide: impl FnOnce(&FlowKey) -> Decision,
+    ) -> Result<ShortEntry, ParseError> {
         let at = key.hash(self.seed) as usize & (self.short.len() - 1);
         let entry = &mut self.short[at];
-        if entry.key == key && entry.generation == generation as u32 {
-            return Ok(entry.decision.get());
+        if entry.key != key || entry.generation != generation {
+            let decision = Packed::new(decide(&FlowKey::of(&IpPacket::parse(packet)?, packet)));
+            *entry = ShortEntry { key, generation, decision };
         }
-        let decision = decide(&FlowKey::of(&IpPacket::parse(packet)?, packet));
-        *entry = ShortEntry { key, generation: generation as u32, decision: Packed::new(decision) };
-        Ok(decision)
+        Ok(*entry)
     }
 
     fn decide_long(

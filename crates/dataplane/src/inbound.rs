@@ -25,19 +25,21 @@ struct Found {
 }
 
 /// A packet whose SA is known.
-struct Opening {
+struct Opening<'t> {
     /// Index within the chunk.
     i: u8,
     slot: u32,
+    sa: Option<&'t InboundSa>,
     pending: PendingIn,
 }
 
 /// The packet before. Packets of one SA come in runs, and where the bytes that decided are the same
 /// the answers are too: headers are not walked and tables not asked again.
-struct Last {
+struct Last<'t> {
     outer: IpPacket,
     found: Found,
     slot: u32,
+    sa: &'t InboundSa,
     /// What has to be the same, when the packet is one that can be told by its first bytes.
     same: Option<Same>,
 }
@@ -55,8 +57,8 @@ struct Same {
 /// Bytes that [`Same`] looks at.
 const SAME_LEN: usize = IPV4_HEADER + 8;
 
-impl Last {
-    fn new(outer: IpPacket, found: Found, slot: u32, bytes: &[u8]) -> Self {
+impl<'t> Last<'t> {
+    fn new(outer: IpPacket, found: Found, slot: u32, sa: &'t InboundSa, bytes: &[u8]) -> Self {
         let plain = !outer.is_v6() && outer.upper_at == IPV4_HEADER && found.at == IPV4_HEADER;
         let spi_at = IPV4_HEADER + if found.protocol == Protocol::Esp { 0 } else { 4 };
         let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain).map(|head| Same {
@@ -65,7 +67,7 @@ impl Last {
             spi_at,
             spi: found.spi.to_be_bytes(),
         });
-        Self { outer, found, slot, same }
+        Self { outer, found, slot, sa, same }
     }
 
     /// Whether `bytes` are the next packet of the same SA; if so `outer` is now theirs.
@@ -112,15 +114,15 @@ impl Worker {
     }
 
     /// Opens one chunk, which starts at packet `first` of the batch, in place.
-    fn open(&mut self, tables: &Snapshot, first: usize, packets: &mut [Packet]) {
+    fn open<'t>(&mut self, tables: &'t Snapshot, first: usize, packets: &mut [Packet]) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
-        let mut openings: ArrayVec<Opening, CHUNK> = ArrayVec::new();
-        let mut last: Option<Last> = None;
+        let mut openings: ArrayVec<Opening<'t>, CHUNK> = ArrayVec::new();
+        let mut last: Option<Last<'t>> = None;
         packets.iter().for_each(Packet::prefetch);
         for (i, packet) in packets.iter_mut().enumerate() {
             // Both are written where they will be used, and taken back when there is no use for them.
             jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
-            openings.push(Opening { i: i as u8, slot: 0, pending: PendingIn::EMPTY });
+            openings.push(Opening { i: i as u8, slot: 0, sa: None, pending: PendingIn::EMPTY });
             let (Some(job), Some(opening)) = (jobs.last_mut(), openings.last_mut()) else { continue };
             let prepared = self.prepare_inbound(tables, packet, &mut last, job, opening);
             match prepared {
@@ -138,7 +140,7 @@ impl Worker {
         let mut run = (u32::MAX, 0u64, 0u64);
         for (opening, proof) in openings.iter().zip(proofs) {
             let i = usize::from(opening.i);
-            let Some(sa) = tables.sad.get(opening.slot) else { continue };
+            let Some(sa) = opening.sa else { continue };
             match self.finish_inbound(tables, sa, opening, &mut packets[i], proof) {
                 Ok(bytes) => {
                     if run.0 != opening.slot {
@@ -156,24 +158,22 @@ impl Worker {
 
     /// Finds the SA of a packet and prepares it. False: bypassed.
     #[inline]
-    fn prepare_inbound<'p>(
+    fn prepare_inbound<'p, 't>(
         &mut self,
-        tables: &Snapshot,
+        tables: &'t Snapshot,
         packet: &'p mut Packet,
-        last: &mut Option<Last>,
+        last: &mut Option<Last<'t>>,
         job: &mut Job<'p>,
-        opening: &mut Opening,
+        opening: &mut Opening<'t>,
     ) -> Result<bool, Refused> {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
             *last = self.look_up(tables, packet)?;
         }
-        let Some(Last { outer, found, slot, .. }) = last else { return Ok(false) };
-        let Some(sa) = tables.sad.get(*slot) else {
-            return Err(self.gone_inbound(None, Drop::Inconsistent, Some(found.spi), Some(outer)));
-        };
+        let Some(Last { outer, found, slot, sa, .. }) = last else { return Ok(false) };
         let (buffer, start, end) = packet.parts();
-        let prepared = sa.common.check_lifetime().and_then(|()| {
+        let lifetime = if known { Ok(()) } else { sa.common.check_lifetime() };
+        let prepared = lifetime.and_then(|()| {
             let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
             frame.truncate(outer.total_len)?;
             let (op, pending) = (&mut job.op, &mut opening.pending);
@@ -183,7 +183,7 @@ impl Worker {
             job.packet = frame.into_bytes();
             Ok(())
         });
-        opening.slot = *slot;
+        (opening.slot, opening.sa) = (*slot, Some(*sa));
         match prepared {
             Ok(()) => Ok(true),
             Err(why) => Err(self.gone_inbound(Some(sa), why, Some(found.spi), Some(outer))),
@@ -191,7 +191,7 @@ impl Worker {
     }
 
     /// Reads the outer headers of a packet and finds its SA. `None`: bypassed.
-    fn look_up(&mut self, tables: &Snapshot, packet: &mut Packet) -> Result<Option<Last>, Refused> {
+    fn look_up<'t>(&mut self, tables: &'t Snapshot, packet: &mut Packet) -> Result<Option<Last<'t>>, Refused> {
         let mut outer = match IpPacket::parse(packet.bytes()) {
             Ok(ip) => ip,
             Err(fault) => return Err(self.gone_inbound(None, fault.into(), None, None)),
@@ -204,8 +204,9 @@ impl Worker {
             Ok(None) => return self.plain(tables, packet, &outer).map(|()| None),
             Err(why) => return Err(self.gone_inbound(None, why, None, Some(&outer))),
         };
-        match tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst) {
-            Some(slot) => Ok(Some(Last::new(outer, found, slot, packet.bytes()))),
+        let slot = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst);
+        match slot.and_then(|slot| Some((slot, tables.sad.get(slot)?))) {
+            Some((slot, sa)) => Ok(Some(Last::new(outer, found, slot, sa, packet.bytes()))),
             None => Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer))),
         }
     }
@@ -278,7 +279,7 @@ impl Worker {
         &mut self,
         tables: &Snapshot,
         sa: &InboundSa,
-        opening: &Opening,
+        opening: &Opening<'_>,
         packet: &mut Packet,
         proof: Option<IcvOk>,
     ) -> Result<usize, Refused> {
@@ -340,7 +341,7 @@ impl Worker {
     }
 
     #[cold]
-    fn gone_opening(&mut self, sa: &InboundSa, opening: &Opening, why: Drop) -> Refused {
+    fn gone_opening(&mut self, sa: &InboundSa, opening: &Opening<'_>, why: Drop) -> Refused {
         self.count_drop(why, Some(&sa.common));
         self.report(why, false, sa.spi, opening.pending.lane, opening.pending.seq.lo(), None);
         Refused

@@ -9,8 +9,10 @@ use std::sync::atomic::Ordering;
 use arrayvec::ArrayVec;
 use crypto::{CryptoOp, Job, Keys};
 use ipsec::{Action, Drop, Frame, OutLane, OutboundSa, PendingOut, SeqRange, fragment_v4, pmtu, prepare_out_into};
+use wire::ip::IPV4_HEADER;
 use wire::{FlowKey, IpPacket, SeqNo};
 
+use crate::cache::ShortKey;
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 
@@ -63,19 +65,16 @@ impl Worker {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
         let mut sealings: ArrayVec<Sealing, CHUNK> = ArrayVec::new();
         let mut run: Option<Run<'_>> = None;
+        let mut last: Option<Last> = None;
         let mut finish = false;
         packets.iter().for_each(Packet::prefetch);
         let count = packets.len();
         for (i, packet) in packets.iter_mut().enumerate() {
-            let parsed = IpPacket::parse(packet.bytes());
-            let ip = match &parsed {
-                Ok(ip) => ip,
-                Err(fault) => {
-                    self.gone_outbound(first + i, None, None, (*fault).into());
-                    continue;
-                }
-            };
-            let Some(slot) = self.find_sa(tables, first + i, arrived, ip, packet) else { continue };
+            if !last.as_mut().is_some_and(|last| last.covers(packet.bytes())) {
+                last = self.classify(tables, first + i, arrived, packet);
+            }
+            let Some(Last { ip, slot, .. }) = &last else { continue };
+            let slot = *slot;
             let current = match &mut run {
                 Some(current) if current.slot == slot => current,
                 other => {
@@ -117,9 +116,25 @@ impl Worker {
         }
     }
 
+    /// Reads packet `i` and finds the SA that protects it; `None` when none does and the packet has
+    /// been dealt with.
+    fn classify(&mut self, tables: &Snapshot, i: usize, arrived: usize, packet: &Packet) -> Option<Last> {
+        let parsed = IpPacket::parse(packet.bytes());
+        let ip = match &parsed {
+            Ok(ip) => ip,
+            Err(fault) => {
+                self.gone_outbound(i, None, None, (*fault).into());
+                return None;
+            }
+        };
+        let slot = self.find_sa(tables, i, arrived, ip, packet)?;
+        // A fragment's SA was found by the packet that it was cut from.
+        let key = if i < arrived { ShortKey::of(&packet.bytes()[..ip.total_len]) } else { None };
+        Some(Last { key, ip: *ip, slot })
+    }
+
     /// The slot of the SA that protects packet `i`; `None` when none does and the packet has been
     /// dealt with.
-    #[inline]
     fn find_sa(&mut self, tables: &Snapshot, i: usize, arrived: usize, ip: &IpPacket, packet: &Packet) -> Option<u32> {
         if let Some(fragment) = i.checked_sub(arrived) {
             return self.fragment_slots.get(fragment).copied();
@@ -203,6 +218,30 @@ impl Worker {
         self.count_drop(why, sa.map(|sa| &sa.common));
         self.report(why, true, sa.map_or(0, |sa| sa.spi), 0, 0, ip);
         self.refuse(i);
+    }
+}
+
+/// The packet before: packets of one flow come in runs, and what was found for one holds for the next.
+struct Last {
+    /// `None` for packets that are not so plain that their first bytes say all.
+    key: Option<ShortKey>,
+    ip: IpPacket,
+    slot: u32,
+}
+
+impl Last {
+    /// Whether `bytes` are the next packet of the same flow; if so `ip` is now theirs.
+    #[inline]
+    fn covers(&mut self, bytes: &[u8]) -> bool {
+        let Some(head) = bytes.first_chunk::<{ IPV4_HEADER + 4 }>() else { return false };
+        let total_len = usize::from(u16::from_be_bytes([head[2], head[3]]));
+        let alike =
+            self.key.is_some() && ShortKey::of(bytes) == self.key && (head.len()..=bytes.len()).contains(&total_len);
+        if alike {
+            (self.ip.total_len, self.ip.tos, self.ip.hop_limit) = (total_len, head[1], head[8]);
+            self.ip.dont_fragment = head[6] & 0x40 != 0;
+        }
+        alike
     }
 }
 

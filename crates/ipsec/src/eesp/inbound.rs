@@ -210,6 +210,7 @@ impl Parts {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_into")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     eesp: &Inbound,

@@ -51,9 +51,10 @@ fn push_trailer(layout: &Layout, payload: Payload, tfc_len: usize, frame: &mut F
     let trailer = frame.push_back(tfc_len + pad_len + TRAILER_LEN + layout.icv_len)?;
     let (tfc, trailer) = trailer.split_at_mut(tfc_len);
     tfc.fill(0);
-    // At most 15 bytes: a loop beats a call to copy them.
-    for (to, from) in trailer.iter_mut().zip(&PAD[..pad_len]) {
-        *to = *from;
+    // At most 15 bytes. All of them at once where the ICV, which comes later, leaves room for it.
+    match (trailer.first_chunk_mut::<16>(), PAD.first_chunk::<16>()) {
+        (Some(room), Some(pad)) => *room = *pad,
+        _ => trailer[..pad_len].copy_from_slice(&PAD[..pad_len]),
     }
     trailer[pad_len] = pad_len as u8;
     trailer[pad_len + 1] = payload.next.0;

@@ -185,6 +185,7 @@ const OFFSET_TOO_LARGE: u16 = 1;
 const SAMPLE: u16 = 2;
 const DROP: u16 = 4;
 
+#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_into")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     psp: &Inbound,
