@@ -36,7 +36,7 @@ def write_configuration(lab, tree):
 
 
 def transform(command, lab, packets):
-    """Takes packets through `weir pcap seal` or `open`. Returns for each what came out, or as text why it was refused."""
+    """Takes packets through `weir pcap seal` or `open`. For each what came out, or as text why it was refused."""
     source, result = os.path.join(lab, f"{command}-in.pcap"), os.path.join(lab, f"{command}-out.pcap")
     write_pcap(source, packets)
     done = subprocess.run([WEIR, "pcap", command, "--sa", os.path.join(lab, "weir.conf"), source, result],
@@ -52,7 +52,7 @@ def transform(command, lab, packets):
 
 
 def report(suite, cases, directions):
-    """Prints a line per case and direction; `directions` maps a direction to its faults by case. Returns whether all passed."""
+    """Prints a line per case and direction. `directions` maps a direction to its faults by case. Whether all passed."""
     for direction, faults in directions.items():
         for case in cases:
             why = faults.get(case)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# ESP and AH between `weir pcap` and scapy, packet by packet, in both directions. See README.md.
+# ESP, AH and PSP between `weir pcap` and scapy, packet by packet, in both directions. See README.md.
 # Arguments are parts of case names; without any, all of them. KEEP=DIR keeps what was written there.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
@@ -16,6 +16,9 @@ export WEIR
 }
 
 lab=${KEEP:-$(mktemp -d)}
-mkdir -p "$lab"
+mkdir -p "$lab/psp"
 [ -n "${KEEP:-}" ] || trap 'rm -rf "$lab"' EXIT
-/usr/bin/python3 -B -W ignore "$here/suite.py" "$lab" "$@"
+status=0
+/usr/bin/python3 -B -W ignore "$here/suite.py" "$lab" "$@" || status=1
+/usr/bin/python3 -B -W ignore "$here/psp.py" "$lab/psp" "$@" || status=1
+exit "$status"
