@@ -16,6 +16,9 @@ use super::problem::{Origin, Problem, Problems, SourceFile};
 const MAX_DEPTH: usize = 16;
 /// Largest file, in bytes. A file with 10,000 SAs takes about 5 MB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Sections and settings that references may copy, all together: sections that refer to each other several times would
+/// otherwise multiply without end. Up to about 50 MB.
+const MAX_COPIES: usize = 300_000;
 /// Longest name, in bytes.
 const MAX_NAME_BYTES: usize = 256;
 
@@ -117,7 +120,7 @@ pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
     let mut root = Section::new("", Origin { file: Arc::clone(&file), span: 0..0 });
     let mut problems = Vec::new();
     Parser { file, folder, at: 0, depth: 0, problems: &mut problems }.file(&mut root);
-    let mut resolved = resolve(&root, &root, 0, &mut problems);
+    let mut resolved = Resolver { root: &root, copies: 0, problems: &mut problems }.resolve(&root, 0);
     resolved.drop_unset();
     if problems.is_empty() { Ok(resolved) } else { Err(Problems(problems)) }
 }
@@ -132,30 +135,54 @@ fn load(path: &Path) -> Result<SourceFile, String> {
     Ok(SourceFile { name: path.display().to_string(), text: Zeroizing::new(text.to_owned()) })
 }
 
-/// `section` with what it refers to underneath.
-fn resolve(root: &Section, section: &Section, depth: usize, problems: &mut Vec<Problem>) -> Section {
-    let mut result = Section::new(&section.name, section.at.clone());
-    result.settings = section.settings.clone();
-    result.sections = section.sections.iter().map(|child| resolve(root, child, depth, problems)).collect();
-    for (path, at) in &section.references {
-        if depth == MAX_DEPTH {
-            let message = format!("the reference to '{path}' leads in a circle");
-            problems.push(Problem::at(at, message).help("a section cannot be a copy of itself; remove one reference"));
-            break;
+/// Follows references.
+struct Resolver<'a> {
+    root: &'a Section,
+    /// Sections and settings copied so far.
+    copies: usize,
+    problems: &'a mut Vec<Problem>,
+}
+
+impl Resolver<'_> {
+    /// `section` with what it refers to underneath.
+    fn resolve(&mut self, section: &Section, depth: usize) -> Section {
+        let mut result = Section::new(&section.name, section.at.clone());
+        if depth > 0 {
+            self.copies += 1 + section.settings.len();
         }
-        let found = path.split('.').try_fold(root, |section, name| section.section(name));
-        match found {
-            Some(target) => result.underlay(resolve(root, target, depth + 1, problems)),
-            None => problems.push(
-                Problem::at(at, format!("there is no section '{path}' to refer to"))
-                    .help("write the name from the top of the file, with dots: 'templates.NAME'"),
-            ),
+        result.settings = section.settings.clone();
+        result.sections = section.sections.iter().map(|child| self.resolve(child, depth)).collect();
+        for (path, at) in &section.references {
+            if depth == MAX_DEPTH {
+                let message = format!("the reference to '{path}' leads in a circle");
+                self.problem(at, message, "a section cannot be a copy of itself; remove one reference");
+                break;
+            }
+            if self.copies > MAX_COPIES {
+                let message =
+                    format!("references copy more than {MAX_COPIES} settings, the one to '{path}' among them");
+                self.problem(at, message, "refer to sections that hold less, or that do not refer on");
+                break;
+            }
+            let root = self.root;
+            match path.split('.').try_fold(root, |section, name| section.section(name)) {
+                Some(target) => result.underlay(self.resolve(target, depth + 1)),
+                None => self.problem(
+                    at,
+                    format!("there is no section '{path}' to refer to"),
+                    "write the name from the top of the file, with dots: 'templates.NAME'",
+                ),
+            }
+            if self.problems.len() > 100 {
+                break;
+            }
         }
-        if problems.len() > 100 {
-            break;
-        }
+        result
     }
-    result
+
+    fn problem(&mut self, at: &Origin, message: String, help: &str) {
+        self.problems.push(Problem::at(at, message).help(help));
+    }
 }
 
 fn is_blank(c: char) -> bool {
@@ -543,6 +570,18 @@ mod tests {
             let message = problems.to_string();
             assert!(message.contains(place) && message.contains(words), "{input:?}: {message}");
         }
+    }
+
+    #[test]
+    fn references_do_not_multiply_without_end() {
+        // Eight copies of eight copies of …: a few hundred bytes that would be 8^12 sections.
+        let children = |i: usize| (0..8).map(|c| format!("c{c} : s{i} {{ }}\n")).collect::<String>();
+        let input: String = (0..12).map(|i| format!("s{} {{ a = 1\n{} }}\n", i + 1, children(i))).collect();
+        let message = text(&format!("s0 {{ a = 1 }}\n{input}")).err().unwrap().to_string();
+        assert!(message.contains("references copy more than 300000 settings"), "{message}");
+        // Found by fuzzing: a section that contains references to itself.
+        let itself = "t { w { p\n v : t.w { w { p\n v : t.w { a b { } c : t.w { } } } } } }";
+        assert!(text(itself).is_err());
     }
 
     #[test]
