@@ -20,13 +20,13 @@ ca-certificates|/etc/ssl/certs/ca-certificates.crt
 curl|curl'
 demo_needs="$build_needs
 iproute2|ip
-iproute2|tc
 iputils-ping|ping
-iperf|iperf
-python3|/usr/bin/python3"
+iperf|iperf"
 test_needs="$demo_needs
-ethtool|ethtool
+tcpdump|tcpdump
 tshark|tshark
+python3|/usr/bin/python3
+python3-cryptography|/usr/lib/python3/dist-packages/cryptography
 python3-scapy|/usr/lib/python3/dist-packages/scapy
 user-mode-linux|linux.uml
 busybox-static|busybox

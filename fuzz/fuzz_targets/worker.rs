@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use crypto::{Engine, KeyTable};
+use crypto::Engine;
 use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
 use ipsec::{Action, Policy, Spd};
 use libfuzzer_sys::fuzz_target;
