@@ -2,10 +2,11 @@
 //!
 //! Weir's own packets carry a mark and are not looked up in the table. In it stands, for each
 //! destination, a route into the device and behind it one that says "unreachable": should the
-//! daemon be killed, its device and the first route are gone, and what was to be protected does
-//! not leave in the clear. A clean stop removes everything.
+//! daemon be killed or fail, its device and the first route are gone, and what was to be protected
+//! does not leave in the clear. The next start takes over what it finds. A clean stop removes
+//! everything.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
@@ -29,6 +30,11 @@ pub(crate) enum RouteError {
     /// A refusal.
     #[error("'ip {command}' failed: {stderr}")]
     Refused { command: String, stderr: String },
+    /// Somebody else's table.
+    #[error(
+        "routing table {table} directs traffic into {device} already; stop the weir that has it, or set another 'route_table' in the section 'gateway'"
+    )]
+    Taken { table: String, device: String },
 }
 
 /// Runs `ip` and returns what it printed.
@@ -44,13 +50,16 @@ pub(crate) fn ip(args: &[&str]) -> Result<String, RouteError> {
 /// One route of the table: family, destination, source address.
 type Route = (bool, String, Option<IpAddr>);
 
-/// Rules and routes in place; removed when dropped.
+/// Rules and routes in place; removed when dropped, unless traffic has to stay at home.
 pub(crate) struct Routes {
     tun: String,
     table: String,
     mark: String,
-    families: BTreeSet<bool>,
+    /// Families that have our rule, each with whether it was there before: a daemon was killed.
+    families: BTreeMap<bool, bool>,
     routes: BTreeSet<Route>,
+    /// What is protected is to stay unreachable when this is dropped.
+    closed: bool,
 }
 
 impl Routes {
@@ -60,23 +69,38 @@ impl Routes {
             tun: config.gateway.tun.clone(),
             table: config.gateway.route_table.to_string(),
             mark: format!("{:#x}", config.gateway.fwmark),
-            families: BTreeSet::new(),
+            families: BTreeMap::new(),
             routes: BTreeSet::new(),
+            closed: false,
         }
     }
 
     /// Makes rules and routes those of `config`. On an error what was in place before is kept,
     /// and what was added is known, so that it goes with the rest.
+    ///
+    /// At no moment can a packet that was to be protected before, or is from now on, find another
+    /// way: each network is made unreachable before the rule asks for it, and stale routes go last.
     pub(crate) fn apply(&mut self, config: &Config) -> Result<(), RouteError> {
         let wanted = wanted(config, &host_addresses()?);
-        let stale: Vec<Route> = self.routes.difference(&wanted).cloned().collect();
-        for route in &wanted {
-            if !self.routes.contains(route) {
-                self.add_family(route.0)?;
-                self.add(route)?;
-                self.routes.insert(route.clone());
-            }
+        let fresh: Vec<Route> = wanted.difference(&self.routes).cloned().collect();
+        let families: BTreeSet<bool> = fresh.iter().map(|(v6, ..)| *v6).collect();
+        let families: Vec<bool> = families.into_iter().filter(|v6| !self.families.contains_key(v6)).collect();
+        let mut left = Vec::new();
+        for &v6 in &families {
+            left.extend(self.left_behind(v6)?.into_iter().map(|network| (v6, network, None)));
         }
+        for (v6, network, _) in &fresh {
+            let last = ["route", "replace", "unreachable", network, "table", &self.table, "metric", LAST_METRIC];
+            ip(&[&[family(*v6)], &last[..]].concat())?;
+        }
+        for v6 in families {
+            self.add_rule(v6)?;
+        }
+        for route in fresh {
+            self.direct(&route)?;
+            self.routes.insert(route);
+        }
+        let stale: Vec<Route> = self.routes.difference(&wanted).cloned().chain(left).collect();
         for route in stale {
             // A route to the same destination with another source has already taken its place.
             if !wanted.iter().any(|new| new.1 == route.1) {
@@ -87,26 +111,52 @@ impl Routes {
         Ok(())
     }
 
-    fn add_family(&mut self, v6: bool) -> Result<(), RouteError> {
-        if !self.families.insert(v6) {
-            return Ok(());
+    /// Networks that a daemon that was killed left unreachable in our table.
+    fn left_behind(&self, v6: bool) -> Result<Vec<String>, RouteError> {
+        // Refused when there is no such table, which is the usual case.
+        let listing = ip(&[family(v6), "route", "show", "table", &self.table]).unwrap_or_default();
+        let mut networks = Vec::new();
+        for line in listing.lines() {
+            if let Some(network) = line.strip_prefix("unreachable ") {
+                networks.push(whole_network(network, v6));
+            } else if let Some(device) = word_after(line, "dev").filter(|device| *device != self.tun) {
+                return Err(RouteError::Taken { table: self.table.clone(), device: device.to_owned() });
+            }
         }
-        // Left by a daemon that was killed.
-        self.remove_rule(v6);
-        self.flush(v6);
-        let rule = ["rule", "add", "not", "fwmark", &self.mark, "lookup", &self.table, "pref", &self.table];
-        ip(&[&[family(v6)], &rule[..]].concat()).map(drop)
+        Ok(networks)
     }
 
-    fn add(&self, (v6, network, source): &Route) -> Result<(), RouteError> {
+    fn add_rule(&mut self, v6: bool) -> Result<(), RouteError> {
+        let rule = ["rule", "add", "not", "fwmark", &self.mark, "lookup", &self.table, "pref", &self.table];
+        let there = match ip(&[&[family(v6)], &rule[..]].concat()) {
+            Ok(_) => false,
+            Err(RouteError::Refused { stderr, .. }) if stderr.contains("File exists") => true,
+            Err(error) => return Err(error),
+        };
+        // Of a daemon that was killed and had another mark. Ours is in place by now.
+        let others = self.other_rules(v6);
+        for other in &others {
+            let del = ["rule", "del", "pref", &self.table];
+            let _ = ip(&[&[family(v6)], &del[..], &other.split_whitespace().collect::<Vec<_>>()].concat());
+        }
+        self.families.insert(v6, there || !others.is_empty());
+        Ok(())
+    }
+
+    /// Rules at our place that are not ours, as `ip` prints them.
+    fn other_rules(&self, v6: bool) -> Vec<String> {
+        let listing = ip(&[family(v6), "rule", "show", "pref", &self.table]).unwrap_or_default();
+        let rules = listing.lines().filter_map(|line| Some(line.split_once(':')?.1.trim().to_owned()));
+        rules.filter(|rule| word_after(rule, "fwmark") != Some(self.mark.as_str())).collect()
+    }
+
+    fn direct(&self, (v6, network, source): &Route) -> Result<(), RouteError> {
         let source = source.map(|source| source.to_string());
         let mut args = vec![family(*v6), "route", "replace", network, "dev", &self.tun, "table", &self.table];
         if let Some(source) = &source {
             args.extend(["src", source]);
         }
-        ip(&args)?;
-        let last = ["route", "replace", "unreachable", network, "table", &self.table, "metric", LAST_METRIC];
-        ip(&[&[family(*v6)], &last[..]].concat()).map(drop)
+        ip(&args).map(drop)
     }
 
     fn remove(&self, (v6, network, _): &Route) {
@@ -115,32 +165,50 @@ impl Routes {
         let _ = ip(&[&[family(*v6)], &last[..]].concat());
     }
 
-    fn remove_rule(&self, v6: bool) {
-        let rule = ["rule", "del", "not", "fwmark", &self.mark, "lookup", &self.table, "pref", &self.table];
-        // As often as it is there.
-        for _ in 0..8 {
-            if ip(&[&[family(v6)], &rule[..]].concat()).is_err() {
-                return;
-            }
-        }
+    /// Undoes a first [`Routes::apply`] that failed: what a killed daemon left unreachable stays so.
+    pub(crate) fn give_up(mut self) {
+        self.closed = self.families.values().any(|there_before| *there_before);
     }
 
-    fn flush(&self, v6: bool) {
-        let _ = ip(&[family(v6), "route", "flush", "table", &self.table]);
+    /// Leaves what was to be protected unreachable: the daemon ends because of a fault, and nobody
+    /// asked for traffic in the clear.
+    pub(crate) fn leave_closed(mut self) {
+        self.closed = true;
+        tracing::error!(
+            target: "routes",
+            "what was protected stays unreachable until the next start; to let it leave in the clear: {}",
+            self.families.keys().map(|v6| format!("ip {} rule del pref {}", family(*v6), self.table)).collect::<Vec<_>>().join("; "),
+        );
     }
 }
 
 impl Drop for Routes {
     fn drop(&mut self) {
-        for v6 in &self.families {
-            self.remove_rule(*v6);
-            self.flush(*v6);
+        if self.closed || std::thread::panicking() {
+            return;
+        }
+        for v6 in self.families.keys() {
+            let rule = ["rule", "del", "not", "fwmark", &self.mark, "lookup", &self.table, "pref", &self.table];
+            let _ = ip(&[&[family(*v6)], &rule[..]].concat());
+            let _ = ip(&[family(*v6), "route", "flush", "table", &self.table]);
         }
     }
 }
 
 fn family(v6: bool) -> &'static str {
     if v6 { "-6" } else { "-4" }
+}
+
+/// The first word of a route as `ip` prints it, as the network that was asked for.
+fn whole_network(line: &str, v6: bool) -> String {
+    let network = line.split_whitespace().next().unwrap_or_default();
+    match (network, v6) {
+        ("default", false) => "0.0.0.0/0".into(),
+        ("default", true) => "::/0".into(),
+        (network, _) if network.contains('/') => network.into(),
+        (host, false) => format!("{host}/32"),
+        (host, true) => format!("{host}/128"),
+    }
 }
 
 /// The routes that a configuration asks for, given the addresses of this host.
@@ -279,6 +347,20 @@ mod tests {
         assert_eq!(range("2001:db8::/64"), ["2001:db8::/64"]);
         assert_eq!(range("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), 1);
         assert_eq!(range("::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), MAX_NETWORKS);
+    }
+
+    #[test]
+    fn printed_networks_are_those_that_were_asked_for() {
+        for (printed, v6, network) in [
+            ("default metric 4294967295 ", false, "0.0.0.0/0"),
+            ("10.2.0.1 metric 4294967295 ", false, "10.2.0.1/32"),
+            ("10.2.0.0/16 metric 4294967295 ", false, "10.2.0.0/16"),
+            ("default dev lo metric 4294967295 error -113", true, "::/0"),
+            ("2001:db8::1 dev lo metric 4294967295 error -113 pref medium", true, "2001:db8::1/128"),
+        ] {
+            assert_eq!(whole_network(printed, v6), network);
+            assert_eq!(networks(&network.parse().unwrap()), [network]);
+        }
     }
 
     #[test]

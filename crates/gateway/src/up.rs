@@ -156,7 +156,7 @@ impl Gateway {
         let v6 = config.gateway.addresses.iter().any(|i| i.addr.is_ipv6())
             || config.policies.iter().any(|p| p.selectors.iter().any(|s| s.dst.is_v6()));
         routes::settle_device(&config.gateway.tun, v6);
-        let mut keeper = Keeper::new(store);
+        let mut keeper = Keeper::new(store, config.gateway.state_block);
         let (senders, receivers) = tables.kept();
         keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
 
@@ -278,7 +278,10 @@ impl Gateway {
     /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
     fn stop(self) -> anyhow::Result<()> {
         let Self { runner, routes, keeper, .. } = self;
-        drop(routes);
+        match routes {
+            Some(routes) if !runner.healthy() => routes.leave_closed(),
+            routes => drop(routes),
+        }
         let ended = runner.stop();
         keeper.close();
         ended.map_err(anyhow::Error::from)
@@ -306,7 +309,10 @@ fn attach(
     }
     // Last of all: from here on traffic comes.
     let mut routes = Routes::new(config);
-    routes.apply(config)?;
+    if let Err(error) = routes.apply(config) {
+        routes.give_up();
+        return Err(error.into());
+    }
     Ok((runner, Some(routes)))
 }
 
@@ -322,6 +328,7 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("fwmark", a.fwmark != b.fwmark),
         ("workers", a.workers != b.workers),
         ("state_dir", a.state_dir != b.state_dir),
+        ("state_block", a.state_block != b.state_block),
         ("socket", a.socket != b.socket),
         ("log", a.log != b.log),
         ("log_json", a.log_json != b.log_json),
