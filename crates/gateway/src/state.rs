@@ -18,9 +18,6 @@ use std::time::{Duration, Instant};
 use aws_lc_rs::digest::{SHA256, digest};
 use ipsec::{InboundSa, OutboundSa};
 
-/// Numbers that are made usable by one write. At 10 million packets a second half of them last
-/// 50 ms, the interval of [`Keeper::tick`].
-pub(crate) const BLOCK: u64 = 1 << 20;
 /// Largest state file: 65,536 Sub SAs of at most 28 bytes, and the header.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 const MAGIC: &str = "weir state 1";
@@ -53,6 +50,9 @@ pub(crate) struct Record {
     pub(crate) clean: bool,
     /// Name of the SA, for people.
     pub(crate) name: String,
+    /// What explicit IVs are ahead of the numbers: under one key it has to stay the same, or an IV
+    /// would come again that was used with another number.
+    pub(crate) iv_ahead: u64,
     /// By lane (Session ID of a Sub SA): first number never used, or highest number seen.
     pub(crate) numbers: BTreeMap<u32, u64>,
 }
@@ -60,6 +60,9 @@ pub(crate) struct Record {
 impl Record {
     fn emit(&self) -> String {
         let mut text = format!("{MAGIC}\nsa {}\n{}\n", self.name, if self.clean { "stopped" } else { "running" });
+        if self.iv_ahead > 0 {
+            text.push_str(&format!("iv_ahead {}\n", self.iv_ahead));
+        }
         for (lane, number) in &self.numbers {
             text.push_str(&format!("{lane} {number}\n"));
         }
@@ -84,11 +87,14 @@ impl Record {
             "running" => false,
             _ => return None,
         };
-        let number = |line: &str| {
-            let (lane, number) = line.split_once(' ')?;
-            Some((lane.parse().ok()?, number.parse().ok()?))
-        };
-        Some(Self { clean, name, numbers: lines.map(number).collect::<Option<_>>()? })
+        let (mut iv_ahead, mut numbers) = (0, BTreeMap::new());
+        for line in lines {
+            match line.split_once(' ')? {
+                ("iv_ahead", ahead) => iv_ahead = ahead.parse().ok()?,
+                (lane, number) => drop(numbers.insert(lane.parse().ok()?, number.parse().ok()?)),
+            }
+        }
+        Some(Self { clean, name, iv_ahead, numbers })
     }
 }
 
@@ -183,6 +189,18 @@ pub(crate) struct Sender {
     pub(crate) sa: Arc<OutboundSa>,
     /// Name of each lane in the file.
     pub(crate) lanes: Vec<u32>,
+    /// See [`Record::iv_ahead`].
+    pub(crate) iv_ahead: u64,
+}
+
+impl Sender {
+    /// What the file is to say: `numbers` of the lanes, in their order, and what is known of lanes
+    /// that the SA does not have now. A later configuration may bring them back, under the same key.
+    fn record(&self, clean: bool, numbers: impl Iterator<Item = u64>, others: &BTreeMap<u32, u64>) -> Record {
+        let mut all = others.clone();
+        all.extend(self.lanes.iter().copied().zip(numbers));
+        Record { clean, name: self.sa.common.name.to_string(), iv_ahead: self.iv_ahead, numbers: all }
+    }
 }
 
 /// An inbound SA whose window is kept.
@@ -196,7 +214,11 @@ pub(crate) struct Receiver {
 /// Keeps the numbers of all SAs. Owned by the control thread.
 pub(crate) struct Keeper {
     store: Store,
-    senders: Vec<Sender>,
+    /// Numbers that one write makes usable. Half of them have to last from one [`Keeper::tick`] to
+    /// the next: of the default, 2^20, for 50 ms at 10 million packets a second.
+    block: u64,
+    /// With what was in their files before, for lanes that are not there now.
+    senders: Vec<(Sender, BTreeMap<u32, u64>)>,
     receivers: Vec<(Receiver, Record)>,
     received_saved: Instant,
     complained: Option<Instant>,
@@ -208,8 +230,15 @@ const RECEIVED_EVERY: Duration = Duration::from_secs(1);
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
 impl Keeper {
-    pub(crate) fn new(store: Store) -> Self {
-        Self { store, senders: Vec::new(), receivers: Vec::new(), received_saved: Instant::now(), complained: None }
+    pub(crate) fn new(store: Store, block: u64) -> Self {
+        Self {
+            store,
+            block,
+            senders: Vec::new(),
+            receivers: Vec::new(),
+            received_saved: Instant::now(),
+            complained: None,
+        }
     }
 
     pub(crate) fn store(&self) -> &Store {
@@ -222,21 +251,25 @@ impl Keeper {
     /// The first SA whose numbers cannot be saved.
     pub(crate) fn keep(&mut self, senders: Vec<Sender>, receivers: Vec<Receiver>) -> Result<(), StateError> {
         self.save_received();
-        for sender in &senders {
-            if let Err(source) = raise(&self.store, sender) {
+        let before = |name: &str, identity| {
+            Ok::<_, StateError>(self.store.read(name, identity)?.map(|record| record.numbers).unwrap_or_default())
+        };
+        let mut kept = Vec::with_capacity(senders.len());
+        for sender in senders {
+            let others = before(&sender.sa.common.name, sender.identity)?;
+            if let Err(source) = raise(&self.store, self.block, &sender, &others) {
                 let path = self.store.path(sender.identity);
                 return Err(StateError::Write { name: sender.sa.common.name.to_string(), path, source });
             }
+            kept.push((sender, others));
         }
-        self.senders = senders;
-        let blank = |name: &str| Record { clean: false, name: name.into(), numbers: BTreeMap::new() };
-        self.receivers = receivers
-            .into_iter()
-            .map(|r| {
-                let record = blank(&r.sa.common.name);
-                (r, record)
-            })
-            .collect();
+        let mut watched = Vec::with_capacity(receivers.len());
+        for receiver in receivers {
+            let name = receiver.sa.common.name.to_string();
+            let numbers = before(&name, receiver.identity)?;
+            watched.push((receiver, Record { clean: false, name, iv_ahead: 0, numbers }));
+        }
+        (self.senders, self.receivers) = (kept, watched);
         Ok(())
     }
 
@@ -244,8 +277,8 @@ impl Keeper {
     /// and tried again: packets go on until the mark.
     pub(crate) fn tick(&mut self) {
         let mut failed = None;
-        for sender in &self.senders {
-            if let Err(error) = raise(&self.store, sender) {
+        for (sender, others) in &self.senders {
+            if let Err(error) = raise(&self.store, self.block, sender, others) {
                 failed = Some((sender.sa.common.name.to_string(), error));
             }
         }
@@ -274,8 +307,9 @@ impl Keeper {
         self.received_saved = Instant::now();
         let mut failed = None;
         for (receiver, last) in &mut self.receivers {
-            let numbers = tops(&receiver.sa);
-            if numbers.is_empty() || numbers == last.numbers {
+            let mut numbers = last.numbers.clone();
+            numbers.extend(tops(&receiver.sa));
+            if numbers == last.numbers {
                 continue;
             }
             let record = Record { numbers, ..last.clone() };
@@ -292,10 +326,8 @@ impl Keeper {
     /// Saves exact numbers, after the last packet.
     pub(crate) fn close(mut self) {
         self.save_received();
-        for sender in &self.senders {
-            let lanes = sender.lanes.iter().zip(&sender.sa.lanes);
-            let numbers = lanes.map(|(id, lane)| (*id, lane.seq.next())).collect();
-            let record = Record { clean: true, name: sender.sa.common.name.to_string(), numbers };
+        for (sender, others) in &self.senders {
+            let record = sender.record(true, sender.sa.lanes.iter().map(|lane| lane.seq.next()), others);
             if let Err(error) = self.store.write(sender.identity, &record) {
                 tracing::error!(target: "state", "sa {}: {error}; the next start skips some numbers", record.name);
             }
@@ -304,10 +336,10 @@ impl Keeper {
 }
 
 /// Raises the mark of an SA when less than half a block is left in any of its lanes.
-fn raise(store: &Store, sender: &Sender) -> io::Result<()> {
+fn raise(store: &Store, block: u64, sender: &Sender, others: &BTreeMap<u32, u64>) -> io::Result<()> {
     let low = |lane: &ipsec::OutLane| {
         let seq = &lane.seq;
-        seq.saved() <= seq.last() && seq.next().saturating_add(BLOCK / 2) > seq.saved()
+        seq.saved() <= seq.last() && seq.next().saturating_add(block / 2) > seq.saved()
     };
     if !sender.sa.lanes.iter().any(low) {
         return Ok(());
@@ -316,10 +348,9 @@ fn raise(store: &Store, sender: &Sender) -> io::Result<()> {
         .sa
         .lanes
         .iter()
-        .map(|lane| lane.seq.next().saturating_add(BLOCK).min(lane.seq.last() + 1).max(lane.seq.saved()))
+        .map(|lane| lane.seq.next().saturating_add(block).min(lane.seq.last() + 1).max(lane.seq.saved()))
         .collect();
-    let numbers = sender.lanes.iter().copied().zip(marks.iter().copied()).collect();
-    store.write(sender.identity, &Record { clean: false, name: sender.sa.common.name.to_string(), numbers })?;
+    store.write(sender.identity, &sender.record(false, marks.iter().copied(), others))?;
     for (lane, mark) in sender.sa.lanes.iter().zip(marks) {
         lane.seq.allow_below(mark);
     }
@@ -353,7 +384,8 @@ mod tests {
     }
 
     fn record(clean: bool, number: u64) -> Record {
-        Record { clean, name: "moon".into(), numbers: BTreeMap::from([(0, number), (7, u64::MAX - 1)]) }
+        let iv_ahead = u64::from(clean) * 99;
+        Record { clean, name: "moon".into(), iv_ahead, numbers: BTreeMap::from([(0, number), (7, u64::MAX - 1)]) }
     }
 
     #[test]

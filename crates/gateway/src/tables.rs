@@ -67,7 +67,9 @@ impl Tables {
     pub(crate) fn kept(&self) -> (Vec<Sender>, Vec<Receiver>) {
         let senders = self.entries.iter().filter_map(|entry| {
             let live = entry.outbound.as_ref()?;
-            Some(Sender { identity: live.identity, sa: Arc::clone(&live.sa), lanes: lane_names(entry, &live.sa) })
+            let iv_ahead = entry.sa.outbound.as_ref().map_or(0, iv_ahead);
+            let lanes = lane_names(entry, &live.sa);
+            Some(Sender { identity: live.identity, sa: Arc::clone(&live.sa), lanes, iv_ahead })
         });
         let receivers = self.entries.iter().filter_map(|entry| {
             let live = entry.inbound.as_ref()?;
@@ -105,6 +107,14 @@ fn lane_names(entry: &Entry, sa: &OutboundSa) -> Vec<u32> {
         matches!(entry.sa.outbound.as_ref().map(|half| &half.proto), Some(HalfProto::Eesp { sub_sas: Some(_), .. }));
     let name = |(index, lane): (usize, &ipsec::OutLane)| if sub_sas { u32::from(lane.session.0) } else { index as u32 };
     sa.lanes.iter().enumerate().map(name).collect()
+}
+
+/// What the explicit IVs of a half are ahead of its sequence numbers.
+fn iv_ahead(half: &Half) -> u64 {
+    match half.proto {
+        HalfProto::Eesp { first_iv: Some(first), .. } => first.wrapping_sub(1),
+        _ => 0,
+    }
 }
 
 /// Builds tables from a configuration.
@@ -256,6 +266,17 @@ impl Builder<'_> {
         let identity = Identity::of(true, key.octets());
         let saved = self.resume(sa, identity)?;
         if let Some(record) = &saved {
+            if record.iv_ahead != iv_ahead(half) {
+                let first = record.iv_ahead.wrapping_add(1);
+                return Err(Problem::at(
+                    &sa.at,
+                    format!(
+                        "sas.{}.out: this key was in use with another first_iv, its IVs would come again; set a new \
+                         key, or 'first_iv = {first}' as before",
+                        sa.name
+                    ),
+                ));
+            }
             report_resumed(&sa.name, half.seq, record);
         }
         let first = |lane: u32| {

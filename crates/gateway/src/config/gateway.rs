@@ -38,6 +38,8 @@ pub struct Gateway {
     pub null_engine: bool,
     /// Where sequence numbers are saved.
     pub state_dir: PathBuf,
+    /// Sequence numbers that one write to `state_dir` makes usable.
+    pub state_block: u64,
     /// Where status is asked.
     pub socket: PathBuf,
     /// Log filter.
@@ -52,6 +54,10 @@ pub struct Gateway {
     pub code_points: CodePoints,
 }
 
+/// Below, a loop of the control side could not keep up with the packets; above, a few crashes would
+/// use up 32 bits.
+const STATE_BLOCK: std::ops::RangeInclusive<u64> = 1024..=1 << 28;
+
 impl Default for Gateway {
     fn default() -> Self {
         Self {
@@ -64,6 +70,7 @@ impl Default for Gateway {
             workers: 1,
             null_engine: false,
             state_dir: "/var/lib/weir".into(),
+            state_block: 1 << 20,
             socket: "/run/weir.sock".into(),
             log: "info".into(),
             log_json: false,
@@ -91,6 +98,7 @@ impl Gateway {
             workers: fields.get("workers", number(1..=64)).map_or(1, |n| n as usize),
             null_engine: fields.get("engine", word(&[("aws_lc", false), ("null", true)])).unwrap_or(false),
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
+            state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),
             log: fields.get("log", crate::log::check_filter).unwrap_or(default.log),
             log_json: fields.get("log_json", switch).unwrap_or(false),
