@@ -29,6 +29,9 @@ def settings(tree, indent=""):
 class Gateway:
     """One run of `weir up` with everything it writes in `directory`."""
 
+    # What goes before the command, to run it elsewhere.
+    within = ()
+
     def __init__(self, directory, tree):
         os.makedirs(directory, exist_ok=True)
         self.socket = os.path.join(directory, "weir.sock")
@@ -44,7 +47,7 @@ class Gateway:
 
     def __enter__(self):
         self._process = subprocess.Popen(
-            [WEIR, "up", "--config", self.config], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*self.within, WEIR, "up", "--config", self.config], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT, text=True, errors="replace")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

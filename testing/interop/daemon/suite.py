@@ -1,0 +1,460 @@
+"""Case by case: gateways come up on two hosts, and something happens to one of them.
+
+Runs as the first process of its own namespaces (see run.sh): its end is the end of everything started here.
+"""
+
+import contextlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+sys.dont_write_bytecode = True
+from lab import (  # noqa: E402
+    HERE, NAMES, OUTER, TABLE, WEIR, Blast, Capture, Failed, Keys, Weir, address, at, build, clean_up, no_clear,
+    no_repeats, refused, sh, traces, wait_for, within)
+
+
+def arrived(moon, more=60, since=None, names=NAMES):
+    """Waits until so many more packets of each SA were accepted by moon."""
+    since = since or {}
+
+    def enough():
+        sas = moon.sas("in")
+        return all(sas[name]["packets"] >= since.get(name, 0) + more for name in names)
+
+    try:
+        wait_for("traffic", enough)
+    except Failed:
+        seen = {name: (sa["packets"] - since.get(name, 0), sa["drops"]) for name, sa in moon.sas("in").items()}
+        raise Failed(f"not {more} packets of each SA: {seen}, in all {moon.status()['total']['drops']}") from None
+
+
+def counts(gateway, direction="in"):
+    return {name: sa["packets"] for name, sa in gateway.sas(direction).items()}
+
+
+def crash(where):
+    """The sender is killed: while it sends, while it starts, right after it started."""
+    keys, starts = Keys(), 1
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon")))
+        sun = Weir("sun", where, keys.tree("sun"))
+        with sun:
+            blast = stack.enter_context(Blast())
+            arrived(moon)
+            sun.kill()
+        time.sleep(0.2)
+        before = counts(moon)
+        stated = {}
+        with Weir("sun", where, keys.tree("sun")) as sun:
+            for name in NAMES:
+                line = sun.must_say(f"sa {name}: numbers below ")
+                stated[name] = int(re.search(r"continuing at (\d+)", line)[1])
+            arrived(moon, since=before)
+            sun.kill()
+        for _ in range(5):
+            starts += 1
+            Weir("sun", where, keys.tree("sun")).die_while_starting(random.uniform(0, 0.5))
+        for _ in range(5):
+            starts += 1
+            with Weir("sun", where, keys.tree("sun")) as sun:
+                time.sleep(random.uniform(0, 0.05))
+                sun.kill()
+        before = counts(moon)
+        with Weir("sun", where, keys.tree("sun")) as sun:
+            arrived(moon, since=before)
+            blast.__exit__()
+            total = moon.status()["total"]["drops"]
+    packets, clear = capture.sent()
+    no_repeats(packets)
+    no_clear(clear)
+    if total.get("replay"):
+        raise Failed(f"moon dropped {total}")
+    for name, at_least in stated.items():
+        sent = [p for (of, _), seen in packets.items() if of == name for p in seen]
+        after = [p.seq for p in sent if p.seq >= at_least]
+        if not after or len(after) == len(sent):
+            raise Failed(f"SA {name}: went on at other numbers than {at_least}")
+    sessions = [session for name, session in packets if name == "eesp"]
+    if len(sessions) < 2:
+        raise Failed("all of EESP went through one Sub SA")
+    return f"{starts + 2} starts, {sum(map(len, packets.values()))} packets, none in the clear"
+
+
+def receiver(where):
+    """The receiver is killed: what it had seen a second before stays refused."""
+    keys = Keys()
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        stack.enter_context(Weir("sun", where, keys.tree("sun")))
+        with Weir("moon", where, keys.tree("moon")) as moon:
+            with Blast():
+                arrived(moon)
+            time.sleep(1.3)
+            moon.kill()
+        capture.__exit__()
+        packets, _ = capture.sent()
+        frames = [p.frame.hex() for seen in packets.values() for p in seen[-40:]]
+        with Weir("moon", where, keys.tree("moon")) as moon:
+            at("sun", ["/usr/bin/python3", os.path.join(HERE, "replay.py")], input="\n".join(frames))
+            time.sleep(0.2)
+            for name, sa in moon.sas("in").items():
+                sent = sum(min(40, len(seen)) for (of, _), seen in packets.items() if of == name)
+                if sa["packets"] or sa["drops"] != {"replay": sent}:
+                    raise Failed(f"SA {name}: of {sent} old packets {sa['packets']} were accepted, dropped {sa['drops']}")
+            with Blast():
+                arrived(moon)
+    return f"{len(frames)} old packets refused"
+
+
+def disk(where):
+    """The disk is full: packets go on to the saved number, and again when there is room."""
+    keys, tiny = Keys(), os.path.join(where, "tiny")
+    os.makedirs(tiny)
+    sh(f"mount -t tmpfs -o size=256k tiny {tiny}")
+    filler = os.path.join(tiny, "filler")
+
+    def tree():
+        return keys.tree("sun", state_dir=os.path.join(tiny, "state"), state_block=1024)
+
+    def fill():
+        sh(f"dd if=/dev/zero of={filler} bs=4096", check=False)
+
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon")))
+        with Weir("sun", where, tree()) as sun:
+            with Blast(per_second=700):
+                arrived(moon)
+                fill()
+                at_full = counts(moon)
+
+                def starved():
+                    return all(sa["drops"].get("seq_unsaved") for sa in sun.sas("out").values())
+
+                wait_for("every SA out of saved numbers", starved, 20)
+                sun.must_say("cannot save sequence numbers in")
+                for name, sa in sun.sas("out").items():
+                    if any(lane["next"] > lane["saved"] for lane in sa["lanes"]):
+                        raise Failed(f"SA {name} went beyond what is saved: {sa['lanes']}")
+                if all(counts(moon)[name] == at_full[name] for name in NAMES):
+                    raise Failed("traffic ended with the room on the disk")
+                os.remove(filler)
+                arrived(moon, since=counts(moon))
+                fill()
+                sun.kill()
+                said = refused("sun", sun.config)
+                if "make room" not in said:
+                    raise Failed(f"it does not say what to do: {said}")
+                os.remove(filler)
+                before = counts(moon)
+                sun = stack.enter_context(Weir("sun", where, tree()))
+                arrived(moon, since=before)
+    sh(f"umount {tiny}")
+    packets, clear = capture.sent()
+    no_repeats(packets)
+    no_clear(clear)
+    return f"{sum(map(len, packets.values()))} packets"
+
+
+def reload(where):
+    """SIGHUP: what is the same goes on, what is not is replaced, what is wrong changes nothing."""
+    keys = Keys()
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon")))
+        sun = stack.enter_context(Weir("sun", where, keys.tree("sun")))
+        stack.enter_context(Blast())
+        arrived(moon)
+
+        def hup(times):
+            sun.signal(signal.SIGHUP)
+            wait_for("reload", lambda: len(sun.heard("reloaded", 0)) >= times)
+
+        before = sun.sas("out")
+        hup(1)
+        after = sun.sas("out")
+        for name in NAMES:
+            was, now = before[name], after[name]
+            if now["packets"] < was["packets"] or now["lanes"][0]["saved"] != was["lanes"][0]["saved"]:
+                raise Failed(f"an unchanged file changed SA {name}: {was} {now}")
+        # Another window on the receiving side is another SA; so is another hop limit.
+        with open(sun.config, encoding="ascii") as file:
+            good = file.read()
+        changed = good.replace("suite = aes256gcm16\n", "suite = aes256gcm16\n        hop_limit = 17\n", 1)
+        write(sun.config, changed)
+        before = sun.sas("out")
+        hup(2)
+        after = sun.sas("out")
+        if after["gcm"]["packets"] >= before["gcm"]["packets"]:
+            raise Failed("a changed SA kept its counters")
+        if after["gcm"]["lanes"][0]["next"] < before["gcm"]["lanes"][0]["saved"]:
+            raise Failed("a changed SA went back in its numbers")
+        if after["cbc"]["packets"] < before["cbc"]["packets"]:
+            raise Failed("an unchanged SA lost its counters")
+        arrived(moon, since=counts(moon))
+        write(sun.config, changed.replace("spi = 0x1001", "spi = 0x01", 1).replace("aes128-sha256", "aes128-sha257"))
+        sun.signal(signal.SIGHUP)
+        sun.must_say("nothing was changed")
+        errors = " ".join(sun.heard("ERROR control"))
+        if "reserved" not in errors or "sha257" not in errors:
+            raise Failed(f"the log does not name every mistake: {errors}")
+        arrived(moon, since=counts(moon))
+        # A removed SA and its policy: its traffic stays in, the way in the clear opens. So says the file.
+        write(sun.config, good)
+        hup(3)
+    packets, clear = capture.sent()
+    no_repeats(packets)
+    no_clear(clear)
+    hops = {p.frame[22] for p in packets["gcm", 0]}
+    if hops != {64, 17}:
+        raise Failed(f"hop limits on the wire: {hops}")
+    return None
+
+
+def write(path, text):
+    with open(path, "w", encoding="ascii") as file:
+        file.write(text)
+
+
+def sub_sas(where):
+    """Sub SAs that a reload takes away and another brings back do not start again."""
+    keys = Keys()
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon", ["eesp"])))
+        sun = stack.enter_context(Weir("sun", where, keys.tree("sun", ["eesp"])))
+        stack.enter_context(Blast(["eesp"]))
+        arrived(moon, 100, names=["eesp"])
+        with open(sun.config, encoding="ascii") as file:
+            both = file.read()
+        for times, text in ((1, both.replace("sub_sas = 2", "sub_sas = 1")), (2, both)):
+            before = counts(moon)
+            write(sun.config, text)
+            sun.signal(signal.SIGHUP)
+            wait_for("reload", lambda: len(sun.heard("reloaded", 0)) >= times)
+            arrived(moon, 100, since=before, names=["eesp"])
+    packets, clear = capture.sent()
+    no_repeats(packets)
+    no_clear(clear)
+    if len(packets["eesp", 1]) < 50:
+        raise Failed("the second Sub SA was not in use")
+    return None
+
+
+def stop(where):
+    """SIGTERM: everything that was made is gone, and the next start goes on at the next number."""
+    keys = Keys()
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon")))
+        with Weir("sun", where, keys.tree("sun")) as sun:
+            with Blast():
+                arrived(moon)
+            sun.signal(signal.SIGTERM)
+            if sun.ended() != 0:
+                raise Failed(f"it ended with a status other than 0: {sun.last_words()}")
+            if traces("sun") or os.path.exists(sun.socket):
+                raise Failed(f"it left {traces('sun') or 'its socket'}")
+        stated = {}
+        with Weir("sun", where, keys.tree("sun")) as sun:
+            for name in NAMES:
+                stated[name] = int(sun.must_say(f"sa {name}: continuing at ").rsplit(" ", 1)[1])
+            if sun.heard("may have been used", 0):
+                raise Failed("it speaks of a crash after a clean stop")
+        capture.__exit__()
+        with Capture(os.path.join(where, "after")) as after, Blast():
+            # The other half of the promise, and the proof that these tests would see it.
+            wait_for("packets in the clear after a clean stop", lambda: len(after.sent()[1]) > 10)
+    packets, clear = capture.sent()
+    no_repeats(packets)
+    no_clear(clear)
+    for name, number in stated.items():
+        last = max(p.seq for (of, _), seen in packets.items() if of == name for p in seen)
+        if number != last + 1:
+            raise Failed(f"SA {name}: the last number was {last}, the next is {number}")
+    return None
+
+
+def fault(where):
+    """The device is taken away: the gateway ends, and what was protected stays at home."""
+    keys = Keys()
+    with contextlib.ExitStack() as stack:
+        capture = stack.enter_context(Capture(where))
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon")))
+        with Weir("sun", where, keys.tree("sun")) as sun:
+            blast = stack.enter_context(Blast())
+            arrived(moon)
+            at("sun", ["ip", "link", "del", "weir0"])
+            code = sun.ended()
+            if code != 1:
+                raise Failed(f"it ended with status {code}: {sun.last_words()}")
+            sun.must_say("stays unreachable until the next start", 0)
+            time.sleep(0.3)
+        before = counts(moon)
+        with Weir("sun", where, keys.tree("sun")):
+            arrived(moon, since=before)
+            blast.__exit__()
+    packets, clear = capture.sent()
+    no_repeats(packets)
+    no_clear(clear)
+    if traces("sun"):
+        raise Failed(f"the next start did not clean up: {traces('sun')}")
+    return None
+
+
+def start(where):
+    """What cannot start says why in one message, leaves nothing, and disturbs nobody."""
+    keys = Keys()
+    nobody = Weir("sun", where, keys.tree("sun"))
+    no_tun = ("unshare", "-m", "sh", "-c", 'mount -t tmpfs -o ro none /dev/net && exec "$@"', "sh")
+    caps = "-net_admin,-net_raw,-sys_admin"
+    no_right = ("setpriv", f"--bounding-set={caps}", f"--inh-caps={caps}")
+    only_raw = ("setpriv", "--bounding-set=-net_admin,-sys_admin", "--inh-caps=-net_admin,-sys_admin")
+    for prefix, words in ((no_tun, "/dev/net/tun is missing"), (no_right, "CAP_NET_RAW"), (only_raw, "CAP_NET_ADMIN")):
+        expect(nobody, prefix, words)
+        if traces("sun") or os.path.exists(nobody.socket):
+            raise Failed(f"'{words}': it left {traces('sun') or 'its socket'}")
+    with Weir("moon", where, keys.tree("moon")) as moon, Weir("sun", where, keys.tree("sun")) as sun:
+        other = os.path.join(where, "other")
+        apart = {"state_dir": os.path.join(other, "state"), "socket": os.path.join(other, "weir.sock"), "tun": "weir1",
+                 "addresses": "10.99.1.1/24"}
+        rules = at("sun", ["ip", "rule"]) + at("sun", ["ip", "route", "show", "table", TABLE])
+        for what, words in (
+                ({"tun": "weir0"}, "'weir0': the name is taken"),
+                ({"socket": sun.socket}, "another weir answers there"),
+                ({"state_dir": os.path.join(where, "sun", "state")}, "in use by another weir"),
+                ({}, f"routing table {TABLE} directs traffic into weir0 already")):
+            second = Weir("sun", other, Keys().tree("sun", ["gcm"], **{**apart, **what}))
+            expect(second, (), words)
+            now = at("sun", ["ip", "rule"]) + at("sun", ["ip", "route", "show", "table", TABLE])
+            if now != rules:
+                raise Failed(f"'{words}': it changed the routes of the one that runs: {now}")
+            if "weir1" in at("sun", ["ip", "-o", "link"]) or os.path.exists(apart["socket"]):
+                raise Failed(f"'{words}': it left its device or its socket")
+        with Blast():
+            arrived(moon)
+        sun.status()
+    return None
+
+
+def expect(gateway, prefix, words):
+    said = refused("sun", gateway.config, prefix)
+    joined = " ".join(said.split())
+    if words not in joined:
+        raise Failed(f"it does not say '{words}': {joined}")
+    if len([line for line in said.splitlines() if "rror" in line]) > 1:
+        raise Failed(f"more than one error: {said}")
+
+
+def damaged(where):
+    """Saved numbers that cannot be read are not guessed."""
+    keys = Keys()
+    with Weir("sun", where, keys.tree("sun", ["gcm"])) as sun:
+        pass
+    folder = os.path.join(where, "sun", "state")
+    files = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".state")]
+    if not files:
+        raise Failed("there is no state file")
+    for path in files:
+        with open(path, "rb") as file:
+            whole = file.read()
+        for bad in (b"", whole[:len(whole) // 2], whole[:-1], os.urandom(200), whole.replace(b"0 ", b"0 1", 1), b"\0" * 4096):
+            with open(path, "wb") as file:
+                file.write(bad)
+            expect(sun, (), "set new keys for this SA, then remove the file")
+            if traces("sun") or os.path.exists(sun.socket):
+                raise Failed(f"it left {traces('sun') or 'its socket'}")
+        with open(path, "wb") as file:
+            file.write(whole)
+    with Weir("sun", where, keys.tree("sun", ["gcm"])) as sun:
+        sun.must_say("sa gcm: continuing at 1")
+    tree = keys.tree("sun", ["eesp"])
+    tree["sas"]["eesp"]["out"]["first_iv"] = 1000
+    with Weir("sun", where, tree):
+        pass
+    tree["sas"]["eesp"]["out"]["first_iv"] = 500
+    expect(Weir("sun", where, tree), (), "set a new key, or 'first_iv = 1000' as before")
+    return "6 ways"
+
+
+def user(where):
+    """An ordinary user, in a user namespace."""
+    home = "/run/nobody"
+    os.makedirs(home)
+    shutil.copy(WEIR, os.path.join(home, "weir"))
+    tree = Keys().tree("sun", ["gcm", "psp"], state_dir=f"{home}/state", socket=f"{home}/weir.sock")
+    shutil.copy(Weir("sun", where, tree).config, os.path.join(home, "weir.conf"))
+    sh(f"chown -R 65534:65534 {home} && chmod 700 {home} && chmod 755 {home}/weir")
+    # As udev makes it; here it may be root's alone.
+    sh("mknod -m 666 /run/tun c 10 200 && mount --bind /run/tun /dev/net/tun")
+    ordinary = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "--inh-caps=-all"]
+    own = [*ordinary, "unshare", "--user", "--map-root-user", "--net"]
+    trial = subprocess.run([*own, "ip", "tuntap", "add", "probe", "mode", "tun"], capture_output=True, text=True, check=False)
+    if trial.returncode != 0:
+        raise Skipped(f"this kernel gives an ordinary user no network: {trial.stderr.strip()}")
+    script = f"""
+        ip link set lo up; ip addr add {OUTER['sun']}/24 dev lo
+        {home}/weir up --config {home}/weir.conf 2>{home}/log & weir=$!
+        for i in $(seq 100); do
+            grep -q "weir: ready" {home}/log && break
+            kill -0 $weir || {{ cat {home}/log; exit 3; }}
+            sleep 0.1
+        done
+        ping -c 1 -W 1 {address('gcm', 'moon')}
+        {home}/weir status --json --socket {home}/weir.sock >{home}/said || exit 4
+        kill $weir; wait $weir || exit 5
+        ip rule; ip -o link"""
+    done = subprocess.run([*own, "sh", "-c", script], capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode != 0 or "fwmark" in done.stdout or "weir0" in done.stdout:
+        raise Failed(f"status {done.returncode}: {done.stdout.strip()} {done.stderr.strip()}")
+    with open(f"{home}/said", encoding="utf-8") as file:
+        sas = json.load(file)["sas"]
+    if [sa["packets"] for sa in sas if (sa["name"], sa["direction"]) == ("gcm", "out")] != [1]:
+        raise Failed(f"the ping did not go through it: {sas}")
+    return None
+
+
+class Skipped(Exception):
+    """This machine cannot."""
+
+
+CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, user]
+
+
+def main():
+    lab, *names = sys.argv[1:]
+    os.umask(0o077)
+    try:
+        build()
+    except (Failed, OSError) as error:
+        print(f"FAIL daemon/all: {error}")
+        return 1
+    failed = 0
+    for case in CASES:
+        name = case.__name__.replace("_", "-")
+        if names and name not in names:
+            continue
+        started = time.monotonic()
+        try:
+            note = case(os.path.join(lab, name))
+            print(f"PASS daemon/{name} ({time.monotonic() - started:.1f} s{', ' + note if note else ''})")
+        except Skipped as why:
+            print(f"SKIP daemon/{name}: {why}")
+        except (Failed, OSError, subprocess.SubprocessError) as error:
+            failed += 1
+            print(f"FAIL daemon/{name}: {' '.join(str(error).split())}")
+        for host in OUTER:
+            clean_up(host)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
