@@ -4,8 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::{IpAddr, Ipv4Addr};
 
 use ipsec::Action;
-use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
-use wire::{FlowKey, IpPacket, IpProto, ParseError};
+use wire::{FlowKey, IpPacket, IpProto, ParseError, ShortKey};
 
 const NOWHERE: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
@@ -42,36 +41,6 @@ struct ShortEntry {
 }
 const _: () = assert!(size_of::<ShortEntry>() == 32);
 
-/// The flow of an unfragmented IPv4 TCP or UDP packet without options, as its bytes stand.
-#[derive(Clone, Copy, Eq, PartialEq)]
-pub(crate) struct ShortKey {
-    addresses: u64,
-    ports: u32,
-    proto: u32,
-}
-
-impl ShortKey {
-    /// The key of `packet`, which is one whole packet, when it is of that kind.
-    #[inline]
-    pub(crate) fn of(packet: &[u8]) -> Option<Self> {
-        let head: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
-        let (_, words) = head.as_chunks::<4>().0.split_at(3);
-        let word = |i: usize| u32::from_ne_bytes(words[i]);
-        let fragment = u16::from_be_bytes([head[6], head[7]]) & !DONT_FRAGMENT != 0;
-        let plain = head[0] == 0x45 && !fragment && matches!(IpProto(head[9]), IpProto::TCP | IpProto::UDP);
-        let addresses = u64::from(word(0)) << 32 | u64::from(word(1));
-        plain.then(|| Self { addresses, ports: word(2), proto: head[9].into() })
-    }
-
-    #[inline]
-    fn hash(&self, seed: u64) -> u64 {
-        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
-        let rest = u64::from(self.ports) << 8 | u64::from(self.proto);
-        let mixed = ((self.addresses ^ seed).wrapping_mul(MIX).rotate_left(32) ^ rest).wrapping_mul(seed | 1);
-        (mixed ^ mixed >> 32).wrapping_mul(MIX) >> 32
-    }
-}
-
 /// A [`Decision`] in 8 bytes: the slots of a protect action fit 31 bits each.
 #[derive(Clone, Copy)]
 struct Packed(u32, u32);
@@ -106,7 +75,7 @@ impl FlowCache {
     pub(crate) fn new(entries: usize) -> Self {
         let (entries, decision) = (entries.next_power_of_two(), Packed::new(None));
         let empty = Entry { key: FlowKey::new(NOWHERE, NOWHERE, IpProto(0), 0, 0), generation: 0, decision };
-        let short = ShortEntry { key: ShortKey { addresses: 0, ports: 0, proto: 0 }, generation: 0, decision };
+        let short = ShortEntry { key: ShortKey::NONE, generation: 0, decision };
         Self {
             short: vec![short; entries].into_boxed_slice(),
             entries: vec![empty; entries].into_boxed_slice(),

@@ -10,9 +10,8 @@ use arrayvec::ArrayVec;
 use crypto::{CryptoOp, Job, Keys};
 use ipsec::{Action, Drop, Frame, OutLane, OutboundSa, PendingOut, SeqRange, fragment_v4, pmtu, prepare_out_into};
 use wire::ip::IPV4_HEADER;
-use wire::{FlowKey, IpPacket, SeqNo};
+use wire::{FlowKey, IpPacket, SeqNo, ShortKey};
 
-use crate::cache::ShortKey;
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
 

@@ -62,7 +62,7 @@ pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Dro
 ///
 /// # Errors
 /// [`Drop::NoRoom`], [`Drop::TooBig`] beyond 65535 bytes.
-#[inline]
+#[inline(always)]
 pub fn encapsulate(
     common: &SaCommon,
     ip: &IpPacket,
@@ -105,7 +105,7 @@ pub fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
 ///
 /// # Errors
 /// [`Drop::BadInner`], [`Drop::EcnCe`], [`Drop::Truncated`].
-#[inline]
+#[inline(always)]
 pub fn decapsulate(
     common: &SaCommon,
     frame: &mut Frame<'_>,
@@ -215,7 +215,7 @@ fn transport(ip: &IpPacket, frame: &mut Frame<'_>, outside: Outside) -> Result<u
     outside.finish(frame.bytes_mut(), ip.upper_at)
 }
 
-#[inline]
+#[inline(always)]
 fn untunnel(
     outer: &Outer,
     frame: &mut Frame<'_>,

@@ -113,6 +113,8 @@ struct Layout {
     iv: IvSource,
     cover: Cover,
     esn: bool,
+    /// The high half has to stand in the packet while the engine works, see [`widen`].
+    widened: bool,
 }
 
 impl Layout {
@@ -143,6 +145,7 @@ impl Layout {
             iv,
             cover,
             esn: spec.esn,
+            widened: cover == Cover::Gmac && spec.esn,
         })
     }
 
@@ -152,14 +155,8 @@ impl Layout {
         (len + TRAILER_LEN).wrapping_neg() & (self.align - 1)
     }
 
-    /// True when the high half has to stand in the packet while the engine works, see [`widen`].
-    #[inline]
-    fn is_widened(&self) -> bool {
-        self.cover == Cover::Gmac && self.esn
-    }
-
     /// The operation on the packet whose ESP header is at `at` and whose ICV starts at `icv_at`.
-    #[inline]
+    #[inline(always)]
     fn op(&self, key: KeyId, spi: u32, seq: SeqNo, at: usize, icv_at: usize, iv: [u8; MAX_IV]) -> CryptoOp {
         let body_at = at + self.head_len;
         let (aad, body) = match (self.cover, self.esn) {
@@ -222,7 +219,7 @@ pub struct Inbound {
 impl Outbound {
     /// Whether something has to be put back after the engine.
     pub(crate) fn needs_finish(&self) -> bool {
-        self.layout.is_widened()
+        self.layout.widened
     }
 
     /// Largest inner packet whose protected form fits `path_mtu` bytes; IP options and extension

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout};
 
-use crate::ip::Extensions;
+use crate::ip::{DONT_FRAGMENT, Extensions, IPV4_HEADER};
 use crate::{IpPacket, IpProto};
 
 /// Addresses, protocol and ports of a packet: five 64-bit words without padding, which is how they
@@ -187,6 +187,41 @@ impl Hash for FlowKey {
         for word in self.words() {
             state.write_u64(word);
         }
+    }
+}
+
+/// The flow of an unfragmented IPv4 TCP or UDP packet without options, as its bytes stand: what most
+/// packets can be told by, at a fraction of the work of a [`FlowKey`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ShortKey {
+    addresses: u64,
+    ports: u32,
+    proto: u32,
+}
+
+impl ShortKey {
+    /// The key of no packet.
+    pub const NONE: Self = Self { addresses: 0, ports: 0, proto: 0 };
+
+    /// The key of `packet`, which is one whole packet, when it is of that kind.
+    #[inline]
+    pub fn of(packet: &[u8]) -> Option<Self> {
+        let head: &[u8; IPV4_HEADER + 4] = packet.first_chunk()?;
+        let (_, words) = head.as_chunks::<4>().0.split_at(3);
+        let word = |i: usize| u32::from_ne_bytes(words[i]);
+        let fragment = u16::from_be_bytes([head[6], head[7]]) & !DONT_FRAGMENT != 0;
+        let plain = head[0] == 0x45 && !fragment && matches!(IpProto(head[9]), IpProto::TCP | IpProto::UDP);
+        let addresses = u64::from(word(0)) << 32 | u64::from(word(1));
+        plain.then(|| Self { addresses, ports: word(2), proto: head[9].into() })
+    }
+
+    /// A keyed hash of the flow in the low 32 bits; not that of its [`FlowKey`].
+    #[inline]
+    pub fn hash(&self, seed: u64) -> u64 {
+        const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
+        let rest = u64::from(self.ports) << 8 | u64::from(self.proto);
+        let mixed = ((self.addresses ^ seed).wrapping_mul(MIX).rotate_left(32) ^ rest).wrapping_mul(seed | 1);
+        (mixed ^ mixed >> 32).wrapping_mul(MIX) >> 32
     }
 }
 

@@ -47,7 +47,7 @@ pub(crate) fn prepare_in(
         IvSource::Cbc(_) => iv[..layout.iv_len].copy_from_slice(&after[..layout.iv_len]),
     }
     *op = layout.op(lane.key.ok_or(Drop::NoKey)?, sa.spi, seq, at, icv_at, iv);
-    if layout.is_widened() {
+    if layout.widened {
         widen(frame, at, sa.spi, seq)?;
     }
     *pending = PendingIn {
@@ -85,7 +85,7 @@ pub(crate) fn finish_in(
     sa.window()?.commit(Authentic::new(pending.seq, ok))?;
     let layout = &esp.layout;
     let start = pending.payload.start as usize;
-    if layout.is_widened() {
+    if layout.widened {
         narrow(frame, start.checked_sub(layout.head_len).ok_or(Drop::Inconsistent)?)?;
     }
     let (payload_len, next) = strip_trailer(frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?)?;

@@ -32,7 +32,7 @@ pub(crate) fn prepare_out(
     if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {
         op.body.start -= layout.iv_len as u32;
     }
-    if !layout.is_widened() {
+    if !layout.widened {
         return Ok(PendingOut::default());
     }
     widen(frame, at, sa.spi, seq)?;
@@ -41,7 +41,7 @@ pub(crate) fn prepare_out(
 
 /// Puts back what GMAC with extended numbers had to cover up.
 pub(crate) fn finish_out(esp: &Outbound, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
-    if esp.layout.is_widened() { super::narrow(frame, usize::from(pending.saved)) } else { Ok(()) }
+    if esp.layout.widened { super::narrow(frame, usize::from(pending.saved)) } else { Ok(()) }
 }
 
 /// Appends `tfc_len` zero bytes, padding, Pad Length, Next Header and room for the ICV.

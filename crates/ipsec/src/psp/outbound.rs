@@ -2,7 +2,7 @@
 
 use crypto::{Aad, CryptoOp, Engine, KeyMaterial, KeyTable, Span};
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
-use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId};
+use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
 use zeroize::Zeroizing;
 
 use super::{SendSpec, check_mode, version};
@@ -90,8 +90,11 @@ impl Outbound {
     /// who sees the port learns nothing of the flow but that packets belong together.
     fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
         let src = self.source_port.unwrap_or_else(|| {
-            let hash = FlowKey::of(ip, packet).hash(self.port_key);
-            FIRST_DYNAMIC_PORT | (hash >> 50) as u16
+            let hash = match ShortKey::of(packet) {
+                Some(key) => key.hash(self.port_key) >> 18,
+                None => FlowKey::of(ip, packet).hash(self.port_key) >> 50,
+            };
+            FIRST_DYNAMIC_PORT | (hash as u16 & !FIRST_DYNAMIC_PORT)
         });
         UdpPorts { src, dst: self.port }
     }
