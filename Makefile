@@ -29,7 +29,7 @@ lint: ## formatting, clippy, documentation, licences: no warnings allowed
 
 doc: ## API documentation: target/doc
 	@scripts/setup.sh build
-	@scripts/cargo.sh doc --workspace --no-deps --locked
+	@scripts/cargo.sh doc --workspace --no-deps --document-private-items --locked
 
 bench: ## cycles per packet of the whole path against the bare engine
 	@scripts/setup.sh build

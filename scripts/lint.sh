@@ -18,7 +18,8 @@ scripts/check-text.sh
 step "clippy"
 cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
 step "documentation"
-RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+# The documentation is for those who work on Weir: private items are in it, and may be linked.
+RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked --quiet
 if cargo deny --version >/dev/null 2>&1; then
     step "licences, bans and advisories"
     cargo deny --log-level error check

@@ -219,7 +219,7 @@ fn no_policy_no_passage_in_either_direction() {
     let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
     let mut ends = Ends::new(&subject);
     let stranger = lab::packet::udp([10, 9, 9, 9].into(), [10, 2, 0, 1].into(), 1, 2, 100, IpProto::UDP);
-    let mut batch = filled(&[stranger.clone()]);
+    let mut batch = filled(std::slice::from_ref(&stranger));
     ends.seal(&mut batch);
     assert_eq!((batch.len(), ends.dropped(Drop::NoPolicy)), (0, 1));
     // The same in the clear from outside, and a clear packet that should have been protected.
