@@ -102,8 +102,9 @@ impl Worker {
             self.next_age_ms = self.now_ms + 1000;
             self.age(tables);
         }
+        let mut last: Option<Last<'_>> = None;
         for (n, chunk) in batch.packets_mut().chunks_mut(CHUNK).enumerate() {
-            self.open(tables, n * CHUNK, chunk);
+            self.open(tables, n * CHUNK, chunk, &mut last);
         }
         if !self.all_kept {
             let keep = &self.keep;
@@ -114,17 +115,19 @@ impl Worker {
     }
 
     /// Opens one chunk, which starts at packet `first` of the batch, in place.
-    fn open<'t>(&mut self, tables: &'t Snapshot, first: usize, packets: &mut [Packet]) {
+    fn open<'t>(&mut self, tables: &'t Snapshot, first: usize, packets: &mut [Packet], last: &mut Option<Last<'t>>) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
         let mut openings: ArrayVec<Opening<'t>, CHUNK> = ArrayVec::new();
-        let mut last: Option<Last<'t>> = None;
+        if last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
+            *last = None; // found again, and refused with its reason
+        }
         packets.iter().for_each(Packet::prefetch);
         for (i, packet) in packets.iter_mut().enumerate() {
             // Both are written where they will be used, and taken back when there is no use for them.
             jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
             openings.push(Opening { i: i as u8, slot: 0, sa: None, pending: PendingIn::EMPTY });
             let (Some(job), Some(opening)) = (jobs.last_mut(), openings.last_mut()) else { continue };
-            let prepared = self.prepare_inbound(tables, packet, &mut last, job, opening);
+            let prepared = self.prepare_inbound(tables, packet, last, job, opening);
             match prepared {
                 Ok(true) => continue,
                 // In the clear, and a policy says that is right.
