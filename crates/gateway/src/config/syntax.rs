@@ -120,7 +120,8 @@ pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
     let mut root = Section::new("", Origin { file: Arc::clone(&file), span: 0..0 });
     let mut problems = Vec::new();
     Parser { file, folder, at: 0, depth: 0, problems: &mut problems }.file(&mut root);
-    let mut resolved = Resolver { root: &root, copies: 0, problems: &mut problems }.resolve(&root, 0);
+    let mut resolved =
+        Resolver { root: &root, under_way: Vec::new(), depth: 0, copies: 0, problems: &mut problems }.resolve(&root);
     resolved.drop_unset();
     if problems.is_empty() { Ok(resolved) } else { Err(Problems(problems)) }
 }
@@ -138,50 +139,63 @@ fn load(path: &Path) -> Result<SourceFile, String> {
 /// Follows references.
 struct Resolver<'a> {
     root: &'a Section,
+    /// What is being resolved: each is inside of, or referred to by, the one before it.
+    under_way: Vec<&'a Section>,
+    /// References followed to get here.
+    depth: usize,
     /// Sections and settings copied so far.
     copies: usize,
     problems: &'a mut Vec<Problem>,
 }
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
     /// `section` with what it refers to underneath.
-    fn resolve(&mut self, section: &Section, depth: usize) -> Section {
+    fn resolve(&mut self, section: &'a Section) -> Section {
         let mut result = Section::new(&section.name, section.at.clone());
-        if depth > 0 {
+        if self.depth > 0 {
             self.copies += 1 + section.settings.len();
         }
+        self.under_way.push(section);
         result.settings = section.settings.clone();
-        result.sections = section.sections.iter().map(|child| self.resolve(child, depth)).collect();
+        result.sections = section.sections.iter().map(|child| self.resolve(child)).collect();
         for (path, at) in &section.references {
-            if depth == MAX_DEPTH {
-                let message = format!("the reference to '{path}' leads in a circle");
-                self.problem(at, message, "a section cannot be a copy of itself; remove one reference");
-                break;
-            }
-            if self.copies > MAX_COPIES {
-                let message =
-                    format!("references copy more than {MAX_COPIES} settings, the one to '{path}' among them");
-                self.problem(at, message, "refer to sections that hold less, or that do not refer on");
-                break;
-            }
-            let root = self.root;
-            match path.split('.').try_fold(root, |section, name| section.section(name)) {
-                Some(target) => result.underlay(self.resolve(target, depth + 1)),
-                None => self.problem(
-                    at,
-                    format!("there is no section '{path}' to refer to"),
-                    "write the name from the top of the file, with dots: 'templates.NAME'",
-                ),
-            }
             if self.problems.len() > 100 {
                 break;
             }
+            if let Some(target) = self.target(path, at) {
+                self.depth += 1;
+                result.underlay(self.resolve(target));
+                self.depth -= 1;
+            }
         }
+        self.under_way.pop();
         result
     }
 
-    fn problem(&mut self, at: &Origin, message: String, help: &str) {
+    /// The section that a reference names, when it may be copied.
+    fn target(&mut self, path: &str, at: &Origin) -> Option<&'a Section> {
+        let found = path.split('.').try_fold(self.root, |section, name| section.section(name));
+        let (message, help) = match found {
+            None => (
+                format!("there is no section '{path}' to refer to"),
+                "write the name from the top of the file, with dots: 'templates.NAME'",
+            ),
+            Some(target) if self.under_way.iter().any(|section| std::ptr::eq(*section, target)) => (
+                format!("the reference to '{path}' leads in a circle"),
+                "a section cannot be a copy of itself or of what it is in; remove one reference",
+            ),
+            Some(_) if self.depth == MAX_DEPTH => (
+                format!("the reference to '{path}' is the end of a chain of more than {MAX_DEPTH}"),
+                "refer to the section that holds the settings",
+            ),
+            Some(_) if self.copies > MAX_COPIES => (
+                format!("references copy more than {MAX_COPIES} settings, the one to '{path}' among them"),
+                "refer to sections that hold less, or that do not refer on",
+            ),
+            Some(target) => return Some(target),
+        };
         self.problems.push(Problem::at(at, message).help(help));
+        None
     }
 }
 
@@ -581,7 +595,8 @@ mod tests {
         assert!(message.contains("references copy more than 300000 settings"), "{message}");
         // Found by fuzzing: a section that contains references to itself.
         let itself = "t { w { p\n v : t.w { w { p\n v : t.w { a b { } c : t.w { } } } } } }";
-        assert!(text(itself).is_err());
+        let message = text(itself).err().unwrap().to_string();
+        assert!(message.contains("'t.w' leads in a circle"), "{message}");
     }
 
     #[test]
