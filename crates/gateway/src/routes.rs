@@ -14,8 +14,9 @@ use wire::AddrRange;
 
 use crate::config::{Config, PolicyAction};
 
-/// Preference of the route that is left when the device is gone; the lowest there is.
-const LAST_METRIC: &str = "4294967295";
+/// Preference of the route that is left when the device is gone. One better than the worst, which
+/// `ip -6 route flush` spares for a default route.
+const LAST_METRIC: &str = "4294967294";
 /// Networks that one range of addresses may be cut into.
 const MAX_NETWORKS: usize = 64;
 
@@ -352,11 +353,11 @@ mod tests {
     #[test]
     fn printed_networks_are_those_that_were_asked_for() {
         for (printed, v6, network) in [
-            ("default metric 4294967295 ", false, "0.0.0.0/0"),
-            ("10.2.0.1 metric 4294967295 ", false, "10.2.0.1/32"),
-            ("10.2.0.0/16 metric 4294967295 ", false, "10.2.0.0/16"),
-            ("default dev lo metric 4294967295 error -113", true, "::/0"),
-            ("2001:db8::1 dev lo metric 4294967295 error -113 pref medium", true, "2001:db8::1/128"),
+            ("default metric 4294967294 ", false, "0.0.0.0/0"),
+            ("10.2.0.1 metric 4294967294 ", false, "10.2.0.1/32"),
+            ("10.2.0.0/16 metric 4294967294 ", false, "10.2.0.0/16"),
+            ("default dev lo metric 4294967294 error -113", true, "::/0"),
+            ("2001:db8::1 dev lo metric 4294967294 error -113 pref medium", true, "2001:db8::1/128"),
         ] {
             assert_eq!(whole_network(printed, v6), network);
             assert_eq!(networks(&network.parse().unwrap()), [network]);

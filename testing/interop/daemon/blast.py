@@ -8,7 +8,7 @@ import sys
 import time
 
 MARK = b"in the clear: nobody may see this"
-PORTS = 8  # Flows per address, so that every queue of a device gets some.
+PORTS = 32  # Flows per address, so that every queue of a device gets some.
 
 
 def main():
