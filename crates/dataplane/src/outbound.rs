@@ -54,30 +54,27 @@ impl Worker {
     /// Protects the packets from `from` on in place; those from `arrived` on are fragments, whose SA
     /// is known.
     fn seal_from(&mut self, tables: &Snapshot, batch: &mut Batch, from: usize, arrived: usize) {
-        let end = batch.len();
-        let mut course = Course { arrived, end, last: None, run: None };
         for (n, chunk) in batch.packets_mut()[from..].chunks_mut(CHUNK).enumerate() {
-            self.seal(tables, from + n * CHUNK, chunk, &mut course);
-        }
-        if let Some(ended) = course.run {
-            ended.end();
+            self.seal(tables, from + n * CHUNK, arrived, chunk);
         }
     }
 
     /// Protects one chunk, which starts at packet `first` of the batch, in place.
-    fn seal<'t>(&mut self, tables: &'t Snapshot, first: usize, packets: &mut [Packet], course: &mut Course<'t>) {
+    fn seal(&mut self, tables: &Snapshot, first: usize, arrived: usize, packets: &mut [Packet]) {
         let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
         let mut sealings: ArrayVec<Sealing, CHUNK> = ArrayVec::new();
-        let Course { arrived, end, last, run } = course;
+        let mut run: Option<Run<'_>> = None;
+        let mut last: Option<Last> = None;
         let mut finish = false;
         packets.iter().for_each(Packet::prefetch);
+        let count = packets.len();
         for (i, packet) in packets.iter_mut().enumerate() {
             if !last.as_mut().is_some_and(|last| last.covers(packet.bytes())) {
-                *last = self.classify(tables, first + i, *arrived, packet);
+                last = self.classify(tables, first + i, arrived, packet);
             }
-            let Some(Last { ip, slot, .. }) = last else { continue };
+            let Some(Last { ip, slot, .. }) = &last else { continue };
             let slot = *slot;
-            let current = match &mut *run {
+            let current = match &mut run {
                 Some(current) if current.slot == slot => current,
                 other => {
                     if let Some(ended) = other.take() {
@@ -87,6 +84,7 @@ impl Worker {
                         self.gone_outbound(first + i, None, Some(ip), Drop::NoSa);
                         continue;
                     };
+                    finish |= ipsec::needs_finish(sa);
                     other.insert(Run::new(sa, slot, self.config.core))
                 }
             };
@@ -95,17 +93,19 @@ impl Worker {
                 self.refuse(first + i);
                 continue;
             }
-            finish |= current.finish;
             // Written where it will be used, and taken back when there is no use for it.
             jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
             let Some(job) = jobs.last_mut() else { continue };
-            match current.prepare(ip, packet, job, *end - first - i) {
+            match current.prepare(ip, packet, job, count - i) {
                 Ok(pending) => sealings.push(Sealing { i: i as u8, slot, pending }),
                 Err(why) => {
                     jobs.pop();
                     self.gone_outbound(first + i, Some(current.sa), Some(ip), why);
                 }
             }
+        }
+        if let Some(ended) = run {
+            ended.end();
         }
         self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
         if finish || !jobs.iter().all(Job::sealed) {
@@ -259,16 +259,6 @@ fn tell_sender(tables: &Snapshot, sa: &OutboundSa, ip: &IpPacket, packet: &Packe
     });
 }
 
-/// What goes on from chunk to chunk of a batch.
-struct Course<'t> {
-    /// Packets from here on are fragments.
-    arrived: usize,
-    /// Packets in the batch.
-    end: usize,
-    last: Option<Last>,
-    run: Option<Run<'t>>,
-}
-
 /// Consecutive packets of one SA and the sequence numbers that were reserved for them.
 struct Run<'t> {
     sa: &'t OutboundSa,
@@ -276,8 +266,6 @@ struct Run<'t> {
     slot: u32,
     /// Largest packet that fits.
     mtu: usize,
-    /// Whether its packets need the part after the engine.
-    finish: bool,
     /// Numbers not used yet.
     numbers: SeqRange,
     /// Packets and bytes prepared.
@@ -292,14 +280,13 @@ impl<'t> Run<'t> {
             lane: &sa.lanes[core % sa.lanes.len()],
             slot,
             mtu: sa.inner_mtu.load(Ordering::Relaxed) as usize,
-            finish: ipsec::needs_finish(sa),
             numbers: SeqRange { first: 0, count: 0 },
             packets: 0,
             bytes: 0,
         }
     }
 
-    /// Lays out one packet and its operation. `left` packets of the batch may follow, this one counted.
+    /// Lays out one packet and its operation. `left` packets of the chunk may follow, this one counted.
     #[inline]
     fn prepare<'p>(
         &mut self,
