@@ -99,6 +99,7 @@ pub fn check(root: &Section, purpose: Purpose) -> Result<Config, Problems> {
         .collect();
 
     unlike_spis(&sas, &sink);
+    spis_below_eesp(&sas, &sink);
     unlike_keys(&sas, &sink);
     if sink.is_empty() {
         match purpose {
@@ -166,28 +167,67 @@ fn unlike_spis(sas: &[Sa], sink: &Sink) {
     }
 }
 
-/// One key, one sender: with counters for nonces anything else repeats them.
+/// On the NAT-T port the first bit tells ESP from EESP, once there is EESP to receive.
+fn spis_below_eesp(sas: &[Sa], sink: &Sink) {
+    if !sas.iter().any(|sa| sa.protocol == Protocol::Eesp && sa.inbound.is_some()) {
+        return;
+    }
+    for sa in sas.iter().filter(|sa| sa.protocol == Protocol::Esp) {
+        let Some(half) = sa.inbound.as_ref().filter(|half| half.outer.udp.is_some() && half.spi >> 31 == 1) else {
+            continue;
+        };
+        let message = format!("SPI {:#x} in UDP would be taken for EESP, which another SA receives", half.spi);
+        let help = "use one below 0x80000000, or 'encap = no'";
+        sink.push(problem(&sa.at, &format!("sas.{}.in.spi", sa.name), message, help));
+    }
+}
+
+/// One key, one sender: with counters for nonces anything else repeats them. A key that PSP derives
+/// is named by its master key and SPI; any other has no SPI.
 fn unlike_keys(sas: &[Sa], sink: &Sink) {
-    let mut seen: HashMap<&[u8], String> = HashMap::new();
+    let mut seen: HashMap<(&[u8], Option<u32>), String> = HashMap::new();
     for sa in sas {
         for (direction, half) in [("out", &sa.outbound), ("in", &sa.inbound)] {
             let Some(half) = half else { continue };
-            // Master keys are shared by design, each SPI makes another key of them.
-            let secrets: Vec<&Secret> = match &half.proto {
-                HalfProto::PspOut { key, .. } => key.iter().collect(),
-                HalfProto::PspIn { .. } => Vec::new(),
-                HalfProto::Esp { enc, integ, .. } if enc.len() == 0 => vec![integ],
-                HalfProto::Esp { enc, .. } => vec![enc],
-                other => other.secrets(),
+            let secrets: Vec<(&Secret, Option<u32>)> = match &half.proto {
+                HalfProto::PspOut { key: None, masters, .. } => {
+                    masters[master_slot(half.spi)].iter().map(|master| (master, Some(half.spi))).collect()
+                }
+                HalfProto::PspOut { key, .. } => key.iter().map(|key| (key, None)).collect(),
+                HalfProto::PspIn { .. } => Vec::new(), // peers share master keys by design
+                HalfProto::Esp { enc, integ, .. } if enc.len() == 0 => vec![(integ, None)],
+                HalfProto::Esp { enc, .. } => vec![(enc, None)],
+                other => other.secrets().into_iter().map(|secret| (secret, None)).collect(),
             };
             let path = format!("sas.{}.{direction}", sa.name);
-            for secret in secrets {
-                if let Some(other) = seen.insert(secret.octets(), path.clone()) {
+            for (secret, spi) in secrets {
+                let other = seen.insert((secret.octets(), spi), path.clone()).or_else(|| {
+                    let spi = spi?;
+                    let receiver = sas.iter().find(|receiver| hands_out(receiver, secret, spi))?;
+                    Some(format!("sas.{}.in", receiver.name))
+                });
+                if let Some(other) = other {
                     let message = format!("the key is also that of {other}: nonces would repeat");
                     sink.push(problem(&sa.at, &path, message, "every SA and direction needs a key of its own"));
                 }
             }
         }
+    }
+}
+
+/// Which of two master keys an SPI of PSP belongs to.
+fn master_slot(spi: u32) -> usize {
+    (spi >> 31) as usize
+}
+
+/// Whether this host, receiving on `sa`, gave `spi` under `master` to its peer.
+fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
+    match sa.inbound.as_ref().map(|half| &half.proto) {
+        Some(HalfProto::PspIn { masters, issued, .. }) => {
+            masters[master_slot(spi)].as_ref() == Some(master)
+                && issued.iter().any(|&(first, last)| (first..=last).contains(&spi))
+        }
+        _ => false,
     }
 }
 

@@ -50,6 +50,26 @@ impl Origin {
         let line_start = before.rfind('\n').map_or(0, |at| at + 1);
         (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
     }
+
+    /// Whether one of its lines has something in it that could be a key: then it is not for a screen.
+    fn shows_key(&self) -> bool {
+        let text = self.file.text.as_str();
+        let start = text.get(..self.span.start).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
+        let end =
+            text.get(self.span.end..).and_then(|after| after.find('\n')).map_or(text.len(), |n| self.span.end + n);
+        text.get(start..end).is_some_and(may_hold_key)
+    }
+}
+
+/// Whether there is a word in `text` as long as octets of a key: those of the shortest, 8, with their
+/// prefix, or more without one.
+pub(crate) fn may_hold_key(text: &str) -> bool {
+    let is_octet = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/');
+    text.split(|c| !is_octet(c)).any(|word| match word.as_bytes() {
+        [b'0', b'x' | b'X', octets @ ..] => octets.len() >= 16,
+        [b'0', b's', octets @ ..] => octets.len() >= 10,
+        word => word.len() >= 24 && word.iter().any(u8::is_ascii_digit),
+    })
 }
 
 impl fmt::Display for Origin {
@@ -117,12 +137,12 @@ impl Diagnostic for Problem {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        let at = self.at.as_ref().filter(|_| self.quoted)?;
+        let at = self.at.as_ref().filter(|at| self.quoted && !at.shows_key())?;
         Some(at.file.as_ref())
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let at = self.at.as_ref().filter(|_| self.quoted)?;
+        let at = self.at.as_ref().filter(|at| self.quoted && !at.shows_key())?;
         let span = (at.span.start, at.span.len());
         Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
     }
@@ -226,5 +246,19 @@ mod tests {
         let hidden = Problems::from(Problem::at(&at, "not octets").secret()).render(false);
         assert!(shown.contains("0xsecret") && shown.contains("a.conf:1:7"));
         assert!(!hidden.contains("0xsecret") && hidden.contains("a.conf:1:7"));
+    }
+
+    #[test]
+    fn what_looks_like_a_key_is_one() {
+        for (line, key) in [
+            ("kye = 0x0001020304050607", true),
+            ("0sAAECAwQFBgc=", true),
+            ("key 000102030405060708090a0b0c0d0e0f", true),
+            ("suite = chacha20poly1305iiv", false),
+            ("local = 2001:db8:1234:5678:9abc:def0:1234:5678", false),
+            ("spi = 0x80000001", false),
+        ] {
+            assert_eq!(may_hold_key(line), key, "{line}");
+        }
     }
 }

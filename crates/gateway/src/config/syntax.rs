@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use zeroize::Zeroizing;
 
-use super::problem::{Origin, Problem, Problems, SourceFile};
+use super::problem::{Origin, Problem, Problems, SourceFile, may_hold_key};
 
 /// How deep files may include each other, and references refer on.
 const MAX_DEPTH: usize = 16;
@@ -199,6 +199,11 @@ impl<'a> Resolver<'a> {
     }
 }
 
+/// A name for an error. Half a line that lost its `key =` is read as a name.
+fn shown(name: &str) -> &str {
+    if may_hold_key(name) { "…" } else { name }
+}
+
 fn is_blank(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\r')
 }
@@ -319,13 +324,14 @@ impl Parser<'_> {
                 if self.peek() == Some('{') {
                     self.open(section.enter(&name, &at), &at);
                 } else {
+                    let name = shown(&name);
                     let help = format!("write '{name} = value' or '{name} {{ … }}'");
                     self.problems.push(Problem::at(&at, format!("'{name}' stands alone")).help(help));
                 }
             }
             _ => self.fault(
                 span,
-                format!("'{name}' is followed by neither '=' nor '{{'"),
+                format!("'{}' is followed by neither '=' nor '{{'", shown(&name)),
                 "write 'name = value' or 'name { … }'; names have no dots, commas or quotes",
             ),
         }

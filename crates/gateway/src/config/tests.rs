@@ -285,3 +285,60 @@ fn a_value_of_a_reference_keeps_its_own_place() {
     let told = read(&text, Purpose::Gateway).err().unwrap().to_string();
     assert!(told.contains("test.conf:6:11"), "{told}");
 }
+
+#[test]
+fn no_error_shows_a_key() {
+    let key = "000102030405060708090a0b0c0d0e0f10111213";
+    for (line, instead) in [
+        ("key = 0x0", "kye = 0x0"),
+        ("key = 0x0", "key 0x0"),
+        ("key = 0x0", "key =\n 0x0"),
+        ("key = 0x0", "key = x0"),
+        ("key = 0x0", "key = \"0x0"),
+        ("spi = 0x1001", "{"),
+        ("suite = aes128gcm16", "suite = aes256gcm16"),
+    ] {
+        let problems = read(&GOOD.replacen(line, instead, 1), Purpose::Gateway).err().unwrap();
+        let told = format!("{problems}\n{}", problems.render(false));
+        assert!(!told.contains(&key[1..]), "{instead}: {told}");
+    }
+}
+
+#[test]
+fn two_psp_senders_never_have_one_key() {
+    let (master, mine) = ("11".repeat(32), "22".repeat(32));
+    let psp = |name: &str, remote: &str, spi: &str, receives: &str, issued: &str| {
+        format!(
+            "{name} {{\n protocol = psp\n local = 192.0.2.1\n remote = {remote}\n out {{\n spi = {spi}\n \
+             master_key_0 = 0x{master}\n }}\n in {{\n master_key_0 = 0x{receives}\n issued = {issued}\n }}\n }}\n"
+        )
+    };
+    let told = |sas: [String; 2]| {
+        let problems = read(&with_sas(&sas.concat()), Purpose::Gateway).err();
+        problems.map(|problems| problems.to_string()).unwrap_or_default()
+    };
+    let first = || psp("a", "192.0.2.8", "0x100", &mine, "1");
+    assert_eq!(told([first(), psp("b", "192.0.2.9", "0x101", &mine, "2")]), "");
+    let two_addresses = told([first(), psp("b", "192.0.2.9", "0x100", &mine, "2")]);
+    assert!(two_addresses.contains("also that of sas.a.out: nonces"), "{two_addresses}");
+    let both_ways = told([first(), psp("b", "192.0.2.9", "0x101", &master, "0x101-0x1ff")]);
+    assert!(both_ways.contains("also that of sas.b.in: nonces"), "{both_ways}");
+}
+
+#[test]
+fn an_spi_that_would_be_taken_for_eesp_is_refused() {
+    let told = |spi: &str, setting: &str, other: &str| {
+        let moon = GOOD.replace("0x1002", spi).replace("mode = tunnel", setting);
+        let sa = format!(
+            "sas {{\n b {{\n protocol = {other}\n local = 192.0.2.1\n remote = 192.0.2.9\n suite = aes128gcm16\n \
+             in {{\n spi = 0x1009\n key = 0x404142434445464748494a4b4c4d4e4f50515253\n }}\n }}\n"
+        );
+        let problems = read(&moon.replace("sas {\n", &sa), Purpose::Gateway).err();
+        problems.map(|problems| problems.to_string()).unwrap_or_default()
+    };
+    let refused = told("0x80001002", "encap = yes", "eesp");
+    assert!(refused.contains("sas.moon.in.spi") && refused.contains("taken for EESP"), "{refused}");
+    assert_eq!(told("0x7fffffff", "encap = yes", "eesp"), "");
+    assert_eq!(told("0x80001002", "encap = no", "eesp"), "");
+    assert_eq!(told("0x80001002", "encap = yes", "esp"), "");
+}
