@@ -4,6 +4,7 @@
 //! Nothing here knows what a setting means. Faults are collected, reading goes on at the next
 //! line.
 
+use std::io::Read as _;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -127,11 +128,15 @@ pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
 }
 
 fn load(path: &Path) -> Result<SourceFile, String> {
-    let size = std::fs::metadata(path).map_err(|e| e.to_string())?.len();
-    if size > MAX_FILE_BYTES {
-        return Err(format!("{size} bytes are more than a configuration may have ({MAX_FILE_BYTES})"));
+    let file = std::fs::File::open(path).map_err(|e| e.to_string())?;
+    let size = file.metadata().map_err(|e| e.to_string())?.len().min(MAX_FILE_BYTES);
+    // Room for all of it at once: a buffer that grows leaves copies of secrets behind.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(size as usize + 1));
+    // A device may claim no size and never end.
+    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+    if bytes.len() as u64 > MAX_FILE_BYTES {
+        return Err(format!("more than the {MAX_FILE_BYTES} bytes that a configuration may have"));
     }
-    let bytes = Zeroizing::new(std::fs::read(path).map_err(|e| e.to_string())?);
     let text = std::str::from_utf8(&bytes).map_err(|e| format!("byte {} is not UTF-8 text", e.valid_up_to()))?;
     Ok(SourceFile { name: path.display().to_string(), text: Zeroizing::new(text.to_owned()) })
 }
