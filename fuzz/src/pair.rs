@@ -282,7 +282,7 @@ fn make_psp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbou
         versions: 0b1111,
         max_crypt_offset: 252,
         window: if window { WINDOW } else { 0 },
-        first_seq: 0,
+        first_seq: Vec::new(),
         honour_drop: true,
     };
     let out = psp_sa::outbound(out, &send, engine, keys).expect("sender");

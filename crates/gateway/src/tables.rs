@@ -480,14 +480,14 @@ impl Builder<'_> {
                 }
             }
             HalfProto::PspIn { masters, issued, versions, max_crypt_offset, honour_drop } => {
-                let highest = saved.as_ref().and_then(|record| record.numbers.values().max()).copied().unwrap_or(0);
+                let windows = if half.window == 0 { 0 } else { spis(issued).min(psp::MAX_WINDOWS) };
                 let spec = psp::ReceiveSpec {
                     masters: self.masters(masters),
                     issued: issued.clone(),
                     versions: *versions,
                     max_crypt_offset: *max_crypt_offset,
                     window: half.window,
-                    first_seq: highest.max(half.seq),
+                    first_seq: (0..windows as u32).map(last).collect(),
                     honour_drop: *honour_drop,
                 };
                 psp::inbound(common, &spec, engine, self.keys)
@@ -496,6 +496,11 @@ impl Builder<'_> {
         };
         Ok(Live { sa: Arc::new(built.map_err(refused)?), identity, born: Instant::now(), life_time: half.life_time })
     }
+}
+
+/// How many SPIs are in ranges that do not overlap.
+fn spis(ranges: &[(u32, u32)]) -> u64 {
+    ranges.iter().map(|(first, last)| u64::from(last.saturating_sub(*first)) + 1).sum()
 }
 
 fn refused(sa: &Sa, direction: &str, why: &SaError) -> Problem {
@@ -510,5 +515,35 @@ fn report_resumed(name: &str, configured: u64, record: &Record) {
         tracing::info!(target: "state", "sa {name}: continuing at {next}");
     } else {
         tracing::warn!(target: "state", "sa {name}: numbers below {next} may have been used before; continuing at {next}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Purpose};
+
+    #[test]
+    fn each_psp_spi_goes_on_at_its_own_number() {
+        let path = std::env::temp_dir().join(format!("weir-tables-{}.conf", std::process::id()));
+        let master = "0123456789abcdef".repeat(4);
+        let numbers = |last_iv: &str| {
+            let text = format!(
+                "sas {{ a {{ protocol = psp\n local = 192.0.2.1\n remote = 192.0.2.2\n in {{ issued = 0x102-0x103, \
+                 0x100-0x101\n replay_window = 64\n master_key_0 = 0x{master}\n {last_iv}\n }} }} }}"
+            );
+            std::fs::write(&path, text).unwrap();
+            let config = config::load(&path, Purpose::Offline).unwrap();
+            let resume = |_: &str, _| {
+                let numbers = BTreeMap::from([(0, 5000), (2, 7)]);
+                Ok(Some(Record { clean: false, name: "a".into(), iv_ahead: 0, numbers }))
+            };
+            let around = Surroundings { resume: Some(&resume), path_mtu: &|_| 1500, port_key: 1 };
+            let (tables, _) = build(&config, None, &around).unwrap();
+            crate::state::window_tops(&tables.entries[0].inbound.as_ref().unwrap().sa)
+        };
+        assert_eq!(numbers(""), BTreeMap::from([(0, 5000), (2, 7)]));
+        assert_eq!(numbers("last_iv = 9"), BTreeMap::from([(0, 5000), (1, 9), (2, 9), (3, 9)]));
+        std::fs::remove_file(&path).unwrap();
     }
 }

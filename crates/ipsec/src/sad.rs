@@ -167,7 +167,7 @@ mod tests {
             versions: 1,
             max_crypt_offset: 0,
             window: 0,
-            first_seq: 0,
+            first_seq: Vec::new(),
             honour_drop: false,
         };
         let sa = psp::inbound(common(name, US, remote), &spec, Engine::AwsLc, &mut KeyTable::default());

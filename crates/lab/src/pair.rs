@@ -203,7 +203,7 @@ impl Subject {
                     versions: 0b1111,
                     max_crypt_offset: 252,
                     window: self.window,
-                    first_seq: 0,
+                    first_seq: Vec::new(),
                     honour_drop: false,
                 };
                 (

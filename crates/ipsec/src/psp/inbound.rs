@@ -12,7 +12,7 @@ use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode,
 use crate::{encap, lane};
 
 /// Most SPIs of one peer that can each have a replay window: a lane is named by 16 bits.
-const MAX_WINDOWS: u64 = 1 << 16;
+pub const MAX_WINDOWS: u64 = 1 << 16;
 
 /// Inbound particulars.
 pub struct Inbound {
@@ -61,7 +61,8 @@ pub fn inbound(
         tunnel: common.mode == Mode::Tunnel,
     };
     psp.try_derivation()?;
-    let lanes = (0..lanes).map(|_| InLane::new(None, spec.window, spec.first_seq, lanes == 1)).collect();
+    let seen = |lane: usize| spec.first_seq.get(lane).copied().unwrap_or(0);
+    let lanes = (0..lanes).map(|lane| InLane::new(None, spec.window, seen(lane), lanes == 1)).collect();
     Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp) })
 }
 

@@ -30,7 +30,7 @@ use wire::psp::PspVersion;
 
 use crate::{Mode, SaCommon, SaError};
 
-pub use inbound::{Inbound, inbound};
+pub use inbound::{Inbound, MAX_WINDOWS, inbound};
 pub(crate) use inbound::{finish_in, prepare_in};
 pub use keys::{MasterKeys, SpiAllocator, SpisSpent};
 pub(crate) use outbound::prepare_out;
@@ -87,8 +87,9 @@ pub struct ReceiveSpec {
     /// Replay window in packets over the IV, one for each issued SPI; 0 for off (peer uses a
     /// clock, or TCP only).
     pub window: u32,
-    /// Highest IV already seen, on any of the SPIs.
-    pub first_seq: u64,
+    /// Highest IV already seen, for each of the issued SPIs in ascending order; 0 where one is
+    /// missing. Heeded with a window.
+    pub first_seq: Vec<u64>,
     /// Whether the D bit is honoured (only together with S).
     pub honour_drop: bool,
 }

@@ -64,7 +64,7 @@ fn receive(masters: MasterKeys) -> ReceiveSpec {
         versions: 0b1111,
         max_crypt_offset: 252,
         window: 64,
-        first_seq: 0,
+        first_seq: Vec::new(),
         honour_drop: false,
     }
 }
@@ -353,6 +353,29 @@ fn replays_are_refused_per_spi() {
     assert_eq!(ends.open(&fresh), Ok(inner()), "another SPI counts for itself");
     assert_eq!(ends.open(&fresh), Err(Drop::Replay));
     assert_eq!(ends.tops(), [Some(1000), None, Some(1), None, None]);
+}
+
+#[test]
+fn a_restarted_receiver_goes_on_where_each_spi_was() {
+    let key = key(&masters(), SPI + 2, 0);
+    let slow = ends_with(Mode::Tunnel, V4, false, &send(SPI + 2, 0, &key), &receive(masters()));
+    let mut senders = [tunnel(|_, _| ()), slow];
+    // Ranges count in ascending order, whatever the order they were given in.
+    let mut ends = tunnel(|_, receive| {
+        receive.issued.reverse();
+        receive.first_seq = vec![5000, 0, 7];
+    });
+    assert_eq!(ends.tops(), [Some(5000), None, Some(7), None, None]);
+    for (from, iv, opened) in [
+        (0, 4936, Err(Drop::TooOld)),
+        (0, 5000, Err(Drop::Replay)),
+        (0, 5001, Ok(inner())),
+        (1, 7, Err(Drop::Replay)),
+        (1, 8, Ok(inner())),
+    ] {
+        let sealed = senders[from].seal_as(0, SeqNo(iv), &inner()).unwrap();
+        assert_eq!(ends.open(&sealed), opened, "IV {iv}");
+    }
 }
 
 #[test]
