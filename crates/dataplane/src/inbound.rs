@@ -261,7 +261,8 @@ impl Worker {
         }
     }
 
-    /// A packet in the clear: allowed only where a policy says bypass.
+    /// A packet in the clear: allowed only where a policy says bypass. Routers, and hosts that are
+    /// just being started, send ICMP errors about the outer packets: that breaks no policy.
     fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let bytes = &packet.bytes()[..ip.total_len];
@@ -270,6 +271,7 @@ impl Worker {
                 bump(&self.counters.bypassed, 1);
                 return Ok(());
             }
+            _ if wire::icmp::is_error(ip, bytes) => Drop::OuterIcmp,
             Some(Action::Protect { .. }) => Drop::PlainInbound,
             Some(Action::Drop) => Drop::PolicyDrop,
             None => Drop::NoPolicy,

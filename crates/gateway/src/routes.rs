@@ -287,17 +287,12 @@ fn word_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
     text.split_whitespace().skip_while(|w| *w != word).nth(1)
 }
 
-/// Settings of the device that a TUN needs: no source check of its own, no IPv6 chatter where
-/// there is no IPv6. Best effort: what cannot be set is not needed everywhere.
-pub(crate) fn settle_device(tun: &str, v6: bool) {
-    let set = |path: String, value: &str| {
-        if let Err(error) = std::fs::write(&path, value) {
-            tracing::debug!(target: "routes", "{path}: {error}");
-        }
-    };
-    set(format!("/proc/sys/net/ipv4/conf/{tun}/rp_filter"), "0");
-    if !v6 {
-        set(format!("/proc/sys/net/ipv6/conf/{tun}/disable_ipv6"), "1");
+/// The setting of the device that a TUN needs: no source check of its own. Best effort: what cannot
+/// be set is not needed everywhere.
+pub(crate) fn settle_device(tun: &str) {
+    let path = format!("/proc/sys/net/ipv4/conf/{tun}/rp_filter");
+    if let Err(error) = std::fs::write(&path, "0") {
+        tracing::debug!(target: "routes", "{path}: {error}");
     }
 }
 

@@ -141,7 +141,7 @@ impl Gateway {
         let listening = Listening::of(&config);
 
         // Sockets first: they tell of a missing privilege, and leave nothing behind.
-        let outer = outer_ports(&config, &listening)?;
+        let (raw, udp) = outer_ports(&config, &listening)?;
         let shared = Arc::new(Shared::new());
         shared.set_tables(&config, &tables);
         let server = Server::start(&config.gateway.socket, Arc::clone(&shared)).map_err(anyhow::Error::from)?;
@@ -151,11 +151,16 @@ impl Gateway {
             mtu: mtu as u16,
             addresses: config.gateway.addresses.iter().map(|i| (i.addr, i.prefix)).collect(),
             queues: config.gateway.workers,
+            v6: config.policies.iter().any(|p| p.selectors.iter().any(|s| s.dst.is_v6())),
         })
         .map_err(anyhow::Error::from)?;
-        let v6 = config.gateway.addresses.iter().any(|i| i.addr.is_ipv6())
-            || config.policies.iter().any(|p| p.selectors.iter().any(|s| s.dst.is_v6()));
-        routes::settle_device(&config.gateway.tun, v6);
+        routes::settle_device(&config.gateway.tun);
+        if let Some(queue) = queues.first() {
+            let ignored = queue.if_index().and_then(|index| raw.ignore_icmp_from(index));
+            ignored.context("cannot tell ICMP of the inner side from that of the outer side")?;
+        }
+        let mut outer: Vec<Box<dyn Port + Send>> = vec![Box::new(raw)];
+        outer.extend(udp.into_iter().map(|port| Box::new(port) as Box<dyn Port + Send>));
         let mut keeper = Keeper::new(store, config.gateway.state_block);
         let (senders, receivers) = tables.kept();
         keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
@@ -361,11 +366,10 @@ fn device_mtu(config: &Config, tables: &Tables) -> u32 {
     config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
 }
 
-fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<Vec<Box<dyn Port + Send>>> {
+fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPort, Vec<UdpPort>)> {
     let mark = Some(config.gateway.fwmark);
-    let mut ports: Vec<Box<dyn Port + Send>> = Vec::new();
     // Also without a protocol to receive: ICMP tells of the path MTU.
-    ports.push(Box::new(RawPort::open(&RawProtocols {
+    let raw = RawPort::open(&RawProtocols {
         protocols: listening.protocols.iter().copied().collect(),
         icmp: true,
         v4: listening.local.iter().any(IpAddr::is_ipv4),
@@ -373,11 +377,9 @@ fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<Vec<Box
         local: listening.local.iter().copied().collect(),
         mark,
         device: None,
-    })?));
-    for addr in &listening.udp {
-        ports.push(Box::new(UdpPort::bind(*addr, mark)?));
-    }
-    Ok(ports)
+    })?;
+    let udp = listening.udp.iter().map(|addr| UdpPort::bind(*addr, mark)).collect::<io::Result<_>>()?;
+    Ok((raw, udp))
 }
 
 fn sender(config: &Config) -> io::Result<RawPort> {

@@ -39,6 +39,7 @@ drops! {
     NotIpsec = "not_ipsec", "Outer packet is none of ESP, AH, EESP, PSP";
     Keepalive = "keepalive", "NAT keepalive, nothing to do";
     IkeMessage = "ike_message", "IKE message on the NAT-T port, for the control side";
+    OuterIcmp = "outer_icmp", "ICMP error about the outer path, of use for path MTU discovery only";
 
     // Tables.
     NoSa = "no_sa", "No SA for SPI, destination and protocol";
@@ -90,6 +91,7 @@ impl Drop {
             self,
             Self::Keepalive
                 | Self::IkeMessage
+                | Self::OuterIcmp
                 | Self::NotIpsec
                 | Self::NoPolicy
                 | Self::PolicyDrop

@@ -229,6 +229,26 @@ fn no_policy_no_passage_in_either_direction() {
 }
 
 #[test]
+fn icmp_errors_about_the_outer_path_break_no_policy() {
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let mut ends = Ends::new(&subject);
+    let [src, dst] = subject.packet_addresses();
+    // What a host says without ESP ("protocol unreachable"), and a ping.
+    let icmp = |src, dst, kind: u8| {
+        let mut packet = lab::packet::udp(src, dst, 1, 2, 100, IpProto::UDP);
+        packet[9] = 1;
+        packet[20..28].copy_from_slice(&[kind, 2, 0, 0, 0, 0, 0, 0]);
+        set_checksum(&mut packet);
+        packet
+    };
+    let stranger = [10, 9, 9, 9].into();
+    let mut batch = filled(&[icmp(stranger, dst, 3), icmp(src, dst, 3), icmp(src, dst, 8)]);
+    ends.open(&mut batch);
+    let reasons = [Drop::OuterIcmp, Drop::PlainInbound, Drop::NoPolicy].map(|why| ends.dropped(why));
+    assert_eq!((batch.len(), reasons), (0, [2, 1, 0]));
+}
+
+#[test]
 fn arbitrary_bytes_never_panic_and_never_pass() {
     let mut rng = Rng::new(3);
     for subject in subjects().into_iter().step_by(7) {

@@ -198,7 +198,7 @@ fn is_single_host(addr: IpAddr) -> bool {
 }
 
 /// True for ICMP errors and redirects, and where the type cannot be seen.
-fn is_error(ip: &IpPacket, packet: &[u8]) -> bool {
+pub fn is_error(ip: &IpPacket, packet: &[u8]) -> bool {
     let key = crate::FlowKey::of(ip, packet);
     let kind = key.src_port >> 8;
     match key.proto {

@@ -164,6 +164,44 @@ fn raw_hears_icmp_errors_but_no_ping() {
 }
 
 #[test]
+fn raw_hears_icmp_of_the_outer_side_only() {
+    in_namespace(|| {
+        let Some(mut inside) = tun_or_skip("wt4", 1) else { return };
+        let addresses = vec![("10.8.0.1".parse().unwrap(), 24), ("fd00:8::1".parse().unwrap(), 64)];
+        let config = TunConfig { name: "wt5".to_owned(), mtu: 1300, addresses, queues: 1, v6: true };
+        let mut outside = TunPort::open(&config).unwrap();
+        let wanted = RawProtocols { protocols: vec![IpProto::ESP], ..RawProtocols::default() };
+        let mut port = RawPort::open(&wanted).unwrap();
+        port.ignore_icmp_from(inside[0].if_index().unwrap()).unwrap();
+        let error = |net: u8| {
+            let mut message = vec![3, 4, 0, 0, 0, 0, 5, 0];
+            message.extend(ipv4(50, 0, [10, net, 0, 1], [10, net, 0, 2], &[0; 8]));
+            let sum = checksum::checksum(&message).to_be_bytes();
+            message[2..4].copy_from_slice(&sum);
+            ipv4(1, 0, [10, net, 0, 2], [10, net, 0, 1], &message)
+        };
+        let error_v6 = |net: &str| {
+            let [to, from] = [1, 2].map(|host| format!("fd00:{net}::{host}"));
+            let mut message = vec![2, 0, 0, 0, 0, 0, 5, 0];
+            message.extend(ipv6(50, 0, &to, &from, &[0; 8]));
+            let addresses = [&from, &to].map(|text| text.parse::<std::net::Ipv6Addr>().unwrap().octets()).concat();
+            let len = (message.len() as u32).to_be_bytes();
+            let sum = checksum::checksum(&[&addresses[..], &len, &[0, 0, 0, 58], &message].concat()).to_be_bytes();
+            message[2..4].copy_from_slice(&sum);
+            ipv6(58, 0, &from, &to, &message)
+        };
+        let esp = |net: u8| ipv4(50, 0, [10, net, 0, 2], [10, net, 0, 1], &[net; 40]);
+        inside[0].tx(&mut batch_of(&[error(9), error_v6("9"), esp(9)])).unwrap();
+        outside[0].tx(&mut batch_of(&[error(8), error_v6("8"), esp(8)])).unwrap();
+        let mut got = receive(&mut port, 5, 2048);
+        got.sort();
+        let mut heard = [error(8), error_v6("8"), esp(8), esp(9)];
+        heard.sort();
+        assert_eq!(got, heard);
+    });
+}
+
+#[test]
 fn raw_bound_to_an_address_hears_no_other() {
     in_namespace(|| {
         let local = vec!["127.0.0.2".parse().unwrap()];
@@ -231,7 +269,7 @@ fn tun(name: &str, queues: usize) -> std::io::Result<Vec<TunPort>> {
         let (ip, prefix) = text.split_once('/').unwrap();
         (ip.parse().unwrap(), prefix.parse().unwrap())
     });
-    TunPort::open(&TunConfig { name: name.to_owned(), mtu: 1300, addresses: addresses.to_vec(), queues })
+    TunPort::open(&TunConfig { name: name.to_owned(), mtu: 1300, addresses: addresses.to_vec(), queues, v6: true })
 }
 
 /// Packets of `proto` from what a TUN gives (the kernel says this and that on a new interface).
@@ -272,6 +310,25 @@ fn tun_carries_packets_both_ways() {
 }
 
 #[test]
+fn tun_without_ipv6_starts_silent() {
+    in_namespace(|| {
+        let addresses = vec![("10.9.0.1".parse().unwrap(), 24)];
+        let config = TunConfig { name: "wt6".to_owned(), mtu: 1300, addresses, queues: 1, v6: false };
+        if tun_or_skip("wt6", 1).is_none() {
+            return;
+        }
+        let mut ports = TunPort::open(&config).unwrap();
+        assert_eq!(receive(&mut ports[0], 1, 2048), [[0; 0]; 0], "no router solicitation, no report");
+        // More than the kernel's 500 wait for a reader that is busy.
+        let socket = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
+        for _ in 0..2000 {
+            socket.send_to(b"wait", "10.9.0.2:9").unwrap();
+        }
+        assert_eq!(receive(&mut ports[0], 2000, 2048).len(), 2000);
+    });
+}
+
+#[test]
 fn tun_has_several_queues_and_one_owner() {
     in_namespace(|| {
         for queues in [1, 3] {
@@ -285,9 +342,9 @@ fn tun_has_several_queues_and_one_owner() {
             assert_eq!(tun(name, 1).err().unwrap().kind(), std::io::ErrorKind::InvalidInput, "{name}");
         }
         let addresses = vec![("192.0.2.1".parse().unwrap(), 33)];
-        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 1300, addresses, queues: 1 };
+        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 1300, addresses, queues: 1, v6: true };
         assert!(TunPort::open(&wrong).err().unwrap().to_string().contains("192.0.2.1/33"));
-        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 10, addresses: vec![], queues: 1 };
+        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 10, addresses: vec![], queues: 1, v6: false };
         assert!(TunPort::open(&wrong).err().unwrap().to_string().contains("MTU"));
         assert!(tun("wt2", 1).is_ok(), "nothing was left behind");
     });

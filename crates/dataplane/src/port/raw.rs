@@ -10,7 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::event::epoll;
 use rustix::time::Timespec;
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use wire::IpProto;
 
 use super::mmsg::{Mmsg, Outgoing, large_buffers, set_option};
@@ -115,6 +115,18 @@ impl RawPort {
         Ok(port)
     }
 
+    /// Hears no more ICMP that comes from the interface with this index: the TUN, where it comes
+    /// from inside and says nothing about the outer path. Anything else is heard as before, since
+    /// there may be another layer of IPsec inside.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn ignore_icmp_from(&self, if_index: u32) -> io::Result<()> {
+        let icmp = |receiver: &&Receiver| matches!(receiver.proto, IpProto::ICMP | IpProto::ICMPV6);
+        let filter = not_from(if_index);
+        self.receivers.iter().filter(icmp).try_for_each(|receiver| receiver.socket.attach_filter(&filter))
+    }
+
     fn open_receivers(&mut self, wanted: &RawProtocols, v6: bool) -> io::Result<()> {
         let icmp = if v6 { IpProto::ICMPV6 } else { IpProto::ICMP };
         let any = if v6 { Ipv6Addr::UNSPECIFIED.into() } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
@@ -170,6 +182,20 @@ fn icmp6_filter() -> [u8; 32] {
     let mut filter = [0xff; 32];
     filter[..4].copy_from_slice(&(!(1_u32 << 1 | 1 << 2)).to_ne_bytes());
     filter
+}
+
+/// Socket filter (classic BPF): whole packets, but none received on the interface.
+fn not_from(if_index: u32) -> [SockFilter; 4] {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP_IF_EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    const INTERFACE: u32 = (libc::SKF_AD_OFF + libc::SKF_AD_IFINDEX) as u32;
+    [
+        SockFilter::new(LOAD, 0, 0, INTERFACE),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, if_index),
+        SockFilter::new(RETURN, 0, 0, 0),
+        SockFilter::new(RETURN, 0, 0, u32::MAX),
+    ]
 }
 
 fn sender(wanted: &RawProtocols, v6: bool) -> io::Result<Socket> {

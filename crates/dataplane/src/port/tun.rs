@@ -22,6 +22,9 @@ pub struct TunConfig {
     pub addresses: Vec<(IpAddr, u8)>,
     /// Queues, one per worker; at least 1.
     pub queues: usize,
+    /// Whether IPv6 goes through it; an IPv6 address says so as well. Otherwise the host has none
+    /// there from the start and sends no router solicitation into it.
+    pub v6: bool,
 }
 
 /// One queue of a TUN interface. The interface is gone when its last queue is dropped.
@@ -32,6 +35,10 @@ pub struct TunPort {
 
 const DEVICE: &str = "/dev/net/tun";
 const NAME_BYTES: usize = 15;
+/// Packets that wait in the interface until they are read, of each queue. With the kernel's 500 a
+/// few TCP connections lost 24,000 to 83,000 packets there in 4 s, with 4000 none. At an MTU of 1400
+/// that is 6 MB, and 5 ms of 10 Gbit/s.
+const QUEUE_PACKETS: u32 = 4000;
 
 impl TunPort {
     /// Makes the interface, gives it its addresses, sets it up and returns its queues.
@@ -76,8 +83,13 @@ fn build(config: &TunConfig) -> io::Result<SyncDevice> {
         .multi_queue(config.queues > 1)
         .packet_information(false)
         .offload(false)
+        .tx_queue_len(QUEUE_PACKETS)
         .enable(false)
         .build_sync()?;
+    if !config.v6 && config.addresses.iter().all(|(address, _)| address.is_ipv4()) {
+        // Refused where the host has no IPv6 at all, which is as good.
+        let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", config.name), "1");
+    }
     device.enabled(true)?;
     Ok(device)
 }
