@@ -15,8 +15,7 @@ use crypto::{Aad, CryptoOp, Engine, IcvOk, KeyId, KeyMaterial, KeyTable, Span, S
 use wire::ah::AhHeader;
 use wire::{IpPacket, IpProto, SeqNo, Spi};
 
-use crate::esp::last_seq;
-use crate::lane::check_windows;
+use crate::esp::{check_received, last_seq};
 use crate::{Authentic, Delivered, Drop, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa};
 use crate::{PendingIn, PendingOut, SaCommon, SaError, SeqCounter, encap, replay};
 use mutable::Role;
@@ -127,10 +126,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
     let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(&common, spec)?);
-    check_windows(1, spec.window)?;
-    if spec.first_seq > last_seq(spec.esn) {
-        return Err(SaError::Conflict("the highest sequence number seen is beyond the last one; replace the SA"));
-    }
+    check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
     Ok(InboundSa {
         common,

@@ -264,10 +264,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
 /// [`SaError`].
 pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<InboundSa, SaError> {
     let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(spec)?);
-    check_windows(1, spec.window)?;
-    if spec.first_seq > last_seq(spec.esn) {
-        return Err(SaError::Conflict("the highest sequence number seen is beyond the last one; replace the SA"));
-    }
+    check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
     Ok(InboundSa {
         common,
@@ -281,6 +278,15 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
 fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {
     let material = KeyMaterial { enc: spec.enc_key, integ: spec.integ_key };
     Ok(keys.insert(Arc::new(engine.expand(&spec.suite, material)?)))
+}
+
+/// Refuses a replay window out of range, and a highest number seen that no packet can follow.
+pub(crate) fn check_received(window: u32, top: u64, esn: bool) -> Result<(), SaError> {
+    check_windows(1, window)?;
+    if top > last_seq(esn) {
+        return Err(SaError::Conflict("the highest sequence number seen is beyond the last one; replace the SA"));
+    }
+    Ok(())
 }
 
 /// Last number of an SA: it never cycles (RFC 4303 §3.3.3).
