@@ -130,17 +130,27 @@ fn prefetch(bytes: &[u8], at: usize) {
 pub struct Batch {
     live: Vec<Packet>,
     spare: Vec<Packet>,
+    /// How many of the empty ones are not for ports.
+    reserve: usize,
 }
 
 impl Batch {
     /// `packets` empty packets of `payload_bytes` each.
     pub fn new(packets: usize, payload_bytes: usize) -> Self {
-        Self { live: Vec::with_capacity(packets), spare: (0..packets).map(|_| Packet::new(payload_bytes)).collect() }
+        Self::with_reserve(packets, 0, payload_bytes)
+    }
+
+    /// As [`Batch::new`], with `reserve` further packets that ports leave alone: for the fragments of
+    /// packets that are still in the batch.
+    pub fn with_reserve(packets: usize, reserve: usize, payload_bytes: usize) -> Self {
+        let all = packets + reserve;
+        let spare = (0..all).map(|_| Packet::new(payload_bytes)).collect();
+        Self { live: Vec::with_capacity(all), spare, reserve }
     }
 
     /// How many more packets can be received.
     pub fn room(&self) -> usize {
-        self.spare.len()
+        self.spare.len().saturating_sub(self.reserve)
     }
 
     /// Packets in the batch.

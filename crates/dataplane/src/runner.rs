@@ -207,7 +207,8 @@ impl Post {
             open: vec![true; unwaitable.len()],
             seen: vec![Refused::default(); unwaitable.len() + 1],
             unwaitable,
-            batch: Batch::new(packets, bytes),
+            // Two fragments for each packet of a full batch.
+            batch: Batch::with_reserve(packets, 2 * packets, bytes),
             replies: Batch::new(packets, bytes),
             links,
             worker,
@@ -322,8 +323,8 @@ mod tests {
     use std::os::fd::BorrowedFd;
     use std::time::Duration;
 
-    use crypto::KeyTable;
-    use ipsec::{Action, Policy, Spd};
+    use crypto::{Engine, KeyTable, Suite};
+    use ipsec::{Action, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, SaCommon, Spd, esp};
     use wire::registry::CodePoints;
     use wire::{AddrRange, PortRange, Selector};
 
@@ -334,12 +335,47 @@ mod tests {
     const PACKET: [u8; 28] =
         [0x45, 0, 0, 28, 0, 1, 0, 0, 9, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2, 0, 1, 0, 2, 0, 8, 0, 0];
 
-    fn tables(action: Action) -> Publisher {
+    fn spd(action: Action) -> Spd {
         let any = AddrRange::from_cidr([192, 0, 2, 0].into(), 24).unwrap();
         let ports = PortRange::ANY;
         let selectors = vec![Selector { src: any, dst: any, proto: None, src_ports: ports, dst_ports: ports }];
-        let spd = Spd::new(vec![Policy { name: "all".into(), selectors, action }]);
-        Publisher::new(Snapshot::new(vec![], vec![], spd, KeyTable::default(), CodePoints::default()).unwrap())
+        Spd::new(vec![Policy { name: "all".into(), selectors, action }])
+    }
+
+    fn tables(action: Action) -> Publisher {
+        let (spd, keys) = (spd(action), KeyTable::default());
+        Publisher::new(Snapshot::new(vec![], vec![], spd, keys, CodePoints::default()).unwrap())
+    }
+
+    /// Everything through one ESP tunnel over a path of `path_mtu` bytes.
+    fn tunnel(path_mtu: usize) -> Publisher {
+        let outer = Outer {
+            peer: Peer { local: [198, 51, 100, 1].into(), remote: [198, 51, 100, 2].into() },
+            hop_limit: 64,
+            dscp: DscpPolicy::Copy,
+            ecn: true,
+            df: DfPolicy::Copy,
+            udp: None,
+            udp_checksum: false,
+        };
+        let spec = esp::Spec {
+            spi: 0x1001,
+            suite: Suite::parse_esp("aes128gcm16").unwrap(),
+            enc_key: &[7; 20],
+            integ_key: &[],
+            esn: false,
+            window: 64,
+            first_seq: 1,
+            persistent: false,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        };
+        let mut keys = KeyTable::default();
+        let common = SaCommon::new("moon", Mode::Tunnel, outer, Lifetime::NONE);
+        let sa = esp::outbound(common, &spec, Engine::AwsLc, &mut keys).unwrap();
+        sa.set_path_mtu(path_mtu);
+        let spd = spd(Action::Protect { outbound: 0, inbound: 0 });
+        Publisher::new(Snapshot::new(vec![], vec![Arc::new(sa)], spd, keys, CodePoints::default()).unwrap())
     }
 
     fn small(core: usize) -> WorkerConfig {
@@ -447,6 +483,22 @@ mod tests {
         let runner = Runner::start(vec![(small(0), links)], tables(Action::Bypass)).unwrap();
         send(&mut inner, 40);
         wait_for(|| runner.counters()[0].drops[Reason::QueueFull as usize].load(Ordering::Relaxed) == 35);
+        runner.stop().unwrap();
+    }
+
+    #[test]
+    fn a_full_batch_of_packets_to_cut_loses_none() {
+        let (links, mut inner, _outer_in, mut outer_out) = between_rings(64);
+        let mut batch = Batch::new(8, 2048);
+        let mut packet = [0; 700];
+        packet[..PACKET.len()].copy_from_slice(&PACKET);
+        packet[2..4].copy_from_slice(&700_u16.to_be_bytes());
+        while batch.push_with(|to| to.set(&packet)) {}
+        // All eight are there when the worker looks for the first time.
+        inner.tx(&mut batch).unwrap();
+        let runner = Runner::start(vec![(small(0), links)], tunnel(576)).unwrap();
+        assert_eq!(receive(&mut outer_out, 16), 16);
+        assert_eq!(runner.counters()[0].drops[Reason::QueueFull as usize].load(Ordering::Relaxed), 0);
         runner.stop().unwrap();
     }
 
