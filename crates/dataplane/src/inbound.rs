@@ -98,10 +98,7 @@ impl Worker {
         self.counters.outer_rx.bump(batch.len() as u64, batch.bytes());
         self.keep_all(batch.len());
         self.derived.begin_batch();
-        if self.now_ms >= self.next_age_ms {
-            self.next_age_ms = self.now_ms + 1000;
-            self.age(tables);
-        }
+        self.age(tables);
         let mut last: Option<Last<'_>> = None;
         for (n, chunk) in batch.packets_mut().chunks_mut(CHUNK).enumerate() {
             self.open(tables, n * CHUNK, chunk, &mut last);
@@ -334,8 +331,12 @@ impl Worker {
         }
     }
 
-    /// What has aged since the last batch: learned path MTUs, fragments whose rest never came.
-    fn age(&mut self, tables: &Snapshot) {
+    /// Once a second, what has aged: learned path MTUs, fragments whose rest never came.
+    pub(crate) fn age(&mut self, tables: &Snapshot) {
+        if self.now_ms < self.next_age_ms {
+            return;
+        }
+        self.next_age_ms = self.now_ms + 1000;
         self.path_mtus.expire(self.now_ms, tables);
         self.reassembler.expire(self.now_ms);
         let lost = self.reassembler.lost();

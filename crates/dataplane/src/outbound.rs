@@ -35,6 +35,7 @@ impl Worker {
         let arrived = batch.len();
         self.counters.inner_rx.bump(arrived as u64, batch.bytes());
         self.keep_all(arrived);
+        self.age(tables);
         self.oversized.clear();
         self.fragment_slots.clear();
         self.seal_from(tables, batch, 0, arrived);
@@ -89,8 +90,13 @@ impl Worker {
                 }
             };
             if ip.total_len > current.mtu {
-                self.oversized.push((first + i, slot));
-                self.refuse(first + i);
+                if first + i < arrived {
+                    self.oversized.push((first + i, slot));
+                    self.refuse(first + i);
+                } else {
+                    // The path became narrower since this fragment was cut.
+                    self.gone_outbound(first + i, Some(current.sa), Some(ip), Drop::TooBig);
+                }
                 continue;
             }
             // Written where it will be used, and taken back when there is no use for it.
