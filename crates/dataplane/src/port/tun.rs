@@ -83,13 +83,15 @@ fn build(config: &TunConfig) -> io::Result<SyncDevice> {
         .multi_queue(config.queues > 1)
         .packet_information(false)
         .offload(false)
-        .tx_queue_len(QUEUE_PACKETS)
         .enable(false)
         .build_sync()?;
     if !config.v6 && config.addresses.iter().all(|(address, _)| address.is_ipv4()) {
         // Refused where the host has no IPv6 at all, which is as good.
         let _ = std::fs::write(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", config.name), "1");
     }
+    // The kernel wants the privilege of the whole host for this, which a user namespace has not: then
+    // the queue stays as it is.
+    let _ = device.set_tx_queue_len(QUEUE_PACKETS);
     device.enabled(true)?;
     Ok(device)
 }
