@@ -118,7 +118,7 @@ impl Worker {
         if last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
             *last = None; // found again, and refused with its reason
         }
-        packets.iter().for_each(Packet::prefetch);
+        packets.iter().for_each(Packet::prefetch_head);
         for (i, packet) in packets.iter_mut().enumerate() {
             // Both are written where they will be used, and taken back when there is no use for them.
             jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
@@ -368,6 +368,6 @@ fn count_run(tables: &Snapshot, (slot, packets, bytes): (u32, u64, u64)) {
     if let Some(sa) = tables.sad.get(slot)
         && packets > 0
     {
-        sa.common.counters.add(packets, bytes);
+        sa.common.counters.add_owned(packets, bytes);
     }
 }

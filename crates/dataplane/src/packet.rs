@@ -67,7 +67,13 @@ impl Packet {
         Ok(())
     }
 
-    /// Asks for the cache lines that the path touches first: around the packet's start, and its end.
+    /// Asks for the cache line that opening a packet touches first.
+    #[inline]
+    pub(crate) fn prefetch_head(&self) {
+        prefetch(&self.buffer, self.start as usize);
+    }
+
+    /// Asks for the cache lines that protecting a packet touches first: around its start, and its end.
     #[inline]
     pub(crate) fn prefetch(&self) {
         prefetch(&self.buffer, (self.start as usize).saturating_sub(64));

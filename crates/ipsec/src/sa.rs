@@ -158,6 +158,13 @@ impl SaCounters {
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
+    /// Adds a run of packets, for the one core that owns the SA: no locked instruction.
+    pub fn add_owned(&self, packets: u64, bytes: u64) {
+        let bump = |counter: &AtomicU64, by| counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+        bump(&self.packets, packets);
+        bump(&self.bytes, bytes);
+    }
+
     /// Counts one packet that went no further.
     pub fn drop(&self, why: Drop) {
         self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
