@@ -108,7 +108,7 @@ struct Layout {
     icv_len: usize,
     /// The plaintext ends on a multiple of this; a power of two.
     align: usize,
-    /// The ciphertext is a multiple of this.
+    /// The ciphertext is a multiple of this; a power of two.
     block_len: usize,
     iv: IvSource,
     cover: Cover,

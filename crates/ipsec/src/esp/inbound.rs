@@ -36,7 +36,8 @@ pub(crate) fn prepare_in(
     }
     let icv_at = packet.len() - layout.icv_len;
     let payload = Span::new(at + layout.head_len, icv_at);
-    if !payload.len().is_multiple_of(layout.block_len) {
+    // A power of two: a mask costs a twentieth of a division.
+    if payload.len() & (layout.block_len - 1) != 0 {
         return Err(Drop::Malformed);
     }
     let mut iv = [0; MAX_IV];
