@@ -263,16 +263,12 @@ impl Worker {
     fn plain(&mut self, tables: &Snapshot, packet: &mut Packet, ip: &IpPacket) -> Result<(), Refused> {
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let bytes = &packet.bytes()[..ip.total_len];
-        let why = match self.inbound_flows.decide(tables.generation, bytes, ask).unwrap_or(None) {
-            Some(Action::Bypass) => {
-                bump(&self.counters.bypassed, 1);
-                return Ok(());
-            }
-            _ if wire::icmp::is_error(ip, bytes) => Drop::OuterIcmp,
-            Some(Action::Protect { .. }) => Drop::PlainInbound,
-            Some(Action::Drop) => Drop::PolicyDrop,
-            None => Drop::NoPolicy,
+        let decision = self.inbound_flows.decide(tables.generation, bytes, ask).unwrap_or(None);
+        let Err(why) = Action::admit_clear(decision) else {
+            bump(&self.counters.bypassed, 1);
+            return Ok(());
         };
+        let why = if wire::icmp::is_error(ip, bytes) { Drop::OuterIcmp } else { why };
         Err(self.gone_inbound(None, why, None, Some(ip)))
     }
 
@@ -296,15 +292,15 @@ impl Worker {
         let range = frame.range();
         packet.set_range(range);
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
-        match self.inbound_flows.decide(tables.generation, packet.bytes(), ask) {
-            Err(_) => Err(self.gone_opening(sa, opening, Drop::BadInner)),
-            Ok(Some(Action::Protect { inbound, .. })) if inbound == opening.slot => {
+        let decision = self.inbound_flows.decide(tables.generation, packet.bytes(), ask);
+        match decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, opening.slot)) {
+            Ok(()) => {
                 if delivered.sample {
                     bump(&self.counters.sampled, 1);
                 }
                 Ok(packet.len())
             }
-            _ => Err(self.gone_opening(sa, opening, Drop::PolicyMismatch)),
+            Err(why) => Err(self.gone_opening(sa, opening, why)),
         }
     }
 

@@ -131,8 +131,7 @@ fn prefetch(bytes: &[u8], at: usize) {
 }
 
 /// Packets that travel together, and the empty ones that wait to be filled. The two together are
-/// as many as the batch was made with, unless packets were moved to another batch by
-/// [`Batch::give`], which takes an empty one in return.
+/// as many as the batch was made with; a port that takes one gives one in return.
 pub struct Batch {
     live: Vec<Packet>,
     spare: Vec<Packet>,
@@ -230,18 +229,5 @@ impl Batch {
     /// next [`Batch::push_with`] takes.
     pub(crate) fn spare_mut(&mut self) -> &mut [Packet] {
         &mut self.spare
-    }
-
-    /// Moves the last packet to `other` in exchange for one of its spare ones; false when `other`
-    /// has no room or this batch is empty.
-    pub fn give(&mut self, other: &mut Self) -> bool {
-        if self.live.is_empty() {
-            return false;
-        }
-        let Some(empty) = other.spare.pop() else { return false };
-        let Some(packet) = self.live.pop() else { return false };
-        other.live.push(packet);
-        self.spare.push(empty);
-        true
     }
 }

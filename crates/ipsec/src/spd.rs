@@ -31,6 +31,38 @@ pub enum Action {
     Drop,
 }
 
+impl Action {
+    /// Whether a packet for which the SPD decided `decision` may come out of the inbound SA in slot
+    /// `sa` (RFC 4301 §5.2 step 4).
+    ///
+    /// # Errors
+    /// [`Drop::PolicyDrop`] when its first policy says drop, otherwise [`Drop::PolicyMismatch`]
+    /// unless that policy demands this very SA.
+    #[inline]
+    pub fn admit(decision: Option<Self>, sa: u32) -> Result<(), Drop> {
+        match decision {
+            Some(Self::Protect { inbound, .. }) if inbound == sa => Ok(()),
+            Some(Self::Drop) => Err(Drop::PolicyDrop),
+            _ => Err(Drop::PolicyMismatch),
+        }
+    }
+
+    /// Whether a packet for which the SPD decided `decision` may come in in the clear (RFC 4301 §5.2
+    /// step 3b).
+    ///
+    /// # Errors
+    /// [`Drop::PlainInbound`], [`Drop::PolicyDrop`] or [`Drop::NoPolicy`], unless its first policy
+    /// is bypass.
+    pub fn admit_clear(decision: Option<Self>) -> Result<(), Drop> {
+        match decision {
+            Some(Self::Bypass) => Ok(()),
+            Some(Self::Protect { .. }) => Err(Drop::PlainInbound),
+            Some(Self::Drop) => Err(Drop::PolicyDrop),
+            None => Err(Drop::NoPolicy),
+        }
+    }
+}
+
 /// One policy. Selectors are written from this host's point of view, outbound: source is local.
 #[derive(Clone, Debug)]
 pub struct Policy {
@@ -73,33 +105,6 @@ impl Spd {
     /// First policy that matches an inbound packet (selectors reversed).
     pub fn inbound(&self, key: &FlowKey) -> Option<(PolicyId, Action)> {
         self.with_action(self.inbound.first_match(key))
-    }
-
-    /// Whether a packet may come out of the inbound SA in slot `sa` (RFC 4301 §5.2 step 4).
-    ///
-    /// # Errors
-    /// [`Drop::PolicyDrop`] when its first policy says drop, otherwise [`Drop::PolicyMismatch`]
-    /// unless that policy demands this very SA.
-    pub fn check_inbound(&self, key: &FlowKey, sa: u32) -> Result<(), Drop> {
-        match self.inbound(key) {
-            Some((_, Action::Protect { inbound, .. })) if inbound == sa => Ok(()),
-            Some((_, Action::Drop)) => Err(Drop::PolicyDrop),
-            _ => Err(Drop::PolicyMismatch),
-        }
-    }
-
-    /// Whether a packet may come in in the clear (RFC 4301 §5.2 step 3b).
-    ///
-    /// # Errors
-    /// [`Drop::PlainInbound`], [`Drop::PolicyDrop`] or [`Drop::NoPolicy`], unless its first policy
-    /// is bypass.
-    pub fn check_plain_inbound(&self, key: &FlowKey) -> Result<(), Drop> {
-        match self.inbound(key) {
-            Some((_, Action::Bypass)) => Ok(()),
-            Some((_, Action::Protect { .. })) => Err(Drop::PlainInbound),
-            Some((_, Action::Drop)) => Err(Drop::PolicyDrop),
-            None => Err(Drop::NoPolicy),
-        }
     }
 
     /// The policy with this id.
@@ -174,18 +179,19 @@ mod tests {
     fn what_comes_in_must_come_the_way_its_policy_says() {
         let spd = office();
         let office = key("10.2.0.1", "10.1.0.1", IpProto::UDP, (1, 2));
-        assert_eq!(spd.check_inbound(&office, 7), Ok(()));
-        assert_eq!(spd.check_inbound(&office, 4), Err(Drop::PolicyMismatch));
-        assert_eq!(spd.check_plain_inbound(&office), Err(Drop::PlainInbound));
+        let decided = |key: &FlowKey| spd.inbound(key).map(|(_, action)| action);
+        assert_eq!(Action::admit(decided(&office), 7), Ok(()));
+        assert_eq!(Action::admit(decided(&office), 4), Err(Drop::PolicyMismatch));
+        assert_eq!(Action::admit_clear(decided(&office)), Err(Drop::PlainInbound));
         let ssh = key("10.2.0.1", "10.1.0.1", IpProto::TCP, (22, 2));
-        assert_eq!(spd.check_inbound(&ssh, 7), Err(Drop::PolicyMismatch));
-        assert_eq!(spd.check_plain_inbound(&ssh), Ok(()));
+        assert_eq!(Action::admit(decided(&ssh), 7), Err(Drop::PolicyMismatch));
+        assert_eq!(Action::admit_clear(decided(&ssh)), Ok(()));
         let closed = key("10.3.0.1", "10.1.9.1", IpProto::UDP, (1, 2));
-        assert_eq!(spd.check_inbound(&closed, 7), Err(Drop::PolicyDrop));
-        assert_eq!(spd.check_plain_inbound(&closed), Err(Drop::PolicyDrop));
+        assert_eq!(Action::admit(decided(&closed), 7), Err(Drop::PolicyDrop));
+        assert_eq!(Action::admit_clear(decided(&closed)), Err(Drop::PolicyDrop));
         let stranger = key("10.3.0.1", "10.4.0.1", IpProto::UDP, (1, 2));
-        assert_eq!(spd.check_inbound(&stranger, 7), Err(Drop::PolicyMismatch));
-        assert_eq!(spd.check_plain_inbound(&stranger), Err(Drop::NoPolicy));
+        assert_eq!(Action::admit(decided(&stranger), 7), Err(Drop::PolicyMismatch));
+        assert_eq!(Action::admit_clear(decided(&stranger)), Err(Drop::NoPolicy));
     }
 
     /// Few addresses, so that ranges and packets meet at their edges; both families, with the
