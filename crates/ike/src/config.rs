@@ -1,0 +1,360 @@
+//! What a peer is allowed to be and what it gets: the connections of swanctl.conf, checked and
+//! resolved. The gateway makes these; the endpoint only reads them.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use wire::{AddrRange, IpProto, PortRange, TrafficSelector};
+
+use crate::identity::{IdPattern, Identity};
+use crate::proposal::{ChildProposal, IkeProposal};
+
+/// A connection: one or more peers that are treated alike.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Connection {
+    /// Name of its section.
+    pub name: String,
+    /// Versions of IKE that are spoken. As responder [`Version::Any`] accepts both; as initiator it means IKEv2.
+    pub version: Version,
+    /// Addresses of this host: any of them when empty.
+    pub local_addrs: Vec<AddrRange>,
+    /// Addresses of the peer: any when empty, and then this host can only respond.
+    pub remote_addrs: Vec<AddrRange>,
+    /// UDP port of this host to start from; 500 unless set, 4500 starts with the non-ESP marker.
+    pub local_port: u16,
+    /// UDP port of the peer.
+    pub remote_port: u16,
+    /// Proposals in order of preference; never empty.
+    pub proposals: Vec<IkeProposal>,
+    /// Virtual addresses to ask for: the unspecified address of a family asks for any.
+    pub vips: Vec<IpAddr>,
+    /// IKEv1: aggressive mode.
+    pub aggressive: bool,
+    /// IKEv1 Mode Config: ask for addresses (`true`) or wait for them.
+    pub pull: bool,
+    /// Say that there is a NAT even when there is none, so that ESP goes in UDP.
+    pub encap: bool,
+    /// Offer and accept MOBIKE (RFC 4555).
+    pub mobike: bool,
+    /// Idle time after which the peer is asked whether it lives; zero is never.
+    pub dpd_delay: Duration,
+    /// IKEv1: time after which a silent peer is dead. IKEv2 uses its retransmissions.
+    pub dpd_timeout: Duration,
+    /// IKE fragmentation (RFC 7383).
+    pub fragmentation: Fragmentation,
+    /// IKE SAs without a Child SA (RFC 6023).
+    pub childless: Childless,
+    /// Ask for certificates (CERTREQ).
+    pub send_certreq: bool,
+    /// When to send one's own certificates.
+    pub send_cert: SendCert,
+    /// Post-quantum preshared key to use or accept (RFC 8784).
+    pub ppk_id: Option<Identity>,
+    /// Refuse a peer that has no such key.
+    pub ppk_required: bool,
+    /// How often a failed IKE_SA_INIT is tried anew, 1 for once; 0 is without end.
+    pub keyingtries: u32,
+    /// What a second IKE SA with the same peer means.
+    pub unique: Unique,
+    /// Time between authentications, zero is never.
+    pub reauth_time: Duration,
+    /// Time between rekeyings of the IKE SA, zero is never.
+    pub rekey_time: Duration,
+    /// Time after `rekey_time` or `reauth_time` at which the IKE SA ends whatever happens.
+    pub over_time: Duration,
+    /// Up to this much is taken off `rekey_time` and `reauth_time` by chance.
+    pub rand_time: Duration,
+    /// DSCP of IKE packets, 0..=63.
+    pub dscp: u8,
+    /// Pools from which clients get addresses, in this order.
+    pub pools: Vec<String>,
+    /// How this host authenticates, round by round; never empty.
+    pub local: Vec<Auth>,
+    /// How the peer must authenticate, round by round; never empty.
+    pub remote: Vec<Auth>,
+    /// Child SAs.
+    pub children: Vec<Arc<ChildConfig>>,
+    /// First retransmission, factor and number of tries.
+    pub retransmit: Retransmit,
+}
+
+/// IKE versions.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[allow(missing_docs)]
+pub enum Version {
+    Any,
+    V1,
+    V2,
+}
+
+/// Use of RFC 7383.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fragmentation {
+    /// Offer, accept, and send large messages in fragments.
+    Yes,
+    /// Accept fragments, send none.
+    Accept,
+    /// Neither.
+    No,
+    /// Also without the peer's consent (IKEv1) and for small messages.
+    Force,
+}
+
+/// Use of RFC 6023.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Childless {
+    /// Accept as responder, do not start one.
+    Allow,
+    /// Start one where the peer can.
+    Prefer,
+    /// Accept nothing else.
+    Force,
+    /// Refuse.
+    Never,
+}
+
+/// When certificates are sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SendCert {
+    /// After a CERTREQ of the peer.
+    IfAsked,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// Uniqueness of a peer's IKE SAs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Unique {
+    /// Ignore INITIAL_CONTACT as well.
+    Never,
+    /// Only what the peer ends by INITIAL_CONTACT.
+    No,
+    /// A new IKE SA replaces the older ones.
+    Replace,
+    /// A new IKE SA is refused while an older one lives.
+    Keep,
+}
+
+/// Retransmission of requests: the n-th wait is `timeout * base^n`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Retransmit {
+    /// First wait.
+    pub timeout: Duration,
+    /// Factor, 1.0 or more.
+    pub base: f64,
+    /// Retransmissions before the peer is given up.
+    pub tries: u32,
+}
+
+impl Default for Retransmit {
+    /// 4 s, 1.8, 5 tries: 165 s in all, as strongSwan.
+    fn default() -> Self {
+        Self { timeout: Duration::from_secs(4), base: 1.8, tries: 5 }
+    }
+}
+
+/// One round of authentication of one side (RFC 4739).
+#[derive(Clone, Debug, PartialEq)]
+pub struct Auth {
+    /// Method.
+    pub method: AuthMethod,
+    /// Of this host: the identity to send, [`IdPattern::Any`] takes it from the certificate or the address.
+    /// Of the peer: what its identity must match.
+    pub id: IdPattern,
+    /// Identity inside EAP, where it is another.
+    pub eap_id: Option<Identity>,
+    /// XAuth user name (IKEv1).
+    pub xauth_id: Option<String>,
+    /// Certificates by the SHA-256 of their DER: of this host, which may be used (empty: any that fits);
+    /// of the peer, which are accepted (empty: any that a CA vouches for).
+    pub certs: Vec<[u8; 32]>,
+    /// CA certificates by the SHA-256 of their DER, one of which has to be in the path; empty: any trusted CA.
+    pub cacerts: Vec<[u8; 32]>,
+    /// Raw public keys that are accepted or used, SubjectPublicKeyInfo in DER.
+    pub pubkeys: Vec<Vec<u8>>,
+    /// Group memberships of which the peer has to have one; empty: none needed.
+    pub groups: Vec<String>,
+    /// Policy OIDs that the peer's certificate has to carry, dotted.
+    pub cert_policy: Vec<String>,
+    /// What a missing CRL means.
+    pub revocation: Revocation,
+}
+
+/// Authentication methods.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum AuthMethod {
+    /// Whatever the peer brings (of the peer only).
+    Any,
+    /// Signature with a certificate or a raw key; with constraints on keys and schemes as strongSwan
+    /// writes them (`rsa-2048-sha256`, `ike:ecdsa-sha384`), empty for none.
+    PublicKey(Vec<String>),
+    /// Shared key.
+    Psk,
+    /// EAP with a method, or any that both ends have.
+    Eap(Option<EapType>),
+    /// XAuth (IKEv1).
+    XAuth,
+}
+
+/// EAP methods (RFC 3748 §5).
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[allow(missing_docs)]
+pub enum EapType {
+    Md5,
+    MsChapV2,
+    Tls,
+}
+
+/// Revocation policy for a peer's certificate.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Revocation {
+    /// Refuse what a CRL revokes; without a CRL accept.
+    Relaxed,
+    /// Refuse without a valid CRL when the certificate says where there is one.
+    IfUri,
+    /// Refuse without a valid CRL.
+    Strict,
+}
+
+/// A Child SA as it is configured.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ChildConfig {
+    /// Name of its section.
+    pub name: String,
+    /// Proposals in order of preference; never empty except for `pass` and `drop`. Different protocols may be mixed.
+    pub proposals: Vec<ChildProposal>,
+    /// What this side protects.
+    pub local_ts: Vec<TsConfig>,
+    /// What the other side protects.
+    pub remote_ts: Vec<TsConfig>,
+    /// Mode.
+    pub mode: ChildMode,
+    /// Lifetime by time.
+    pub time: Life<Duration>,
+    /// Lifetime by bytes of one direction; zero is none.
+    pub bytes: Life<u64>,
+    /// Lifetime by packets of one direction; zero is none.
+    pub packets: Life<u64>,
+    /// What happens when the peer is dead.
+    pub dpd_action: Action,
+    /// What happens when the connection is loaded.
+    pub start_action: StartAction,
+    /// What happens when the peer deletes the Child SA.
+    pub close_action: Action,
+    /// Ends a Child SA without traffic; zero is never.
+    pub inactivity: Duration,
+    /// Order among policies, lower first; 0 lets the selectors decide.
+    pub priority: u32,
+    /// Name of the interface to which the policy is bound.
+    pub interface: Option<String>,
+    /// Fixed request ID of listings; 0 chooses one.
+    pub reqid: u32,
+    /// Packets in the replay window; 0 is none.
+    pub replay_window: u32,
+    /// Per-resource Child SAs (RFC 9611).
+    pub per_cpu_sas: PerCpuSas,
+    /// TFC padding in bytes (RFC 4303 §2.7): 0 none, `u16::MAX` fills the MTU.
+    pub tfc_padding: u16,
+    /// Copy DF to the outer header.
+    pub copy_df: bool,
+    /// Copy ECN.
+    pub copy_ecn: bool,
+    /// Copy DSCP outwards.
+    pub copy_dscp: bool,
+    /// HMAC-SHA-256 cut to 96 bits, for old peers.
+    pub sha256_96: bool,
+    /// EESP: highest Sub SA ID that this side accepts (EESP_MAX_SUB_SA_ID); `None` does not limit it.
+    pub eesp_max_sub_sa_id: Option<u16>,
+    /// EESP: largest Crypt Offset that this side accepts, in units of 4 bytes, 1..=63; `None` refuses the option.
+    pub eesp_max_crypt_offset: Option<u8>,
+    /// Command to run on up and down.
+    pub updown: Option<String>,
+}
+
+/// Soft limit, hard limit and what chance takes off the soft one. Zero is no limit.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[allow(missing_docs)]
+pub struct Life<T> {
+    pub rekey: T,
+    pub life: T,
+    pub rand: T,
+}
+
+/// Modes of a Child SA.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ChildMode {
+    /// RFC 4301 tunnel.
+    Tunnel,
+    /// RFC 4301 transport; falls back to tunnel when the peer does not agree.
+    Transport,
+    /// BEET.
+    Beet,
+    /// A policy without SA: packets pass in the clear.
+    Pass,
+    /// A policy without SA: packets are dropped.
+    Drop,
+}
+
+/// What happens at the end of a Child SA.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Action {
+    /// Nothing; its trap policy, if there is one, stays.
+    Clear,
+    /// A trap policy is installed.
+    Trap,
+    /// It is negotiated anew at once.
+    Restart,
+}
+
+/// `start_action`.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct StartAction {
+    /// Install a trap policy: the first packet starts the negotiation.
+    pub trap: bool,
+    /// Negotiate at once.
+    pub start: bool,
+}
+
+/// `per_cpu_sas`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum PerCpuSas {
+    /// One SA.
+    No,
+    /// One per CPU besides the fallback SA.
+    Yes,
+    /// Likewise, each with a UDP port of its own.
+    Encap,
+}
+
+/// A traffic selector before the addresses are known.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct TsConfig {
+    /// `None` is `dynamic`: the outer address, or the virtual one.
+    pub addrs: Option<AddrRange>,
+    /// Protocol; `None` is any.
+    pub proto: Option<IpProto>,
+    /// Ports, or ICMP type and code.
+    pub ports: PortRange,
+}
+
+impl TsConfig {
+    /// The selector with `dynamic` filled in.
+    pub fn resolve(&self, dynamic: IpAddr) -> TrafficSelector {
+        let addrs = self.addrs.unwrap_or(AddrRange { start: dynamic, end: dynamic });
+        TrafficSelector { addrs, proto: self.proto, ports: self.ports }
+    }
+}
+
+/// A pool of virtual addresses and what is told to clients with them.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PoolConfig {
+    /// Name of its section.
+    pub name: String,
+    /// Addresses that are given out.
+    pub addrs: AddrRange,
+    /// Attributes of the CP payload: number (RFC 7296 §3.15.1) and value.
+    pub attributes: Vec<(u16, Vec<u8>)>,
+}

@@ -1,0 +1,96 @@
+//! What a step of an IKE SA may use besides the SA itself.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rand_core::RngCore;
+
+use crate::config::Connection;
+use crate::endpoint::Settings;
+use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket};
+use crate::pool::Pools;
+
+/// The part of an endpoint that all its IKE SAs share. Borrowed for one step.
+pub(crate) struct Context<'a> {
+    /// Now.
+    pub(crate) now: Instant,
+    /// Randomness for SPIs, nonces, jitter, cookies.
+    pub(crate) rng: &'a mut dyn RngCore,
+    /// Limits.
+    pub(crate) settings: &'a Settings,
+    /// Loaded connections in their order.
+    pub(crate) connections: &'a [Arc<Connection>],
+    /// Virtual addresses that are given out.
+    pub(crate) pools: &'a mut Pools,
+    /// Where results go.
+    pub(crate) out: &'a mut VecDeque<Output>,
+    /// Names and SPIs that are taken.
+    pub(crate) names: &'a mut Names,
+    /// New IKE SAs that this step made (rekeying, reauthentication, redirection); the endpoint takes them in.
+    pub(crate) born: &'a mut Vec<crate::sa::Birth>,
+}
+
+/// Names and SPIs.
+#[derive(Default)]
+pub(crate) struct Names {
+    next_ike: u32,
+    next_child: u32,
+    next_ticket: u64,
+    /// Inbound SPIs of Child SAs that are in use, and SPIs that belong to somebody else on this host.
+    pub(crate) child_spis: HashMap<u32, Option<ChildId>>,
+    /// Which IKE SA waits for an answer.
+    pub(crate) tickets: HashMap<Ticket, IkeId>,
+}
+
+impl Names {
+    /// A fresh name of an IKE SA.
+    pub(crate) fn ike(&mut self) -> IkeId {
+        self.next_ike += 1;
+        IkeId(self.next_ike)
+    }
+
+    /// A fresh name of a Child SA.
+    pub(crate) fn child(&mut self) -> ChildId {
+        self.next_child += 1;
+        ChildId(self.next_child)
+    }
+}
+
+impl Context<'_> {
+    /// Asks; the answer comes to `ike`.
+    pub(crate) fn ask(&mut self, ike: IkeId, question: Question) -> Ticket {
+        self.names.next_ticket += 1;
+        let ticket = Ticket(self.names.next_ticket);
+        self.names.tickets.insert(ticket, ike);
+        self.out.push_back(Output::Ask(ticket, question));
+        ticket
+    }
+
+    /// Takes a random SPI for inbound packets of a Child SA.
+    pub(crate) fn child_spi(&mut self, id: ChildId) -> wire::Spi {
+        loop {
+            if let Ok(spi) = wire::Spi::try_from(self.rng.next_u32())
+                && !self.names.child_spis.contains_key(&spi.get())
+            {
+                self.names.child_spis.insert(spi.get(), Some(id));
+                return spi;
+            }
+        }
+    }
+
+    /// Tells of something.
+    pub(crate) fn event(&mut self, event: Event) {
+        self.out.push_back(Output::Event(event));
+    }
+
+    /// A line for the log. Never a key.
+    pub(crate) fn log(&mut self, level: Level, subsystem: Subsystem, ike: Option<IkeId>, text: String) {
+        self.event(Event::Log { level, subsystem, ike, text });
+    }
+
+    /// Counts.
+    pub(crate) fn count(&mut self, what: &'static str) {
+        self.event(Event::Count(what));
+    }
+}

@@ -1,0 +1,340 @@
+//! What comes out of an [`Endpoint`](crate::Endpoint), and the answers to its questions.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crypto::ike::{Prf, Secret};
+use wire::TrafficSelector;
+
+use crate::config::{Auth, ChildConfig, Connection};
+use crate::identity::Identity;
+use crate::proposal::ChildSuite;
+
+/// Names an IKE SA for as long as the endpoint lives, across rekeyings (`uniqueid` of vici).
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct IkeId(pub u32);
+
+/// Names a Child SA; a rekeyed one gets a new name.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ChildId(pub u32);
+
+/// Names a question until it is answered.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Ticket(pub u64);
+
+/// What has to be done, in this order.
+pub enum Output {
+    /// Send an IKE message; on port 4500 of this host with the non-ESP marker in front.
+    Transmit(Transmit),
+    /// Somebody who holds credentials has to answer with [`Endpoint::answer`](crate::Endpoint::answer).
+    Ask(Ticket, Question),
+    /// The answer is not wanted any more.
+    Forget(Ticket),
+    /// A Child SA: install its inbound half, and its outbound half too when `outbound_now`.
+    Install(Box<ChildSa>),
+    /// From now on packets go out through this Child SA instead of the one that it replaces.
+    UseOutbound(ChildId),
+    /// A Child SA is over: its outbound half at once, its inbound half after `inbound_after`.
+    Remove(ChildId, Duration),
+    /// The addresses of a Child SA changed (MOBIKE, NAT).
+    Move(ChildId, Path),
+    /// A virtual address of this host begins (`true`) or ends.
+    VirtualAddress(IkeId, Virtual, bool),
+    /// Install (`true`) or remove the trap policy of a configured child (connection, child).
+    Trap(Arc<Connection>, Arc<ChildConfig>, bool),
+    /// A byte of 0xff to keep a NAT mapping alive (RFC 3948 §2.3).
+    Keepalive(Path),
+    /// Something that a person or a monitor may want to know.
+    Event(Event),
+}
+
+/// One datagram.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[allow(missing_docs)]
+pub struct Transmit {
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    /// The IKE message, without non-ESP marker.
+    pub datagram: Vec<u8>,
+    /// 0..=63.
+    pub dscp: u8,
+}
+
+/// Between which addresses an IKE SA and its Child SAs run.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct Path {
+    /// This host.
+    pub local: SocketAddr,
+    /// The peer.
+    pub remote: SocketAddr,
+    /// ESP goes in UDP between these ports (RFC 3948).
+    pub encap: bool,
+}
+
+/// A question to the holder of credentials.
+pub enum Question {
+    /// Authenticate this host for `octets` (RFC 7296 §2.15).
+    Sign(Box<SignRequest>),
+    /// Is the peer who it says it is?
+    Verify(Box<VerifyRequest>),
+    /// One step of an EAP conversation.
+    Eap(Box<EapStep>),
+    /// The key of that name (RFC 8784).
+    Ppk(Identity),
+    /// IKEv1: the shared key of the peer, of which SKEYID is made.
+    SharedKeyV1(Box<PskQuery>),
+    /// SHA-1 hashes of the public keys of trusted CAs, for a CERTREQ payload.
+    TrustedAuthorities(Arc<Connection>),
+}
+
+/// Whose shared key.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub struct PskQuery {
+    pub local_id: Option<Identity>,
+    pub remote_id: Option<Identity>,
+    pub local: SocketAddr,
+    pub remote: SocketAddr,
+    pub prf: Prf,
+    /// IKEv1: SKEYID = prf(psk, this).
+    pub nonces: Vec<u8>,
+}
+
+/// What this host has to prove.
+pub struct SignRequest {
+    /// Connection and which of its `local` rounds.
+    pub connection: Arc<Connection>,
+    /// Index into `connection.local`.
+    pub round: usize,
+    /// IKE version, 1 or 2. Version 1 signs `octets` (a HASH_I or HASH_R) without DigestInfo.
+    pub version: u8,
+    /// The identity that is or will be sent; `None` when the certificate decides.
+    pub local_id: Option<Identity>,
+    /// Identity of the peer as far as it is known, for the choice of a shared key.
+    pub remote_id: Option<Identity>,
+    /// Addresses, for the choice of a shared key.
+    pub path: Path,
+    /// PRF of the IKE SA.
+    pub prf: Prf,
+    /// What is authenticated before the identity is known: message and nonce. For version 1 the hash.
+    pub message_and_nonce: Vec<u8>,
+    /// SK_pi or SK_pr: the answerer appends prf(this, IDx') to `message_and_nonce` (and what follows, RFC 9242).
+    pub sk_p: Secret,
+    /// Appended after prf(SK_p, IDx'): IntAuth and message ID of RFC 9242, else empty.
+    pub int_auth: Vec<u8>,
+    /// Hash algorithms of the peer's SIGNATURE_HASH_ALGORITHMS (RFC 7427); empty: it cannot do method 14.
+    pub peer_hashes: Vec<wire::ike::HashId>,
+    /// CAs that the peer asked for: SHA-1 of their public keys.
+    pub peer_authorities: Vec<[u8; 20]>,
+    /// The MSK of EAP takes the place of the shared key (RFC 7296 §2.16).
+    pub eap_msk: Option<Secret>,
+}
+
+/// What the peer claims.
+pub struct VerifyRequest {
+    /// Connections that are still possible, best first; the answer names one of them.
+    pub candidates: Vec<Arc<Connection>>,
+    /// Index into `connection.remote`.
+    pub round: usize,
+    /// IKE version.
+    pub version: u8,
+    /// Who the peer says it is.
+    pub remote_id: Identity,
+    /// Who it thinks this host is (IDr of an initiator).
+    pub local_id: Option<Identity>,
+    /// Addresses.
+    pub path: Path,
+    /// PRF of the IKE SA.
+    pub prf: Prf,
+    /// Everything that the AUTH payload covers, IDx' hash included.
+    pub octets: Vec<u8>,
+    /// Method of the AUTH payload.
+    pub method: wire::ike::AuthMethodId,
+    /// Its data.
+    pub auth: Vec<u8>,
+    /// CERT payloads in their order: encoding and data.
+    pub certs: Vec<(wire::ike::CertEncoding, Vec<u8>)>,
+    /// The MSK of EAP takes the place of the shared key.
+    pub eap_msk: Option<Secret>,
+}
+
+/// One step of EAP (RFC 3748), inside IKE_AUTH.
+pub struct EapStep {
+    /// Connection.
+    pub connection: Arc<Connection>,
+    /// The round, of `local` for a client and of `remote` for a server.
+    pub round: usize,
+    /// This host is the one that proves who it is.
+    pub client: bool,
+    /// The IKE SA: steps of one conversation carry the same.
+    pub conversation: u64,
+    /// IKE identity of the client.
+    pub client_id: Identity,
+    /// EAP packet of the other side; empty starts a server.
+    pub packet: Vec<u8>,
+}
+
+/// Answer to a question.
+pub enum Answer {
+    /// To [`Question::Sign`].
+    Signed(Result<Signed, Refusal>),
+    /// To [`Question::Verify`].
+    Verified(Result<Verified, Refusal>),
+    /// To [`Question::Eap`].
+    Eap(EapAnswer),
+    /// To [`Question::Ppk`].
+    Ppk(Option<Secret>),
+    /// To [`Question::SharedKeyV1`]: SKEYID.
+    SharedKeyV1(Result<Secret, Refusal>),
+    /// To [`Question::TrustedAuthorities`].
+    TrustedAuthorities(Vec<[u8; 20]>),
+}
+
+/// AUTH payload of this host.
+pub struct Signed {
+    /// The identity under which it was made.
+    pub local_id: Identity,
+    /// Method.
+    pub method: wire::ike::AuthMethodId,
+    /// Data of the AUTH payload; for method 14 with its AlgorithmIdentifier.
+    pub auth: Vec<u8>,
+    /// Certificates to send, end entity first.
+    pub certs: Vec<(wire::ike::CertEncoding, Vec<u8>)>,
+}
+
+/// The peer is who it says.
+pub struct Verified {
+    /// Which of the candidates admits it.
+    pub connection: Arc<Connection>,
+    /// Until when its certificate is good, from now.
+    pub valid_for: Option<Duration>,
+    /// What to call it in listings where it differs (EAP identity).
+    pub name: Option<String>,
+}
+
+/// Step of EAP.
+pub enum EapAnswer {
+    /// Send this packet.
+    Packet(Vec<u8>),
+    /// Done: a server sends this EAP-Success; both have this MSK, if the method makes one.
+    Success {
+        /// EAP-Success to send; empty for a client.
+        packet: Vec<u8>,
+        /// Master session key.
+        msk: Option<Secret>,
+        /// EAP identity of the client.
+        identity: Option<Identity>,
+    },
+    /// Over; a server sends this EAP-Failure.
+    Failure(Vec<u8>, Refusal),
+}
+
+/// Why credentials do not suffice: words for the log of this host, never for the peer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Refusal(pub String);
+
+/// A Child SA with its keys. Keys are zeroed on drop.
+pub struct ChildSa {
+    /// Its name.
+    pub id: ChildId,
+    /// Its IKE SA.
+    pub ike: IkeId,
+    /// Connection.
+    pub connection: Arc<Connection>,
+    /// Child section.
+    pub config: Arc<ChildConfig>,
+    /// Identity of the peer, for listings and policies.
+    pub remote_id: Identity,
+    /// Algorithms.
+    pub suite: ChildSuite,
+    /// Mode as negotiated.
+    pub mode: crate::config::ChildMode,
+    /// The half from the peer; SPI chosen here.
+    pub inbound: HalfSa,
+    /// The half to the peer; SPI chosen there.
+    pub outbound: HalfSa,
+    /// Selectors of this side, narrowed.
+    pub local_ts: Vec<TrafficSelector>,
+    /// Selectors of the other side.
+    pub remote_ts: Vec<TrafficSelector>,
+    /// Addresses.
+    pub path: Path,
+    /// The Child SA whose place it takes.
+    pub replaces: Option<ChildId>,
+    /// The outbound half may be used at once; otherwise [`Output::UseOutbound`] follows.
+    pub outbound_now: bool,
+    /// This host started the exchange that made it.
+    pub initiator: bool,
+    /// The resource of RFC 9611, and the CPU it stands for here; `None` for the fallback SA.
+    pub cpu: Option<u32>,
+    /// Highest Sub SA ID that the peer accepts.
+    pub peer_max_sub_sa_id: Option<u16>,
+    /// Largest Crypt Offset that the peer accepts, in units of 4 bytes.
+    pub peer_max_crypt_offset: Option<u8>,
+    /// The peer accepts TFC padding.
+    pub tfc: bool,
+    /// Inner addresses of transport mode behind NAT as the peer sees them are not checked (RFC 7296 §2.23.1).
+    pub nat: bool,
+}
+
+/// Keys of one direction.
+pub struct HalfSa {
+    /// SPI.
+    pub spi: wire::Spi,
+    /// Key of the cipher with its salt, or the root key of EESP with Sub SAs.
+    pub enc: Secret,
+    /// Key of the integrity algorithm.
+    pub integ: Secret,
+}
+
+/// A virtual address of this host, given by the peer.
+#[derive(Clone, Debug, Eq, PartialEq)]
+#[allow(missing_docs)]
+pub struct Virtual {
+    pub addr: IpAddr,
+    pub dns: Vec<IpAddr>,
+}
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq)]
+#[allow(missing_docs)]
+pub enum Event {
+    IkeUp(IkeId),
+    /// The reason is empty when it was wanted.
+    IkeDown(IkeId, String),
+    IkeRekeyed(IkeId),
+    IkeMoved(IkeId),
+    ChildUp(ChildId),
+    ChildDown(ChildId, String),
+    /// Old, new.
+    ChildRekeyed(ChildId, ChildId),
+    /// A command has come to its end: its number, and what went wrong.
+    CommandDone(u64, Result<(), String>),
+    /// A line for the log.
+    Log { level: Level, subsystem: Subsystem, ike: Option<IkeId>, text: String },
+    /// A counter of exchanges or failures, by name (docs/metrics.md).
+    Count(&'static str),
+}
+
+/// Importance of a line.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[allow(missing_docs)]
+pub enum Level {
+    Error,
+    Warn,
+    Info,
+    Debug,
+    Trace,
+}
+
+/// Where a line comes from, as strongSwan groups them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[allow(missing_docs)]
+pub enum Subsystem {
+    Ike,
+    Child,
+    Config,
+    Enc,
+    Net,
+}

@@ -1,0 +1,163 @@
+//! IKE SAs: before and after authentication.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use crypto::ike::{Secret, SkKey};
+
+use crate::child::Child;
+use crate::config::Connection;
+use crate::exchange::Exchanges;
+use crate::handshake::Handshake;
+use crate::identity::Identity;
+use crate::output::{IkeId, Path, Virtual};
+use crate::proposal::IkeSuite;
+use crate::task::Tasks;
+
+/// Who sent the first IKE_SA_INIT of an IKE SA (after a rekeying: who started that).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[allow(missing_docs)]
+pub(crate) enum Role {
+    Initiator,
+    Responder,
+}
+
+/// One IKE SA.
+pub(crate) enum IkeSa {
+    /// IKE_SA_INIT to IKE_AUTH. Can do nothing else.
+    Handshake(Box<Handshake>),
+    /// Both ends are authenticated.
+    Established(Box<Established>),
+}
+
+/// An IKE SA that another one made.
+pub(crate) enum Birth {
+    /// By rekeying.
+    Rekeyed(Box<Established>),
+    /// To be started as initiator: reauthentication, redirection, another try.
+    Initiate(Initiation),
+}
+
+/// What to start.
+pub(crate) struct Initiation {
+    /// Connection.
+    pub(crate) connection: Arc<Connection>,
+    /// Children to create with it, by name; the first goes into IKE_AUTH.
+    pub(crate) children: Vec<ChildRequest>,
+    /// Where to, if not where the connection says.
+    pub(crate) remote: Option<std::net::SocketAddr>,
+    /// Number of this attempt, from 1.
+    pub(crate) attempt: u32,
+    /// The IKE SA that ends when this one is up (make before break).
+    pub(crate) replaces: Option<IkeId>,
+    /// Commands that wait for it.
+    pub(crate) commands: Vec<u64>,
+}
+
+/// A Child SA that somebody wants.
+#[derive(Clone)]
+pub(crate) struct ChildRequest {
+    /// Section.
+    pub(crate) config: Arc<crate::config::ChildConfig>,
+    /// Selectors of the packet that asks for it, local and remote (RFC 7296 §2.9).
+    pub(crate) packet: Option<(wire::TrafficSelector, wire::TrafficSelector)>,
+    /// CPU for which it is (RFC 9611).
+    pub(crate) cpu: Option<u32>,
+    /// Command that waits for it.
+    pub(crate) command: Option<u64>,
+}
+
+/// An authenticated IKE SA. Only this type has functions that create, rekey or delete SAs.
+pub(crate) struct Established {
+    /// Name; stays across rekeyings.
+    pub(crate) id: IkeId,
+    /// Connection.
+    pub(crate) connection: Arc<Connection>,
+    /// Role in the exchange that made this IKE SA.
+    pub(crate) role: Role,
+    /// SPI of the initiator and of the responder.
+    pub(crate) spis: ([u8; 8], [u8; 8]),
+    /// Addresses.
+    pub(crate) path: Path,
+    /// Algorithms.
+    pub(crate) suite: IkeSuite,
+    /// Keys of which others are derived.
+    pub(crate) keys: DeriveKeys,
+    /// Message layer: IDs, retransmission, SK.
+    pub(crate) exchanges: Exchanges,
+    /// Identity of this host.
+    pub(crate) local_id: Identity,
+    /// Identity of the peer.
+    pub(crate) remote_id: Identity,
+    /// Name of the peer in EAP, where it is another.
+    pub(crate) eap_name: Option<String>,
+    /// What the peer said it can do.
+    pub(crate) peer: PeerSupport,
+    /// Virtual addresses of this host.
+    pub(crate) virtual_local: Vec<Virtual>,
+    /// Virtual addresses given to the peer, by pool.
+    pub(crate) virtual_remote: Vec<(String, std::net::IpAddr)>,
+    /// Child SAs.
+    pub(crate) children: Vec<Child>,
+    /// What is going on and what waits.
+    pub(crate) tasks: Tasks,
+    /// When it was authenticated and made.
+    pub(crate) established: Instant,
+    /// When to rekey, to authenticate anew, to end whatever happens.
+    pub(crate) rekey_at: Option<Instant>,
+    pub(crate) reauth_at: Option<Instant>,
+    pub(crate) over_at: Option<Instant>,
+    /// When something authentic came last.
+    pub(crate) heard: Instant,
+    /// When the next keepalive is due.
+    pub(crate) keepalive_at: Option<Instant>,
+    /// This host is behind a NAT; the peer is.
+    pub(crate) nat: (bool, bool),
+    /// A PPK went into its keys.
+    pub(crate) ppk: bool,
+    /// It was replaced and waits for its deletion, or is being deleted.
+    pub(crate) ending: Ending,
+}
+
+/// Whether an IKE SA goes on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Ending {
+    /// It does.
+    No,
+    /// A rekeying replaced it; its deletion is on the way.
+    Replaced,
+    /// A Delete was sent.
+    Deleting,
+    /// It is over: the endpoint removes it.
+    Over,
+}
+
+/// SK_d and the SK_p of both sides (RFC 7296 §2.14).
+pub(crate) struct DeriveKeys {
+    pub(crate) sk_d: Secret,
+    pub(crate) sk_pi: Secret,
+    pub(crate) sk_pr: Secret,
+}
+
+/// SK_e and SK_a of both directions, ready for use.
+pub(crate) struct SkKeys {
+    /// For what this host sends.
+    pub(crate) seal: SkKey,
+    /// For what it receives.
+    pub(crate) open: SkKey,
+}
+
+/// Extensions that the peer announced.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub(crate) struct PeerSupport {
+    pub(crate) fragmentation: bool,
+    pub(crate) mobike: bool,
+    pub(crate) childless: bool,
+    pub(crate) intermediate: bool,
+    pub(crate) ppk: bool,
+    pub(crate) redirect: bool,
+    pub(crate) eap_only: bool,
+    /// A peer that is strongSwan or Weir by its vendor ID, for workarounds that RFCs leave open.
+    pub(crate) no_tfc: bool,
+}
