@@ -49,12 +49,14 @@ impl Packed {
     const NONE: u32 = u32::MAX;
     const DROP: u32 = u32::MAX - 1;
     const BYPASS: u32 = u32::MAX - 2;
+    const TRAP: u32 = u32::MAX - 3;
 
     fn new(decision: Decision) -> Self {
         match decision {
             Some(Action::Protect { outbound, inbound }) => Self(outbound, inbound),
             Some(Action::Bypass) => Self(Self::BYPASS, 0),
             Some(Action::Drop) => Self(Self::DROP, 0),
+            Some(Action::Trap(trap)) => Self(Self::TRAP, trap),
             None => Self(Self::NONE, 0),
         }
     }
@@ -64,6 +66,7 @@ impl Packed {
             Self::NONE => None,
             Self::DROP => Some(Action::Drop),
             Self::BYPASS => Some(Action::Bypass),
+            Self::TRAP => Some(Action::Trap(self.1)),
             outbound => Some(Action::Protect { outbound, inbound: self.1 }),
         }
     }

@@ -293,7 +293,7 @@ impl Worker {
         packet.set_range(range);
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let decision = self.inbound_flows.decide(tables.generation, packet.bytes(), ask);
-        match decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, opening.slot)) {
+        match decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, tables.group(opening.slot))) {
             Ok(()) => {
                 if delivered.sample {
                     bump(&self.counters.sampled, 1);

@@ -8,6 +8,7 @@
 mod cache;
 pub mod clock;
 mod counters;
+mod hold;
 mod inbound;
 mod outbound;
 mod packet;
@@ -18,8 +19,9 @@ mod snapshot;
 mod worker;
 
 pub use counters::{Audit, CoreCounters, Totals};
+pub use hold::Acquire;
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::Port;
 pub use runner::{Links, Runner, RunnerError};
-pub use snapshot::{Publisher, Snapshot, SnapshotError};
-pub use worker::{Worker, WorkerConfig};
+pub use snapshot::{Publisher, Snapshot, SnapshotError, Spread};
+pub use worker::{Reports, Worker, WorkerConfig};

@@ -147,7 +147,17 @@ impl Worker {
         let ask = |key: &FlowKey| tables.spd.outbound(key).map(|(_, action)| action);
         let decision = self.outbound_flows.decide(tables.generation, &packet.bytes()[..ip.total_len], ask);
         match decision.unwrap_or(None) {
-            Some(Action::Protect { outbound, .. }) => return Some(outbound),
+            Some(Action::Protect { outbound, .. }) => {
+                let (slot, trap) = tables.on_core(outbound, self.config.core);
+                if let Some(trap) = trap {
+                    self.wants_own(trap, ip, packet.bytes());
+                }
+                return Some(slot);
+            }
+            Some(Action::Trap(trap)) => match self.trapped(tables, trap, ip, packet.bytes()) {
+                Ok(()) => self.refuse(i),
+                Err(why) => self.gone_outbound(i, None, Some(ip), why),
+            },
             Some(Action::Bypass) => bump(&self.counters.bypassed, 1),
             Some(Action::Drop) => self.gone_outbound(i, None, Some(ip), Drop::PolicyDrop),
             None => self.gone_outbound(i, None, Some(ip), Drop::NoPolicy),

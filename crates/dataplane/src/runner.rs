@@ -20,7 +20,8 @@ use rustix::time::Timespec;
 
 use crate::counters::bump;
 use crate::port::Refused;
-use crate::{Audit, Batch, CoreCounters, Port, Publisher, Worker, WorkerConfig};
+use crate::worker::Reports;
+use crate::{Acquire, Audit, Batch, CoreCounters, Port, Publisher, Worker, WorkerConfig};
 
 /// Longest time a worker does not look at its clock and its tables.
 const LONGEST_SLEEP_MS: i64 = 100;
@@ -28,6 +29,8 @@ const LONGEST_SLEEP_MS: i64 = 100;
 const POLL_SLEEP_MS: i64 = 1;
 /// Epoll token of the event that stops a worker; ports have their index.
 const STOP: u64 = u64::MAX;
+/// Epoll token of the event that makes a worker look at its tables.
+const WAKE: u64 = u64::MAX - 1;
 
 /// The ports of one worker.
 pub struct Links {
@@ -71,7 +74,8 @@ pub struct Runner {
 struct Thread {
     core: usize,
     handle: JoinHandle<io::Result<()>>,
-    audits: rtrb::Consumer<Audit>,
+    reports: Reports,
+    wake: Arc<OwnedFd>,
 }
 
 /// How workers are told to stop, also while they sleep.
@@ -100,16 +104,17 @@ impl Runner {
     fn spawn(&mut self, config: WorkerConfig, links: Links, tables: Publisher) -> io::Result<()> {
         let (core, pin) = (config.core, config.pin);
         let shape = (config.batch, config.packet_bytes);
-        let (worker, audits) = Worker::new(config);
+        let (worker, reports) = Worker::new(config);
         let counters = worker.counters();
         let stop = Arc::clone(&self.stop);
-        let mut post = Post::new(links, &stop.event, shape, worker)?;
+        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let mut post = Post::new(links, &stop.event, Arc::clone(&wake), shape, worker)?;
         let handle = std::thread::Builder::new().name(format!("weir-{core}")).spawn(move || {
             pin_to(core, pin);
             post.run(&tables, &stop.asked)
         })?;
         self.counters.push(counters);
-        self.threads.push(Thread { core, handle, audits });
+        self.threads.push(Thread { core, handle, reports, wake });
         Ok(())
     }
 
@@ -120,8 +125,24 @@ impl Runner {
 
     /// Audit records since the last call, at most `limit`.
     pub fn audits(&mut self, limit: usize) -> Vec<Audit> {
-        let records = self.threads.iter_mut().flat_map(|thread| std::iter::from_fn(|| thread.audits.pop().ok()));
+        let records =
+            self.threads.iter_mut().flat_map(|thread| std::iter::from_fn(|| thread.reports.audits.pop().ok()));
         records.take(limit).collect()
+    }
+
+    /// SAs that packets have asked for since the last call, at most `limit`.
+    pub fn acquires(&mut self, limit: usize) -> Vec<Acquire> {
+        let records =
+            self.threads.iter_mut().flat_map(|thread| std::iter::from_fn(|| thread.reports.acquires.pop().ok()));
+        records.take(limit).collect()
+    }
+
+    /// Has every worker look at the tables now. Without it a worker at rest looks within 100 ms.
+    pub fn wake(&self) {
+        for thread in &self.threads {
+            // A counter that is full wakes as well.
+            let _ = rustix::io::write(&*thread.wake, &1_u64.to_ne_bytes());
+        }
     }
 
     /// True while every worker runs; false once one has stopped by itself.
@@ -180,6 +201,7 @@ struct Post {
     counters: Arc<CoreCounters>,
     links: Links,
     ready: OwnedFd,
+    wake: Arc<OwnedFd>,
     /// Ports that may have something: inner first, then `outer_rx` in order.
     open: Vec<bool>,
     /// Ports that cannot be waited on.
@@ -191,8 +213,15 @@ struct Post {
 }
 
 impl Post {
-    fn new(links: Links, stop: &OwnedFd, (packets, bytes): (usize, usize), worker: Worker) -> io::Result<Self> {
+    fn new(
+        links: Links,
+        stop: &OwnedFd,
+        wake: Arc<OwnedFd>,
+        (packets, bytes): (usize, usize),
+        worker: Worker,
+    ) -> io::Result<Self> {
         let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&ready, &*wake, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
         epoll::add(&ready, stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
         let mut unwaitable = vec![];
         for (i, port) in std::iter::once(&links.inner).chain(&links.outer_rx).enumerate() {
@@ -204,6 +233,7 @@ impl Post {
         Ok(Self {
             counters: worker.counters(),
             ready,
+            wake,
             open: vec![true; unwaitable.len()],
             seen: vec![Refused::default(); unwaitable.len() + 1],
             unwaitable,
@@ -222,6 +252,10 @@ impl Post {
         while !stop.load(Ordering::Acquire) {
             let snapshot = reader.load();
             self.worker.tick(start.elapsed().as_millis() as u64);
+            self.worker.release(snapshot, &mut self.batch);
+            if !self.batch.is_empty() {
+                self.outbound(snapshot)?;
+            }
             if self.open[0] {
                 self.links.inner.rx(&mut self.batch)?;
                 self.open[0] = self.batch.room() == 0;
@@ -302,7 +336,10 @@ impl Post {
         match epoll::wait(self.ready.as_fd(), &mut events, Some(&timeout)) {
             Ok((events, _)) => {
                 for event in events.iter() {
-                    // The stop event is beyond every index.
+                    if event.data.u64() == WAKE {
+                        let _ = rustix::io::read(&*self.wake, &mut [0; 8]);
+                    }
+                    // The events of stop and wake are beyond every index.
                     if let Some(open) = self.open.get_mut(event.data.u64() as usize) {
                         *open = true;
                     }
@@ -473,6 +510,58 @@ mod tests {
         tables_now.publish(Snapshot::new(vec![], vec![], spd, KeyTable::default(), CodePoints::default()).unwrap());
         send(&mut inner, 1);
         wait_for(|| runner.counters()[0].drops[Reason::NoPolicy as usize].load(Ordering::Relaxed) == 1);
+    }
+
+    #[test]
+    fn a_packet_waits_for_the_sa_that_it_asks_for() {
+        let (links, mut inner, mut outer_in, mut outer_out) = between_rings(64);
+        let tables_now = tables(Action::Trap(5));
+        let mut runner = Runner::start(vec![(small(0), links)], tables_now.clone()).unwrap();
+        send(&mut inner, 3);
+        let (mut acquires, start) = (vec![], Instant::now());
+        while acquires.is_empty() && start.elapsed() < Duration::from_secs(5) {
+            acquires = runner.acquires(10);
+        }
+        let key = acquires[0].key;
+        assert_eq!((acquires.len(), acquires[0].trap, acquires[0].core), (1, 5, None));
+        assert_eq!(key.proto, wire::IpProto::UDP);
+        send(&mut outer_in, 1);
+        wait_for(|| runner.counters()[0].drops[Reason::PlainInbound as usize].load(Ordering::Relaxed) == 1);
+        tables_now.publish(
+            Snapshot::new(vec![], vec![], spd(Action::Bypass), KeyTable::default(), CodePoints::default()).unwrap(),
+        );
+        runner.wake();
+        assert_eq!(receive(&mut outer_out, 3), 3);
+        runner.stop().unwrap();
+    }
+
+    #[test]
+    fn a_core_without_an_sa_of_its_own_uses_the_common_one_and_asks() {
+        let (links, mut inner, _outer_in, mut outer_out) = between_rings(64);
+        let tables_now = tunnel(1500);
+        let current = tables_now.current();
+        let sa = Arc::clone(&current.outbound[0]);
+        let mut next = Snapshot::new(
+            vec![],
+            vec![Arc::clone(&sa), sa],
+            spd(Action::Protect { outbound: 0, inbound: 0 }),
+            KeyTable::default(),
+            CodePoints::default(),
+        )
+        .unwrap();
+        next.keys.insert(current.keys.shared(crypto::KeyId(0)).unwrap());
+        next.spread = vec![crate::Spread { slot: 0, by_core: vec![None, Some(1)], trap: 9 }];
+        assert_eq!(next.on_core(0, 0), (0, Some(9)));
+        assert_eq!(next.on_core(0, 1), (1, None));
+        assert_eq!(next.on_core(0, 2), (0, None));
+        assert_eq!(next.on_core(1, 0), (1, None));
+        tables_now.publish(next);
+        let mut runner = Runner::start(vec![(small(0), links)], tables_now).unwrap();
+        send(&mut inner, 2);
+        assert_eq!(receive(&mut outer_out, 2), 2);
+        let acquires = runner.acquires(10);
+        assert_eq!((acquires.len(), acquires[0].trap, acquires[0].core), (1, 9, Some(0)));
+        runner.stop().unwrap();
     }
 
     #[test]

@@ -18,6 +18,11 @@ pub struct Snapshot {
     pub spd: Spd,
     /// Outbound SAs by the slots that policies name.
     pub outbound: Vec<Arc<OutboundSa>>,
+    /// Slots of which some cores use another (RFC 9611), in order. Usually none.
+    pub spread: Vec<Spread>,
+    /// The group of each inbound SA by its slot; an SA beyond the end is a group of its own, named like
+    /// its slot.
+    pub groups: Vec<u32>,
     /// Keys that the SAs name.
     pub keys: KeyTable,
     /// Protocol numbers and ports in use.
@@ -27,6 +32,17 @@ pub struct Snapshot {
     /// Addresses of this host on the inner side, IPv4 and IPv6: the source of ICMP errors to inner
     /// senders. Without one the outer address of the SA is used.
     pub inner_addresses: [Option<IpAddr>; 2],
+}
+
+/// An outbound slot that is a set of SAs: each core takes its own, one that has none takes the slot's.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Spread {
+    /// The slot that policies name, of the fallback SA.
+    pub slot: u32,
+    /// Slot of each core by its number; `None` for one that has no SA of its own yet.
+    pub by_core: Vec<Option<u32>>,
+    /// The trap that is sprung for a core without an SA of its own.
+    pub trap: u32,
 }
 
 /// Why SAs and policies do not make a snapshot.
@@ -51,7 +67,41 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
-        Ok(Self { generation: 0, sad, spd, outbound, keys, code_points, eesp, inner_addresses: [None; 2] })
+        Ok(Self {
+            generation: 0,
+            sad,
+            spd,
+            outbound,
+            spread: Vec::new(),
+            groups: Vec::new(),
+            keys,
+            code_points,
+            eesp,
+            inner_addresses: [None; 2],
+        })
+    }
+
+    /// The group of the inbound SA in `slot`.
+    #[inline]
+    pub(crate) fn group(&self, slot: u32) -> u32 {
+        self.groups.get(slot as usize).copied().unwrap_or(slot)
+    }
+
+    /// The slot that `core` uses where a policy names `slot`, and the trap to spring when it has none of
+    /// its own.
+    #[inline]
+    pub(crate) fn on_core(&self, slot: u32, core: usize) -> (u32, Option<u32>) {
+        if self.spread.is_empty() { (slot, None) } else { self.spread_on_core(slot, core) }
+    }
+
+    fn spread_on_core(&self, slot: u32, core: usize) -> (u32, Option<u32>) {
+        let Ok(at) = self.spread.binary_search_by_key(&slot, |spread| spread.slot) else { return (slot, None) };
+        let spread = &self.spread[at];
+        match spread.by_core.get(core) {
+            Some(Some(own)) => (*own, None),
+            Some(None) => (slot, Some(spread.trap)),
+            None => (slot, None),
+        }
     }
 
     /// The source of ICMP errors to the inner side.

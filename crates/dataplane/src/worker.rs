@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use crypto::{DerivedKeys, Engine};
 use ipsec::{Drop, Lost, Reassembler, SaCommon};
-use wire::IpPacket;
+use wire::{FlowKey, IpPacket};
 
 use crate::cache::FlowCache;
 use crate::counters::bump;
+use crate::hold::Hold;
 use crate::path_mtu::PathMtus;
-use crate::{Audit, CoreCounters};
+use crate::{Acquire, Audit, Batch, CoreCounters, Snapshot};
 
 /// What a worker is made of.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ pub struct WorkerConfig {
     pub reassembly: usize,
     /// Audit records that may wait for the control side.
     pub audit_ring: usize,
+    /// Packets that may wait for an SA to be negotiated (`packet_bytes` each).
+    pub held: usize,
     /// CPU to run on; `None` leaves that to the operating system.
     pub pin: Option<usize>,
 }
@@ -45,9 +48,18 @@ impl Default for WorkerConfig {
             derived_keys: 1024,
             reassembly: 16,
             audit_ring: 1024,
+            held: 64,
             pin: None,
         }
     }
+}
+
+/// What a worker has to tell the control side, in bounded rings.
+pub struct Reports {
+    /// Events that somebody may want to see.
+    pub audits: rtrb::Consumer<Audit>,
+    /// SAs that packets wait for.
+    pub acquires: rtrb::Consumer<Acquire>,
 }
 
 /// Everything one core owns.
@@ -59,6 +71,7 @@ pub struct Worker {
     pub(crate) inbound_flows: FlowCache,
     pub(crate) reassembler: Reassembler,
     pub(crate) audit: rtrb::Producer<Audit>,
+    pub(crate) hold: Hold,
     pub(crate) now_ms: u64,
     /// When to look for what has aged.
     pub(crate) next_age_ms: u64,
@@ -79,9 +92,10 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker, and where its audit records come out.
-    pub fn new(config: WorkerConfig) -> (Self, rtrb::Consumer<Audit>) {
-        let (audit, records) = rtrb::RingBuffer::new(config.audit_ring);
+    /// A worker, and where its reports come out.
+    pub fn new(config: WorkerConfig) -> (Self, Reports) {
+        let (audit, audits) = rtrb::RingBuffer::new(config.audit_ring);
+        let (acquire, acquires) = rtrb::RingBuffer::new(config.held.max(1));
         let worker = Self {
             counters: Arc::new(CoreCounters::default()),
             derived: DerivedKeys::new(config.derived_keys.max(2 * config.batch)),
@@ -89,6 +103,7 @@ impl Worker {
             inbound_flows: FlowCache::new(config.flow_cache),
             reassembler: Reassembler::new(config.reassembly, 65_535, 15_000),
             audit,
+            hold: Hold::new(config.held, config.packet_bytes, acquire),
             now_ms: 0,
             next_age_ms: 0,
             path_mtus: PathMtus::new(),
@@ -101,7 +116,7 @@ impl Worker {
             fragment: vec![0; config.packet_bytes].into_boxed_slice(),
             config,
         };
-        (worker, records)
+        (worker, Reports { audits, acquires })
     }
 
     /// The counters of this core.
@@ -112,6 +127,35 @@ impl Worker {
     /// Sets the worker's clock, in milliseconds of any monotonic clock, once per batch.
     pub fn tick(&mut self, now_ms: u64) {
         self.now_ms = now_ms;
+    }
+
+    /// Moves held packets that `tables` have an SA for by now into `batch`, for [`Worker::outbound`], and
+    /// gives up those that waited too long. To be called between batches.
+    #[inline]
+    pub fn release(&mut self, tables: &Snapshot, batch: &mut Batch) {
+        if self.hold.is_empty() {
+            return;
+        }
+        let given_up = self.hold.age(self.now_ms);
+        bump(&self.counters.drops[Drop::NotNegotiated as usize], given_up);
+        if self.hold.stirs(tables.generation) {
+            self.hold.release(tables.generation, &tables.spd, batch);
+        }
+    }
+
+    /// Holds packet `bytes`, which met a trap, and asks for an SA.
+    #[cold]
+    pub(crate) fn trapped(&mut self, tables: &Snapshot, trap: u32, ip: &IpPacket, bytes: &[u8]) -> Result<(), Drop> {
+        let held = self.hold.keep(self.now_ms, tables.generation, trap, &bytes[..ip.total_len]);
+        self.hold.report(self.now_ms, Acquire { trap, core: None, key: FlowKey::of(ip, bytes) });
+        if held { Ok(()) } else { Err(Drop::NotNegotiated) }
+    }
+
+    /// Asks for an SA of this core's own; another one takes its packets meanwhile.
+    #[cold]
+    pub(crate) fn wants_own(&mut self, trap: u32, ip: &IpPacket, bytes: &[u8]) {
+        let core = Some(self.config.core as u32);
+        self.hold.report(self.now_ms, Acquire { trap, core, key: FlowKey::of(ip, bytes) });
     }
 
     /// Starts a batch of `packets` packets, of which none is refused yet.

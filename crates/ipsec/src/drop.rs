@@ -46,6 +46,7 @@ drops! {
     NoPolicy = "no_policy", "No policy matches; the default is to drop";
     PolicyDrop = "policy_drop", "A policy says drop";
     PolicyMismatch = "policy_mismatch", "Decrypted packet does not match the policy of its SA (RFC 4301 5.2)";
+    NotNegotiated = "not_negotiated", "Held for an SA that was not negotiated in time, or more than may be held";
     PlainInbound = "plain_inbound", "Clear packet where the policy demands protection";
     WrongPeer = "wrong_peer", "SPI used from an address it is not bound to";
     NotIssued = "not_issued", "PSP SPI was never given out";
@@ -95,6 +96,7 @@ impl Drop {
                 | Self::NotIpsec
                 | Self::NoPolicy
                 | Self::PolicyDrop
+                | Self::NotNegotiated
                 | Self::Dummy
                 | Self::SampleDrop
                 | Self::TooBig

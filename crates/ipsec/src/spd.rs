@@ -17,14 +17,17 @@ pub struct PolicyId(pub u32);
 /// What a policy does with its packets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
-    /// Through the outbound SA in this slot of the snapshot; inbound, only from the SA in slot
-    /// `inbound`.
+    /// Through the outbound SA in this slot of the snapshot; inbound, only from SAs of the group
+    /// `inbound`. SAs of one group are interchangeable: the old and the new one of a rekeying, those of
+    /// several CPUs (RFC 9611).
     Protect {
         /// Outbound SA slot.
         outbound: u32,
-        /// Inbound SA slot.
+        /// Group of inbound SAs.
         inbound: u32,
     },
+    /// Held while an SA is negotiated, and the control side is asked for one. Nothing comes in.
+    Trap(u32),
     /// In the clear.
     Bypass,
     /// Not at all.
@@ -32,16 +35,16 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether a packet for which the SPD decided `decision` may come out of the inbound SA in slot
-    /// `sa` (RFC 4301 §5.2 step 4).
+    /// Whether a packet for which the SPD decided `decision` may come out of an inbound SA of `group`
+    /// (RFC 4301 §5.2 step 4).
     ///
     /// # Errors
     /// [`Drop::PolicyDrop`] when its first policy says drop, otherwise [`Drop::PolicyMismatch`]
-    /// unless that policy demands this very SA.
+    /// unless that policy demands this very group.
     #[inline]
-    pub fn admit(decision: Option<Self>, sa: u32) -> Result<(), Drop> {
+    pub fn admit(decision: Option<Self>, group: u32) -> Result<(), Drop> {
         match decision {
-            Some(Self::Protect { inbound, .. }) if inbound == sa => Ok(()),
+            Some(Self::Protect { inbound, .. }) if inbound == group => Ok(()),
             Some(Self::Drop) => Err(Drop::PolicyDrop),
             _ => Err(Drop::PolicyMismatch),
         }
@@ -56,7 +59,7 @@ impl Action {
     pub fn admit_clear(decision: Option<Self>) -> Result<(), Drop> {
         match decision {
             Some(Self::Bypass) => Ok(()),
-            Some(Self::Protect { .. }) => Err(Drop::PlainInbound),
+            Some(Self::Protect { .. } | Self::Trap(_)) => Err(Drop::PlainInbound),
             Some(Self::Drop) => Err(Drop::PolicyDrop),
             None => Err(Drop::NoPolicy),
         }

@@ -123,7 +123,7 @@ struct OfflinePath {
     snapshot: Snapshot,
     worker: Worker,
     /// Audit records that nobody reads: offline every refused packet has a line of its own.
-    _audits: Box<dyn std::any::Any>,
+    _reports: dataplane::Reports,
     batch: Batch,
     replies: Batch,
     drops: [u64; Reason::COUNT],
@@ -135,12 +135,12 @@ impl OfflinePath {
     fn new(direction: Direction, mut snapshot: Snapshot) -> Self {
         snapshot.generation = 1;
         let config = WorkerConfig { batch: MOST_FROM_ONE, packet_bytes: PACKET_BYTES, ..WorkerConfig::default() };
-        let (worker, audits) = Worker::new(config);
+        let (worker, reports) = Worker::new(config);
         Self {
             direction,
             snapshot,
             worker,
-            _audits: Box::new(audits),
+            _reports: reports,
             batch: Batch::new(MOST_FROM_ONE, PACKET_BYTES),
             replies: Batch::new(4, PACKET_BYTES),
             drops: [0; Reason::COUNT],
