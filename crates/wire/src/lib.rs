@@ -2,8 +2,9 @@
 //!
 //! Everything here looks at bytes that somebody else wrote. Nothing allocates, reads a clock or
 //! panics, whatever the input; only the error that refuses a selector written by a person holds
-//! text, and the writers of captures append to the caller's buffer. A view is a `#[repr(C)]` struct of big-endian fields laid over the
-//! bytes; parsing once at the edge yields a type that is the proof.
+//! text, and the writers of captures and of IKE messages append to the caller's buffer. A view is a
+//! `#[repr(C)]` struct of big-endian fields laid over the bytes; parsing once at the edge yields a
+//! type that is the proof.
 
 pub mod aggfrag;
 pub mod ah;
@@ -14,6 +15,7 @@ mod error;
 pub mod esp;
 pub mod flow;
 pub mod icmp;
+pub mod ike;
 pub mod ip;
 mod number;
 pub mod pcap;
