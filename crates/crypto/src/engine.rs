@@ -6,8 +6,8 @@ pub(crate) mod mac;
 mod protect;
 
 use crate::{Job, Key, KeyError, KeyMaterial, Keys, Suite};
-pub(crate) use aws_lc::{Sha256, Sha384, Sha512};
-pub(crate) use protect::State;
+pub(crate) use aws_lc::{DesCbc, Hash, Md5, Sha1, Sha256, Sha384, Sha512, equal};
+pub(crate) use protect::{Cipher, State};
 
 /// An engine. Chosen once per gateway or measurement; matched once per batch, not per packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

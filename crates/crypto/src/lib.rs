@@ -11,6 +11,7 @@
 mod algorithm;
 mod derived;
 mod engine;
+pub mod ike;
 pub mod kdf;
 mod key;
 mod op;

@@ -92,7 +92,8 @@ impl State {
 }
 
 impl Cipher {
-    fn new(enc: &EncAlg, key: &[u8], salt: &[u8]) -> Option<Self> {
+    /// `None` when a length is wrong or the algorithm authenticates too.
+    pub(crate) fn new(enc: &EncAlg, key: &[u8], salt: &[u8]) -> Option<Self> {
         match enc.kind {
             CipherKind::Null => Some(Self::Null),
             CipherKind::AesCbc => Some(Self::AesCbc { enc: AesEnc::new(key)?, dec: AesDec::new(key)? }),
@@ -103,8 +104,8 @@ impl Cipher {
         }
     }
 
-    /// False when `body` is not whole blocks.
-    fn apply(&self, iv: &[u8; 16], body: &mut [u8], encrypt: bool) -> bool {
+    /// Encrypts or decrypts in place. False when `body` is not whole blocks.
+    pub(crate) fn apply(&self, iv: &[u8; 16], body: &mut [u8], encrypt: bool) -> bool {
         let half = u64::to_be_bytes((u128::from_be_bytes(*iv) >> 64) as u64);
         match self {
             Self::Null => true,

@@ -1,0 +1,215 @@
+//! The protection of IKEv2 messages: the Encrypted payload (RFC 7296 §3.14, RFC 5282, RFC 7383).
+//!
+//! The arithmetic is that of the packet engine; here is how an IKE message is laid out for it. One
+//! [`SkKey`] serves one direction of one IKE SA and is dropped with it.
+
+use std::ops::Range;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{Aad, CipherKind, CryptoOp, EncAlg, Engine, IntegAlg, Job, Key, KeyError, KeyId, KeyMaterial, Span, Suite};
+
+/// What protects the messages of an IKE SA: an AEAD, or a cipher and a MAC.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SkSuite {
+    /// The cipher.
+    pub enc: &'static EncAlg,
+    /// The MAC; `None` for an AEAD.
+    pub integ: Option<&'static IntegAlg>,
+}
+
+impl SkSuite {
+    /// The suite of IANA transform IDs. `key_bits` as in the Key Length attribute, 0 without it;
+    /// `integ` 0 for none.
+    ///
+    /// `None` for what cannot protect an IKE SA: unknown numbers, ciphers that hide nothing, those of
+    /// RFC 8750 (an IKE message has no sequence number to take the IV from), an AEAD with a MAC, a
+    /// cipher without one.
+    pub fn from_ids(enc: u16, key_bits: u16, integ: u16) -> Option<Self> {
+        let alg = EncAlg::by_id(enc, usize::from(key_bits) / 8)?;
+        let bits_fit = key_bits == 0 || usize::from(key_bits) == alg.key_len * 8;
+        let integ = if integ == 0 { None } else { Some(IntegAlg::by_id(integ)?) };
+        Self::new(alg, integ).filter(|_| bits_fit)
+    }
+
+    /// As [`SkSuite::from_ids`], from rows of the algorithm table.
+    pub fn new(enc: &'static EncAlg, integ: Option<&'static IntegAlg>) -> Option<Self> {
+        let usable = enc.kind.is_confidential() && !enc.implicit_iv;
+        (usable && enc.kind.is_aead() == integ.is_none()).then_some(Self { enc, integ })
+    }
+
+    /// Every suite.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Suite::all_esp().filter_map(|suite| Self::new(suite.enc?, suite.integ))
+    }
+
+    fn suite(&self) -> Suite {
+        Suite { enc: Some(self.enc), integ: self.integ }
+    }
+
+    /// Bytes of SK_e, the salt included.
+    pub fn enc_key_len(&self) -> usize {
+        self.enc.material_len()
+    }
+
+    /// Bytes of SK_a; 0 for an AEAD.
+    pub fn integ_key_len(&self) -> usize {
+        self.integ.map_or(0, |integ| integ.key_len)
+    }
+
+    /// True when one algorithm does both.
+    pub fn is_aead(&self) -> bool {
+        self.integ.is_none()
+    }
+
+    /// Bytes of the IV in the payload.
+    pub fn iv_len(&self) -> usize {
+        self.enc.iv_len
+    }
+
+    /// Bytes of the ICV.
+    pub fn icv_len(&self) -> usize {
+        self.suite().icv_len()
+    }
+
+    /// Multiple to which the plaintext, with the Pad Length byte, is padded.
+    pub fn block_len(&self) -> usize {
+        self.enc.block_len
+    }
+
+    /// Bytes that [`SkKey::seal`] appends for a plaintext: IV, ciphertext, padding, Pad Length, ICV.
+    pub fn sealed_len(&self, plaintext_len: usize) -> usize {
+        self.iv_len() + (plaintext_len + 1).next_multiple_of(self.block_len()) + self.icv_len()
+    }
+}
+
+/// Why a message was not opened. Nothing of it may be believed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum OpenFault {
+    /// There is no room for IV, Pad Length and ICV, or the ciphertext is not whole blocks.
+    #[error("the Encrypted payload has no possible length")]
+    Length,
+    /// The ICV is wrong: not sent by the peer of this SA, or changed on its way.
+    #[error("the integrity check failed")]
+    Icv,
+    /// The ICV is right, but there is more padding than plaintext: the peer has a bug.
+    #[error("the padding is longer than the payload")]
+    Padding,
+}
+
+/// The keys of one direction, expanded. Zeroed on drop; has no `Debug`.
+pub struct SkKey {
+    suite: SkSuite,
+    // On the heap, so that moving it leaves no copy of the key behind.
+    key: Box<Key>,
+    sealed: AtomicU64,
+    first_iv: OnceLock<u64>,
+}
+
+impl SkKey {
+    /// Expands SK_e (with its salt) and SK_a.
+    ///
+    /// # Errors
+    /// [`KeyError`] when a length is wrong.
+    pub fn new(suite: SkSuite, enc: &[u8], integ: &[u8]) -> Result<Self, KeyError> {
+        let key = Box::new(Engine::AwsLc.expand(&suite.suite(), KeyMaterial { enc, integ })?);
+        Ok(Self { suite, key, sealed: AtomicU64::new(0), first_iv: OnceLock::new() })
+    }
+
+    /// What the key is for.
+    pub fn suite(&self) -> &SkSuite {
+        &self.suite
+    }
+
+    /// As [`SkSuite::sealed_len`].
+    pub fn sealed_len(&self, plaintext_len: usize) -> usize {
+        self.suite.sealed_len(plaintext_len)
+    }
+
+    /// Appends the body of the Encrypted payload to `message`: IV, ciphertext, ICV.
+    ///
+    /// `message` holds everything before it, up to the payload's generic header (for an Encrypted
+    /// Fragment up to Total Fragments), and is `sk_body_at` long. The lengths in both headers must
+    /// already count [`SkKey::sealed_len`], because they are authenticated. `iv_random` fills a slice
+    /// with random bytes that no one can predict; it is asked once per message for CBC, and once per
+    /// key otherwise: the IV of a counter-based cipher need not be random but must never repeat, so
+    /// it is a counter from a random start.
+    ///
+    /// # Panics
+    /// When `message` is not `sk_body_at` long: a bug of the caller, never a property of input.
+    pub fn seal(
+        &self,
+        message: &mut Vec<u8>,
+        sk_body_at: usize,
+        plaintext: &[u8],
+        iv_random: &mut dyn FnMut(&mut [u8]),
+    ) {
+        assert_eq!(message.len(), sk_body_at, "the body is appended to what stands before it");
+        let body_at = sk_body_at + self.suite.iv_len();
+        let end = sk_body_at + self.sealed_len(plaintext.len());
+        let icv_at = end - self.suite.icv_len();
+        let iv = self.next_iv(iv_random);
+        message.reserve_exact(end - sk_body_at);
+        message.extend_from_slice(&iv[..self.suite.iv_len()]);
+        message.extend_from_slice(plaintext);
+        message.resize(end, 0);
+        message[icv_at - 1] = (icv_at - 1 - body_at - plaintext.len()) as u8;
+        let op = self.op(sk_body_at, iv, body_at..icv_at, icv_at..end);
+        let sealed = self.key.state.seal(&op, message, self.suite.icv_len());
+        assert!(sealed, "the operation fits the message it was made for");
+    }
+
+    /// Verifies and decrypts the Encrypted payload whose body is the rest of `message` from
+    /// `sk_body_at`; gives where the plaintext stands in it, without padding (whose contents a
+    /// receiver accepts whatever they are). `message` begins with the IKE header; the caller has
+    /// compared both lengths with what arrived.
+    ///
+    /// # Errors
+    /// [`OpenFault`]; the bytes from `sk_body_at` on may then be anything.
+    pub fn open(&self, message: &mut [u8], sk_body_at: usize) -> Result<Range<usize>, OpenFault> {
+        let body_at = sk_body_at.checked_add(self.suite.iv_len()).ok_or(OpenFault::Length)?;
+        let end = message.len();
+        let icv_at = end.checked_sub(self.suite.icv_len()).ok_or(OpenFault::Length)?;
+        let body_len = icv_at.checked_sub(body_at).ok_or(OpenFault::Length)?;
+        if body_len == 0 || !body_len.is_multiple_of(self.suite.block_len()) {
+            return Err(OpenFault::Length);
+        }
+        let mut iv = [0; 16];
+        iv[..self.suite.iv_len()].copy_from_slice(&message[sk_body_at..body_at]);
+        let op = self.op(sk_body_at, iv, body_at..icv_at, icv_at..end);
+        let mut job = Job::new(op, message);
+        job.verified = self.key.state.open(&op, job.packet, self.suite.icv_len());
+        job.take_ok().ok_or(OpenFault::Icv)?;
+        let padding = usize::from(message[icv_at - 1]);
+        let plaintext_len = (body_len - 1).checked_sub(padding).ok_or(OpenFault::Padding)?;
+        Ok(body_at..body_at + plaintext_len)
+    }
+
+    /// An AEAD authenticates all before the IV (RFC 5282 §5.1), a MAC all before the ICV.
+    fn op(&self, sk_body_at: usize, iv: [u8; 16], body: Range<usize>, icv: Range<usize>) -> CryptoOp {
+        let authenticated = if self.suite.is_aead() { sk_body_at } else { icv.start };
+        CryptoOp {
+            key: KeyId(0),
+            aad: Aad::InPlace(Span::new(0, authenticated)),
+            body: Span::new(body.start, body.end),
+            icv: Span::new(icv.start, icv.end),
+            iv,
+        }
+    }
+
+    fn next_iv(&self, random: &mut dyn FnMut(&mut [u8])) -> [u8; 16] {
+        let mut iv = [0; 16];
+        if matches!(self.suite.enc.kind, CipherKind::AesCbc | CipherKind::TripleDesCbc | CipherKind::DesCbc) {
+            random(&mut iv[..self.suite.iv_len()]);
+            return iv;
+        }
+        let first = self.first_iv.get_or_init(|| {
+            let mut first = [0; 8];
+            random(&mut first);
+            u64::from_be_bytes(first)
+        });
+        let count = self.sealed.fetch_add(1, Ordering::Relaxed);
+        iv[..8].copy_from_slice(&first.wrapping_add(count).to_be_bytes());
+        iv
+    }
+}

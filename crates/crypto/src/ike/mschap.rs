@@ -1,0 +1,111 @@
+//! The arithmetic of MS-CHAPv2 (RFC 2759) and its key derivation (RFC 3079), for EAP-MSCHAPv2.
+//!
+//! Weak by today's measures: whoever sees an exchange can find the password's hash by trying 2⁵⁶ DES
+//! keys. Inside IKEv2 only the authenticated server sees it.
+
+use zeroize::{Zeroize, Zeroizing};
+
+use super::{Hash, Secret, foreign};
+use crate::engine::DesCbc;
+
+/// MD4 of a password: what a server may keep instead of it. Zeroed on drop; has no `Debug`.
+pub struct NtPasswordHash(Zeroizing<[u8; 16]>);
+
+/// What both sides put into an exchange.
+#[derive(Clone, Copy)]
+pub struct Exchange<'a> {
+    /// The server's challenge.
+    pub authenticator_challenge: &'a [u8; 16],
+    /// The client's challenge.
+    pub peer_challenge: &'a [u8; 16],
+    /// The user's name without a domain in front, as it was sent.
+    pub user_name: &'a [u8],
+}
+
+impl Exchange<'_> {
+    /// ChallengeHash (RFC 2759 §8.2).
+    fn hash(&self) -> [u8; 8] {
+        let parts = [&self.peer_challenge[..], self.authenticator_challenge, self.user_name];
+        *Hash::Sha1.digest(&parts).first_chunk().expect("SHA-1 has 20 bytes")
+    }
+}
+
+const SERVER_SIGNING: &[u8] = b"Magic server to client signing constant";
+const MORE_ITERATIONS: &[u8] = b"Pad to make it do more than one iteration";
+const MASTER_KEY: &[u8] = b"This is the MPPE Master Key";
+const TO_SERVER: &[u8] = b"On the client side, this is the send key; on the server side, it is the receive key.";
+const TO_CLIENT: &[u8] = b"On the client side, this is the receive key; on the server side, it is the send key.";
+
+impl NtPasswordHash {
+    /// NtPasswordHash (RFC 2759 §8.3): of the password in UTF-16, low byte first.
+    pub fn of_password(password: &str) -> Self {
+        let mut unicode = Zeroizing::new(Vec::with_capacity(2 * password.len()));
+        password.encode_utf16().for_each(|unit| unicode.extend_from_slice(&unit.to_le_bytes()));
+        Self(Zeroizing::new(foreign::md4(&unicode)))
+    }
+
+    /// A hash that was kept. The caller zeroes its own copy.
+    pub fn from_bytes(hash: &[u8; 16]) -> Self {
+        Self(Zeroizing::new(*hash))
+    }
+
+    /// GenerateNTResponse (RFC 2759 §8.1): what a client sends. A server compares it with
+    /// [`NtPasswordHash::is_nt_response`].
+    pub fn nt_response(&self, exchange: &Exchange<'_>) -> [u8; 24] {
+        let mut keys = Zeroizing::new([0; 21]);
+        keys[..16].copy_from_slice(&self.0[..]);
+        let challenge = exchange.hash();
+        let mut response = [0; 24];
+        for (key, part) in keys.as_chunks::<7>().0.iter().zip(response.chunks_exact_mut(8)) {
+            part.copy_from_slice(&des(key, challenge));
+        }
+        response
+    }
+
+    /// True when `response` is what a client with this password sends; in constant time.
+    pub fn is_nt_response(&self, exchange: &Exchange<'_>, response: &[u8; 24]) -> bool {
+        crate::engine::equal(&self.nt_response(exchange), response)
+    }
+
+    /// GenerateAuthenticatorResponse (RFC 2759 §8.7): how the server proves that it knows the password,
+    /// `S=` and 40 hexadecimal digits.
+    pub fn authenticator_response(&self, exchange: &Exchange<'_>, nt_response: &[u8; 24]) -> String {
+        let digest = Hash::Sha1.digest(&[&self.hash()[..], nt_response, SERVER_SIGNING]);
+        let digest = Hash::Sha1.digest(&[&digest, &exchange.hash(), MORE_ITERATIONS]);
+        digest.iter().fold("S=".to_owned(), |text, byte| text + &format!("{byte:02X}"))
+    }
+
+    /// The MSK of EAP-MSCHAPv2, 64 bytes: the keys of RFC 3079 §3 towards the server and towards the
+    /// client, 16 bytes each, and zeros. Both sides get the same.
+    pub fn msk(&self, nt_response: &[u8; 24]) -> Secret {
+        let mut master = Hash::Sha1.digest(&[&self.hash()[..], nt_response, MASTER_KEY]);
+        let mut msk = vec![0; 64];
+        for (key, magic) in msk.chunks_exact_mut(16).zip([TO_SERVER, TO_CLIENT]) {
+            let mut digest = Hash::Sha1.digest(&[&master[..16], &[0; 40], magic, &[0xf2; 40]]);
+            key.copy_from_slice(&digest[..16]);
+            digest.zeroize();
+        }
+        master.zeroize();
+        Secret::new(msk)
+    }
+
+    /// HashNtPasswordHash (RFC 2759 §8.4).
+    fn hash(&self) -> Zeroizing<[u8; 16]> {
+        Zeroizing::new(foreign::md4(&self.0[..]))
+    }
+}
+
+/// DesEncrypt (RFC 2759 §8.6): one block, with 7 bytes of key spread over 8, parity bits zero.
+fn des(key: &[u8; 7], block: [u8; 8]) -> [u8; 8] {
+    let mut wide = [0; 8];
+    wide[1..].copy_from_slice(key);
+    let bits = u64::from_be_bytes(wide);
+    let mut spread: [u8; 8] = std::array::from_fn(|at| ((bits >> (49 - 7 * at)) as u8) << 1);
+    let cipher = DesCbc::<1>::new(&spread).expect("8 bytes are a DES key");
+    spread.zeroize();
+    wide.zeroize();
+    let mut out = block;
+    let done = cipher.cbc([0; 8], &mut out, true);
+    debug_assert!(done, "one block");
+    out
+}
