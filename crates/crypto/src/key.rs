@@ -60,36 +60,50 @@ impl Key {
     }
 }
 
-/// The keys of one published snapshot.
-#[derive(Default)]
+/// The keys of one published snapshot. A copy shares the keys.
+#[derive(Clone, Default)]
 pub struct KeyTable {
-    slots: Vec<Arc<Key>>,
+    slots: Vec<Option<Arc<Key>>>,
+    /// Places that [`KeyTable::remove`] emptied.
+    vacant: Vec<u32>,
 }
 
 impl KeyTable {
     /// Adds a key and returns its name. A table holds up to 2³¹ keys, more than memory does.
     pub fn insert(&mut self, key: Arc<Key>) -> KeyId {
-        self.slots.push(key);
+        if let Some(place) = self.vacant.pop() {
+            self.slots[place as usize] = Some(key);
+            return KeyId(place);
+        }
+        self.slots.push(Some(key));
         KeyId(self.slots.len() as u32 - 1)
+    }
+
+    /// Takes the key of a name out. Tables that were copied before still have it; when the last of them
+    /// is gone it is zeroed. The name is given to another key later.
+    pub fn remove(&mut self, id: KeyId) {
+        if self.slots.get_mut(id.0 as usize).and_then(Option::take).is_some() {
+            self.vacant.push(id.0);
+        }
     }
 
     /// The key of a name that [`KeyTable::insert`] gave.
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&Key> {
-        self.slots.get(id.0 as usize).map(|key| &**key)
+        self.slots.get(id.0 as usize)?.as_deref()
     }
 
     /// Another reference to the key of a name, for a table that takes it over.
     pub fn shared(&self, id: KeyId) -> Option<Arc<Key>> {
-        self.slots.get(id.0 as usize).cloned()
+        self.slots.get(id.0 as usize)?.clone()
     }
 
-    /// Number of keys.
+    /// Number of places: names are below it.
     pub fn len(&self) -> usize {
         self.slots.len()
     }
 
-    /// True when there is no key.
+    /// True when there never was a key.
     pub fn is_empty(&self) -> bool {
         self.slots.is_empty()
     }
@@ -109,5 +123,27 @@ impl<'a> Keys<'a> {
     #[inline]
     pub fn get(&self, id: KeyId) -> Option<&'a Key> {
         if id.0 & KeyId::DERIVED == 0 { self.table.get(id) } else { self.derived.get(id) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Engine;
+
+    #[test]
+    fn a_removed_key_stays_in_copies_and_leaves_its_place() {
+        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        let key = |byte| Arc::new(Engine::AwsLc.expand(&suite, KeyMaterial { enc: &[byte; 20], integ: &[] }).unwrap());
+        let mut table = KeyTable::default();
+        let (first, second) = (table.insert(key(1)), table.insert(key(2)));
+        let published = table.clone();
+        table.remove(first);
+        table.remove(first);
+        table.remove(KeyId(77));
+        assert!(table.get(first).is_none() && table.get(second).is_some());
+        assert!(published.get(first).is_some());
+        assert_eq!((table.insert(key(3)), table.insert(key(4))), (first, KeyId(2)));
+        assert_eq!(table.len(), 3);
     }
 }

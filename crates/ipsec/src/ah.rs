@@ -42,6 +42,7 @@ pub struct Spec<'a> {
 }
 
 /// Outbound particulars.
+#[derive(Clone)]
 pub struct Outbound {
     layout: Layout,
     /// AH header with ICV and padding, in bytes.
@@ -49,6 +50,7 @@ pub struct Outbound {
 }
 
 /// Inbound particulars.
+#[derive(Clone)]
 pub struct Inbound {
     layout: Layout,
 }
@@ -111,7 +113,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     let sa = OutboundSa {
         common,
         spi: spi.get(),
-        lanes: Box::new([lane]),
+        lanes: Arc::new([lane]),
         inner_mtu: AtomicU32::new(0),
         path_mtu: AtomicU32::new(0),
         proto: OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) }),

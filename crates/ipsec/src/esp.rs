@@ -206,12 +206,14 @@ fn narrow(frame: &mut Frame<'_>, at: usize) -> Result<(), Drop> {
 }
 
 /// Outbound particulars.
+#[derive(Clone)]
 pub struct Outbound {
     layout: Layout,
     tfc_padding: bool,
 }
 
 /// Inbound particulars.
+#[derive(Clone)]
 pub struct Inbound {
     layout: Layout,
 }
@@ -249,7 +251,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     let sa = OutboundSa {
         common,
         spi: spi.get(),
-        lanes: Box::new([lane]),
+        lanes: Arc::new([lane]),
         inner_mtu: AtomicU32::new(0),
         path_mtu: AtomicU32::new(0),
         proto: OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding }),

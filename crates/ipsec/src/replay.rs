@@ -5,8 +5,8 @@
 //! larger than the window needs (RFC 6479): entering a word clears it whole, so that moving ahead
 //! by any distance costs at most one pass over the ring.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crypto::KeyId;
 use wire::SeqNo;
@@ -168,8 +168,8 @@ impl InboundSa {
 
 /// The single receive lane of an SA on which everything up to `top` has been seen. It has a window
 /// even when that checks nothing, because extended numbers are inferred from it.
-pub(crate) fn single_lane(key: KeyId, size: u32, top: u64) -> Box<[InLane]> {
-    Box::new([InLane { key: Some(key), window: OnceLock::from(ReplayWindow::new(size, SeqNo(top))) }])
+pub(crate) fn single_lane(key: KeyId, size: u32, top: u64) -> Arc<[InLane]> {
+    Arc::new([InLane { key: Some(key), window: OnceLock::from(ReplayWindow::new(size, SeqNo(top))) }])
 }
 
 #[cfg(test)]

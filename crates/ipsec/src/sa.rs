@@ -6,6 +6,7 @@
 //! reserved in blocks (outbound sequence numbers).
 
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use crypto::{KeyError, KeyId};
@@ -203,6 +204,18 @@ impl SaCommon {
         }
     }
 
+    /// The same between other addresses. Counters go on from where they are.
+    fn moved(&self, outer: Outer) -> Self {
+        let moved = Self::new(&self.name, self.mode, outer, self.lifetime);
+        let copy = |to: &AtomicU64, from: &AtomicU64| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
+        copy(&moved.counters.packets, &self.counters.packets);
+        copy(&moved.counters.bytes, &self.counters.bytes);
+        copy(&moved.counters.unknown_options, &self.counters.unknown_options);
+        moved.counters.drops.iter().zip(&self.counters.drops).for_each(|(to, from)| copy(to, from));
+        moved.expired.store(self.expired.load(Ordering::Relaxed), Ordering::Relaxed);
+        moved
+    }
+
     /// Refuses when a hard limit has passed.
     pub fn check_lifetime(&self) -> Result<(), Drop> {
         let c = &self.counters;
@@ -233,6 +246,7 @@ pub struct InLane {
 
 /// What is particular to a protocol, outbound.
 #[allow(missing_docs)]
+#[derive(Clone)]
 pub enum OutProto {
     Esp(esp::Outbound),
     Ah(ah::Outbound),
@@ -242,6 +256,7 @@ pub enum OutProto {
 
 /// What is particular to a protocol, inbound.
 #[allow(missing_docs)]
+#[derive(Clone)]
 pub enum InProto {
     Esp(esp::Inbound),
     Ah(ah::Inbound),
@@ -255,8 +270,8 @@ pub struct OutboundSa {
     pub common: SaCommon,
     /// SPI on the wire.
     pub spi: u32,
-    /// At least one; a core takes `lanes[core % lanes.len()]`.
-    pub lanes: Box<[OutLane]>,
+    /// At least one; a core takes `lanes[core % lanes.len()]`. Shared by an SA that moved and its successor.
+    pub lanes: Arc<[OutLane]>,
     /// Largest inner packet in bytes that fits the path, kept by [`OutboundSa::set_path_mtu`].
     pub inner_mtu: AtomicU32,
     /// Path MTU in bytes that [`OutboundSa::set_path_mtu`] was last told.
@@ -272,8 +287,8 @@ pub struct InboundSa {
     /// SPI on the wire. For PSP 0: the SPI is whatever was issued under the master keys.
     pub spi: u32,
     /// Index is the Session ID (EESP) or the place among the issued SPIs (PSP with a replay window);
-    /// one lane otherwise.
-    pub lanes: Box<[InLane]>,
+    /// one lane otherwise. Shared by an SA that moved and its successor.
+    pub lanes: Arc<[InLane]>,
     /// Replay window in packets: 0 or 32..=65536.
     pub window: u32,
     /// Particulars.
@@ -291,6 +306,19 @@ impl OutboundSa {
         }
     }
 
+    /// The same SA between other addresses or ports: key and numbers go on, also while packets still
+    /// use the one from before. The path MTU is to be set anew.
+    pub fn moved(&self, outer: Outer) -> Self {
+        Self {
+            common: self.common.moved(outer),
+            spi: self.spi,
+            lanes: Arc::clone(&self.lanes),
+            inner_mtu: AtomicU32::new(self.inner_mtu.load(Ordering::Relaxed)),
+            path_mtu: AtomicU32::new(self.path_mtu.load(Ordering::Relaxed)),
+            proto: self.proto.clone(),
+        }
+    }
+
     /// Sets the path MTU in bytes (outer packets) and with it [`OutboundSa::inner_mtu`].
     pub fn set_path_mtu(&self, path_mtu: usize) {
         let inner = match &self.proto {
@@ -305,6 +333,17 @@ impl OutboundSa {
 }
 
 impl InboundSa {
+    /// The same SA between other addresses or ports: key and windows go on.
+    pub fn moved(&self, outer: Outer) -> Self {
+        Self {
+            common: self.common.moved(outer),
+            spi: self.spi,
+            lanes: Arc::clone(&self.lanes),
+            window: self.window,
+            proto: self.proto.clone(),
+        }
+    }
+
     /// The protocol.
     pub fn protocol(&self) -> Protocol {
         match self.proto {
@@ -331,4 +370,56 @@ pub enum SaError {
     /// Two settings contradict each other.
     #[error("{0}")]
     Conflict(&'static str),
+}
+
+#[cfg(test)]
+mod tests {
+    use crypto::{Engine, KeyTable, Suite};
+    use wire::SeqNo;
+
+    use super::*;
+
+    fn outer(remote: u8) -> Outer {
+        Outer {
+            peer: Peer { local: [198, 51, 100, 1].into(), remote: [198, 51, 100, remote].into() },
+            hop_limit: 64,
+            dscp: DscpPolicy::Copy,
+            ecn: true,
+            df: DfPolicy::Copy,
+            udp: None,
+            udp_checksum: false,
+        }
+    }
+
+    #[test]
+    fn an_sa_that_moved_goes_on_with_its_numbers_windows_and_counters() {
+        let spec = esp::Spec {
+            spi: 0x1001,
+            suite: Suite::parse_esp("aes128gcm16").unwrap(),
+            enc_key: &[7; 20],
+            integ_key: &[],
+            esn: false,
+            window: 64,
+            first_seq: 1,
+            persistent: false,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        };
+        let mut keys = KeyTable::default();
+        let common = || SaCommon::new("moon", Mode::Tunnel, outer(2), Lifetime::NONE);
+        let out = esp::outbound(common(), &spec, Engine::AwsLc, &mut keys).unwrap();
+        assert_eq!(out.lanes[0].seq.reserve(10).unwrap().first, 1);
+        out.common.counters.add(10, 1000);
+        let moved = out.moved(outer(3));
+        assert_eq!(moved.common.outer.peer.remote, IpAddr::from([198, 51, 100, 3]));
+        // Whoever still has the old one takes numbers from the same counter.
+        assert_eq!(moved.lanes[0].seq.reserve(1).unwrap().first, 11);
+        assert_eq!(out.lanes[0].seq.reserve(1).unwrap().first, 12);
+        assert_eq!(moved.common.counters.bytes.load(Ordering::Relaxed), 1000);
+
+        let inn = esp::inbound(common(), &esp::Spec { first_seq: 40, ..spec }, Engine::AwsLc, &mut keys).unwrap();
+        let moved = inn.moved(outer(3));
+        assert!(moved.lanes[0].check(64, SeqNo(40)).is_err());
+        assert!(moved.lanes[0].check(64, SeqNo(41)).is_ok());
+    }
 }

@@ -382,3 +382,37 @@ proptest! {
         prop_assert!(batch.is_empty());
     }
 }
+
+#[test]
+fn ike_and_esp_share_a_port() {
+    in_namespace(|| {
+        for any in ["0.0.0.0:4500", "[::]:4500"] {
+            let any: SocketAddr = any.parse().unwrap();
+            let ike = Socket::new(Domain::for_address(any), Type::DGRAM, Some(Protocol::UDP)).unwrap();
+            if any.is_ipv6() {
+                ike.set_only_v6(true).unwrap();
+            }
+            super::share_with_esp(&ike).unwrap();
+            ike.bind(&any.into()).unwrap();
+            super::keep_ike(&ike).unwrap();
+            ike.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+            let mut esp = UdpPort::bind_shared(any, None).unwrap();
+            let host: SocketAddr = if any.is_ipv6() { "[::1]:4500" } else { "127.0.0.1:4500" }.parse().unwrap();
+            let peer = std::net::UdpSocket::bind((host.ip(), 0)).unwrap();
+            for datagram in [&[0, 0, 0, 0, 1, 2][..], &[0, 0, 1, 0, 9, 9], &[0xff], &[0x80, 0, 0, 0, 5]] {
+                peer.send_to(datagram, host).unwrap();
+            }
+            let headers = if any.is_ipv6() { 48 } else { 28 };
+            let payloads: Vec<Vec<u8>> =
+                receive(&mut esp, 2, 2048).iter().map(|packet| packet[headers..].to_vec()).collect();
+            assert_eq!(payloads, [vec![0, 0, 1, 0, 9, 9], vec![0x80, 0, 0, 0, 5]]);
+            let mut ike_got = vec![];
+            for _ in 0..2 {
+                let mut buffer = [0; 64];
+                let len = (&ike).read(&mut buffer).unwrap();
+                ike_got.push(buffer[..len].to_vec());
+            }
+            assert_eq!(ike_got, [vec![0, 0, 0, 0, 1, 2], vec![0xff]]);
+        }
+    });
+}

@@ -343,6 +343,18 @@ pub(super) fn set_option(socket: impl AsFd, level: c_int, name: c_int, value: &[
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Has `program`, classic BPF over the payload, choose among the sockets of one UDP port.
+pub(super) fn choose_by_payload(socket: impl AsFd, program: &[libc::sock_filter]) -> io::Result<()> {
+    // The kernel copies the program and writes nothing.
+    let header = libc::sock_fprog { len: program.len() as u16, filter: program.as_ptr().cast_mut() };
+    let len = size_of_val(&header) as libc::socklen_t;
+    let (level, name) = (libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF);
+    // SAFETY: the kernel reads `len` bytes from `header` and `header.len` instructions from `program`; both
+    // outlive the call.
+    let rc = unsafe { libc::setsockopt(socket.as_fd().as_raw_fd(), level, name, (&raw const header).cast(), len) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// Sets a socket option to an integer.
 pub(super) fn set_int(socket: impl AsFd, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     set_option(socket, level, name, &value.to_ne_bytes())

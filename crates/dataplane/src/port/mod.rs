@@ -19,7 +19,7 @@ pub use memory::{MemoryPort, memory_pair};
 pub use pcap::{CapturedPacket, LinkType, MAX_FILE_BYTES, PcapFormat, PcapReader, PcapWriter};
 pub use raw::{RawPort, RawProtocols};
 pub use tun::{TunConfig, TunPort};
-pub use udp::UdpPort;
+pub use udp::{UdpPort, keep_ike, share_with_esp};
 
 use crate::Batch;
 

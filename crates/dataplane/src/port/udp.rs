@@ -11,7 +11,7 @@ use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use super::mmsg::{Mmsg, Outgoing, large_buffers, set_int};
+use super::mmsg::{self, Mmsg, Outgoing, large_buffers, set_int};
 use super::{Refused, rebuild};
 use crate::{Batch, Packet, Port};
 
@@ -53,10 +53,20 @@ impl UdpPort {
             };
             io::Error::new(error.kind(), format!("UDP socket {local}: {remedy}"))
         };
-        Self::open(local, mark).map_err(named)
+        Self::open(local, mark, false).map_err(named)
     }
 
-    fn open(local: SocketAddr, mark: Option<u32>) -> io::Result<Self> {
+    /// Likewise, on a port that an IKE daemon of this process has opened with [`share_with_esp`]: it gets
+    /// the IKE messages, this port the rest.
+    ///
+    /// # Errors
+    /// As [`UdpPort::bind`].
+    pub fn bind_shared(local: SocketAddr, mark: Option<u32>) -> io::Result<Self> {
+        Self::open(local, mark, true)
+            .map_err(|error| io::Error::new(error.kind(), format!("UDP socket {local}, shared with IKE: {error}")))
+    }
+
+    fn open(local: SocketAddr, mark: Option<u32>, shared: bool) -> io::Result<Self> {
         let v6 = local.is_ipv6();
         let domain = if v6 { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))?;
@@ -74,6 +84,7 @@ impl UdpPort {
             socket.set_mark(mark)?;
         }
         large_buffers(&socket, SOCKET_BUFFER)?;
+        socket.set_reuse_port(shared)?;
         socket.bind(&SockAddr::from(local))?;
         let bound = socket.local_addr()?.as_socket().unwrap_or(local);
         Ok(Self { socket, local: bound, mmsg: Mmsg::new(), refused: Refused::default() })
@@ -83,6 +94,37 @@ impl UdpPort {
     pub fn local(&self) -> SocketAddr {
         self.local
     }
+}
+
+/// Prepares the unbound socket of an IKE daemon for the NAT-T port: of what arrives there it will get
+/// messages with the non-ESP marker (RFC 3948 §2.2) and what is shorter than one; a [`UdpPort`] that is
+/// bound afterwards with [`UdpPort::bind_shared`] gets the rest. The kernel decides, packet by packet.
+///
+/// # Errors
+/// The operating system's.
+pub fn share_with_esp(socket: &Socket) -> io::Result<()> {
+    socket.set_reuse_port(true)
+}
+
+/// Completes [`share_with_esp`] once the socket is bound, before any other joins it.
+///
+/// # Errors
+/// The operating system's.
+pub fn keep_ike(socket: &Socket) -> io::Result<()> {
+    mmsg::choose_by_payload(socket, &IKE_FIRST)
+}
+
+/// Classic BPF over the UDP payload: index 0 among the sockets of the port for a marker of zeros, and for
+/// what has no four bytes; index 1 for all else.
+const IKE_FIRST: [libc::sock_filter; 4] = [
+    step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0),
+    step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, 0),
+    step(libc::BPF_RET | libc::BPF_K, 0, 0),
+    step(libc::BPF_RET | libc::BPF_K, 0, 1),
+];
+
+const fn step(code: u32, if_false: u8, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: 0, jf: if_false, k }
 }
 
 /// The datagram inside `packet`, when it is a whole UDP packet from `local` or from any address of

@@ -1,5 +1,7 @@
 //! Receiving EESP.
 
+use std::sync::Arc;
+
 use crypto::{Aad, CryptoOp, DerivedKeys, DerivedName, Engine, IcvOk, KeyId, KeyTable, Span};
 use wire::eesp::{EespHeader, FIRST_BYTE, Format, Options, PayloadInfo, infer_inner};
 use wire::{IpPacket, IpProto, SeqNo};
@@ -16,11 +18,12 @@ const MIN_WINDOW: u32 = 64;
 const OWNER_TAG: u64 = 1 << 63;
 
 /// Inbound particulars.
+#[derive(Clone)]
 pub struct Inbound {
     /// Owner of derived keys.
     owner: u64,
     /// Makes keys for lanes that have none of their own; `None` when all have.
-    source: Option<KeySource>,
+    source: Option<Arc<KeySource>>,
     /// The one Session ID of an SA without Sub SAs.
     session: Option<u16>,
     seq: bool,
@@ -59,7 +62,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
     let lanes = lanes(spec, &source, count, window, keys)?;
     let eesp = Inbound {
         owner: lane::new_owner() | OWNER_TAG,
-        source: (count > MAX_READY_SUB_SAS).then_some(source),
+        source: (count > MAX_READY_SUB_SAS).then(|| Arc::new(source)),
         session: spec.sub_sas.is_none().then_some(spec.session),
         seq: spec.seq,
         iv_len: enc.iv_len,
@@ -84,7 +87,7 @@ fn lanes(
     count: usize,
     window: u32,
     keys: &mut KeyTable,
-) -> Result<Box<[InLane]>, SaError> {
+) -> Result<Arc<[InLane]>, SaError> {
     source.key(spec.session)?; // whatever is wrong with the key is said now
     let ready = count <= MAX_READY_SUB_SAS;
     (0..count)

@@ -1,5 +1,7 @@
 //! Sending EESP.
 
+use std::sync::Arc;
+
 use crypto::{Aad, CryptoOp, Engine, KeyTable, Span};
 use wire::eesp::{CryptOffset, EespHeader, Format, Options, PayloadInfo, emit_pad};
 use wire::{IpPacket, IpProto, SeqNo, SessionId};
@@ -10,6 +12,7 @@ use crate::encap;
 use crate::{Drop, Frame, Mode, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
 
 /// Outbound particulars.
+#[derive(Clone)]
 pub struct Outbound {
     /// Base header and options as they are sent; Session ID and crypt offset are filled in.
     head: Box<[u8]>,
@@ -58,7 +61,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     })
 }
 
-fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Box<[OutLane]>, SaError> {
+fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[OutLane]>, SaError> {
     let source = KeySource::new(spec, engine);
     let count = spec.sub_sas.map_or(1, |(_, count)| count);
     (0..count.min(MAX_READY_SUB_SAS as u32))

@@ -15,6 +15,7 @@ use crate::{encap, lane};
 pub const MAX_WINDOWS: u64 = 1 << 16;
 
 /// Inbound particulars.
+#[derive(Clone)]
 pub struct Inbound {
     masters: Arc<MasterKeys>,
     issued: Issued,
@@ -67,6 +68,7 @@ pub fn inbound(
 }
 
 /// The SPIs that were given to one peer.
+#[derive(Clone)]
 struct Issued {
     /// Inclusive, in ascending order, apart from each other; with the number of SPIs before each.
     ranges: Box<[(u32, u32, u64)]>,

@@ -1,5 +1,7 @@
 //! Sending PSP.
 
+use std::sync::Arc;
+
 use crypto::{Aad, CryptoOp, Engine, KeyMaterial, KeyTable, Span};
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
 use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
@@ -12,6 +14,7 @@ use crate::{Drop, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, Sa
 const FIRST_DYNAMIC_PORT: u16 = 49152;
 
 /// Outbound particulars.
+#[derive(Clone)]
 pub struct Outbound {
     version: PspVersion,
     spi: PspSpi,
@@ -66,7 +69,7 @@ pub fn outbound(
     Ok(OutboundSa {
         common,
         spi: spec.spi,
-        lanes: Box::new([OutLane { session: SessionId(0), key, seq }]),
+        lanes: Arc::new([OutLane { session: SessionId(0), key, seq }]),
         inner_mtu: 0.into(),
         path_mtu: 0.into(),
         proto: OutProto::Psp(psp),
