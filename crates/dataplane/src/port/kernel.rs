@@ -67,14 +67,22 @@ fn batch_of(packets: &[Vec<u8>]) -> Batch {
     batch
 }
 
-/// What arrives at `port` until `count` packets were there or half a second went by.
+/// What arrives at `port`: `count` packets, for which a busy machine may need a while, and whatever comes
+/// right behind them.
 fn receive(port: &mut dyn Port, count: usize, packet_bytes: usize) -> Vec<Vec<u8>> {
     let (mut got, start) = (vec![], Instant::now());
     let mut batch = Batch::new(150, packet_bytes);
-    while got.len() < count && start.elapsed() < Duration::from_millis(500) {
+    let mut quiet_since = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
         port.rx(&mut batch).unwrap();
+        if !batch.is_empty() || got.len() < count {
+            quiet_since = Instant::now();
+        }
         got.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
         batch.clear();
+        if quiet_since.elapsed() > Duration::from_millis(50) {
+            break;
+        }
         std::thread::sleep(Duration::from_millis(1));
     }
     got
@@ -193,7 +201,7 @@ fn raw_hears_icmp_of_the_outer_side_only() {
         let esp = |net: u8| ipv4(50, 0, [10, net, 0, 2], [10, net, 0, 1], &[net; 40]);
         inside[0].tx(&mut batch_of(&[error(9), error_v6("9"), esp(9)])).unwrap();
         outside[0].tx(&mut batch_of(&[error(8), error_v6("8"), esp(8)])).unwrap();
-        let mut got = receive(&mut port, 5, 2048);
+        let mut got = receive(&mut port, 4, 2048);
         got.sort();
         let mut heard = [error(8), error_v6("8"), esp(8), esp(9)];
         heard.sort();
@@ -318,7 +326,7 @@ fn tun_without_ipv6_starts_silent() {
             return;
         }
         let mut ports = TunPort::open(&config).unwrap();
-        assert_eq!(receive(&mut ports[0], 1, 2048), [[0; 0]; 0], "no router solicitation, no report");
+        assert_eq!(receive(&mut ports[0], 0, 2048), [[0; 0]; 0], "no router solicitation, no report");
         // More than the kernel's 500 wait for a reader that is busy.
         let socket = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
         for _ in 0..2000 {
