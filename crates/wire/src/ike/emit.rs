@@ -86,9 +86,9 @@ impl<'b> Chain<'b> {
     }
 
     /// Appends the SK or SKF payload, the last of its message, which names the first payload inside
-    /// (RFC 7296 §3.14; in fragments after the first: [`PayloadType::NONE`], RFC 7383 §2.5). `body` writes the fragment header if there is one,
-    /// the IV, the chain inside, padding, and room for the ICV; sealing comes when the header is
-    /// finished, as it is authenticated as well.
+    /// (RFC 7296 §3.14; in fragments after the first: [`PayloadType::NONE`], RFC 7383 §2.5). `body`
+    /// writes the fragment header if there is one, the IV, the chain inside, padding, and room for
+    /// the ICV; sealing comes when the header is finished, as it is authenticated as well.
     pub fn encrypted(&mut self, kind: PayloadType, inner: PayloadType, body: impl FnOnce(&mut Vec<u8>)) -> &mut Self {
         let start = self.out.len();
         self.push(kind, 0, body);

@@ -38,7 +38,7 @@ macro_rules! numbers {
         }
     };
 }
-pub(crate) use numbers;
+pub(super) use numbers;
 
 numbers! {
     /// Exchange type of the IKE header (RFC 7296 §3.1; `*_V1` and below 34: RFC 2408 §3.1).

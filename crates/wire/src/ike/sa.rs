@@ -38,6 +38,24 @@ impl<'a> Parts<'a> {
         Self { what: "SA transform", more: 3, rest: bytes, left: count as usize, exact: true }
     }
 
+    /// The next part as `parse` reads it; nothing comes after an error.
+    pub(super) fn next_as<T>(
+        &mut self,
+        parse: impl FnOnce(&'a [u8]) -> Result<T, ParseError>,
+    ) -> Option<Result<T, ParseError>> {
+        let read = if !self.rest.is_empty() {
+            self.read().and_then(parse)
+        } else if self.exact && self.left > 0 {
+            Err(ParseError::Malformed { what: self.what, why: "fewer than announced" })
+        } else {
+            return None;
+        };
+        if read.is_err() {
+            (self.rest, self.left) = (&[], 0);
+        }
+        Some(read)
+    }
+
     fn read(&mut self) -> Result<&'a [u8], ParseError> {
         let malformed = |why| ParseError::Malformed { what: self.what, why };
         let left = self.left.checked_sub(1).ok_or(malformed("more than announced or allowed"))?;
@@ -49,24 +67,6 @@ impl<'a> Parts<'a> {
         }
         (self.rest, self.left) = (rest, left);
         Ok(body)
-    }
-}
-
-impl<'a> Iterator for Parts<'a> {
-    type Item = Result<&'a [u8], ParseError>;
-
-    fn next(&mut self) -> Option<Self::Item> {
-        let read = if !self.rest.is_empty() {
-            self.read()
-        } else if self.exact && self.left > 0 {
-            Err(ParseError::Malformed { what: self.what, why: "fewer than announced" })
-        } else {
-            return None;
-        };
-        if read.is_err() {
-            (self.rest, self.left) = (&[], 0);
-        }
-        Some(read)
     }
 }
 
@@ -146,11 +146,7 @@ impl<'a> Iterator for Proposals<'a> {
     type Item = Result<Proposal<'a>, ParseError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let proposal = self.0.next()?.and_then(ProposalFrame::parse).map(Proposal::of);
-        if proposal.is_err() {
-            self.0.rest = &[];
-        }
-        Some(proposal)
+        Some(self.0.next_as(ProposalFrame::parse)?.map(Proposal::of))
     }
 }
 
@@ -186,11 +182,7 @@ impl Iterator for Transforms<'_> {
     type Item = Result<Transform, ParseError>;
 
     fn next(&mut self) -> Option<Self::Item> {
-        let transform = self.0.next()?.and_then(Transform::parse);
-        if transform.is_err() {
-            (self.0.rest, self.0.left) = (&[], 0);
-        }
-        Some(transform)
+        self.0.next_as(Transform::parse)
     }
 }
 

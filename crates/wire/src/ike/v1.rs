@@ -1,1 +1,381 @@
-//! What only IKEv1 has (RFC 2407 to 2409, RFC 3947).
+//! What only IKEv1 has (RFC 2407 to 2409, RFC 3947): the DOI in many payloads, transforms made of
+//! attributes, selectors as identities, Mode Config with an identifier.
+//!
+//! Header and chain are those of IKEv2: read a chain with [`Payloads::v1`](super::Payloads::v1).
+//! CERT and CERTREQ payloads have the same bodies as well. Bodies of KE, hash, signature, nonce,
+//! vendor ID and NAT-D payloads are the bytes themselves.
+
+mod numbers;
+
+use std::net::IpAddr;
+
+pub use numbers::{
+    AhTransform, DOI_IPSEC, EncapsulationMode, EspTransform, KEY_IKE, LifeType, NotifyType, Phase1Attr, Phase1Auth,
+    Phase1Encryption, Phase1Hash, Phase2Attr, Phase2Integrity, SIT_IDENTITY_ONLY, vendor,
+};
+
+use super::body::short;
+use super::sa::{Parts, ProposalFrame, emit_part};
+use super::{Attribute, Attributes, CfgType, Chain, Delete, IdType, PayloadType, ProtocolId, take, take_slice};
+use crate::{IpProto, ParseError};
+
+/// Security Association (RFC 2408 §3.4). Its body, as received, enters the hashes of phase 1.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SaPayload<'a> {
+    /// Domain of interpretation; [`DOI_IPSEC`] is what there is.
+    pub doi: u32,
+    /// Situation: always [`SIT_IDENTITY_ONLY`].
+    pub situation: u32,
+    proposals: &'a [u8],
+}
+
+impl<'a> SaPayload<'a> {
+    /// Reads the body of an SA payload; the proposals are read one by one.
+    ///
+    /// # Errors
+    /// [`ParseError`] below 8 bytes, and for a situation that adds labels.
+    pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
+        const WHAT: &str = "IKEv1 SA payload";
+        let (doi, rest) = take(WHAT, body)?;
+        let (situation, proposals) = take(WHAT, rest)?;
+        let (doi, situation) = (u32::from_be_bytes(*doi), u32::from_be_bytes(*situation));
+        if situation != SIT_IDENTITY_ONLY {
+            return Err(ParseError::Malformed { what: WHAT, why: "situation is not identity only" });
+        }
+        Ok(Self { doi, situation, proposals })
+    }
+
+    /// The proposals. Those of one number belong together: all of them or none.
+    pub const fn proposals(&self) -> Proposals<'a> {
+        Proposals(Parts::proposals(self.proposals))
+    }
+
+    /// Appends a body with these proposals.
+    pub fn emit(doi: u32, situation: u32, proposals: &[ProposalOut<'_>], out: &mut Vec<u8>) {
+        out.extend(doi.to_be_bytes());
+        out.extend(situation.to_be_bytes());
+        for (i, proposal) in proposals.iter().enumerate() {
+            emit_part(out, if i + 1 < proposals.len() { 2 } else { 0 }, |out| proposal.emit(out));
+        }
+    }
+}
+
+/// Reads proposals one after the other; ends after the first error.
+#[derive(Clone, Copy, Debug)]
+pub struct Proposals<'a>(Parts<'a>);
+
+impl<'a> Iterator for Proposals<'a> {
+    type Item = Result<Proposal<'a>, ParseError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        let frame = self.0.next_as(ProposalFrame::parse)?;
+        Some(frame.map(|ProposalFrame { number, protocol, spi, transforms }| Proposal {
+            number,
+            protocol,
+            spi,
+            transforms,
+        }))
+    }
+}
+
+/// One proposal: a protocol and alternatives for it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Proposal<'a> {
+    /// Number, which an answer repeats.
+    pub number: u8,
+    /// Protocol of the SA.
+    pub protocol: ProtocolId,
+    /// SPI of the sender's inbound SA: 4 bytes for ESP and AH; for ISAKMP anything and ignored.
+    pub spi: &'a [u8],
+    transforms: Parts<'a>,
+}
+
+impl<'a> Proposal<'a> {
+    /// The transforms in the order of the sender's preference; one of them is chosen.
+    pub const fn transforms(&self) -> Transforms<'a> {
+        Transforms(self.transforms)
+    }
+}
+
+/// Reads transforms one after the other; ends after the first error.
+#[derive(Clone, Copy, Debug)]
+pub struct Transforms<'a>(Parts<'a>);
+
+impl<'a> Iterator for Transforms<'a> {
+    type Item = Result<Transform<'a>, ParseError>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        self.0.next_as(Transform::parse)
+    }
+}
+
+/// One transform: a whole suite.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Transform<'a> {
+    /// Number, which an answer repeats.
+    pub number: u8,
+    /// [`KEY_IKE`], an [`EspTransform`] or an [`AhTransform`].
+    pub id: u8,
+    attributes: &'a [u8],
+}
+
+impl<'a> Transform<'a> {
+    fn parse(part: &'a [u8]) -> Result<Self, ParseError> {
+        let ([number, id, _, _], attributes) = take("IKEv1 transform", part)?;
+        Ok(Self { number: *number, id: *id, attributes })
+    }
+
+    /// Its attributes: [`Phase1Attr`] or [`Phase2Attr`].
+    pub const fn attributes(&self) -> Attributes<'a> {
+        Attributes::new(self.attributes)
+    }
+}
+
+/// A proposal to be sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ProposalOut<'a> {
+    /// Number.
+    pub number: u8,
+    /// Protocol.
+    pub protocol: ProtocolId,
+    /// SPI of our inbound SA; empty in phase 1.
+    pub spi: &'a [u8],
+    /// Transforms, at most [`MAX_TRANSFORMS`](super::MAX_TRANSFORMS).
+    pub transforms: &'a [TransformOut<'a>],
+}
+
+/// A transform to be sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct TransformOut<'a> {
+    /// Number: 1, 2, … in an offer, that of the chosen one in an answer.
+    pub number: u8,
+    /// [`KEY_IKE`], an [`EspTransform`] or an [`AhTransform`].
+    pub id: u8,
+    /// Attributes; an answer repeats those of the offer.
+    pub attributes: &'a [Attribute<'a>],
+}
+
+impl ProposalOut<'_> {
+    fn emit(&self, out: &mut Vec<u8>) {
+        ProposalFrame::emit(self.number, self.protocol, self.spi, self.transforms.len(), out);
+        for (i, transform) in self.transforms.iter().enumerate() {
+            emit_part(out, if i + 1 < self.transforms.len() { 3 } else { 0 }, |out| {
+                out.extend([transform.number, transform.id, 0, 0]);
+                transform.attributes.iter().for_each(|attribute| attribute.emit(out));
+            });
+        }
+    }
+}
+
+/// Identification (RFC 2407 §4.6.2): who in phase 1, which packets in phase 2.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Id<'a> {
+    /// What the bytes are.
+    pub kind: IdType,
+    /// Protocol; `None` is any.
+    pub proto: Option<IpProto>,
+    /// Port; 0 is any.
+    pub port: u16,
+    /// The identity, or addresses.
+    pub data: &'a [u8],
+}
+
+impl<'a> Id<'a> {
+    /// Reads the body of an ID payload. The bytes are not judged.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] below 4 bytes.
+    pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
+        let ([kind, proto, p0, p1], data) = take("IKEv1 ID payload", body)?;
+        let proto = (*proto != 0).then_some(IpProto(*proto));
+        Ok(Self { kind: IdType(*kind), proto, port: u16::from_be_bytes([*p0, *p1]), data })
+    }
+
+    /// Appends the body.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.extend([self.kind.0, self.proto.map_or(0, |proto| proto.0)]);
+        out.extend(self.port.to_be_bytes());
+        out.extend(self.data);
+    }
+}
+
+/// Notification (RFC 2408 §3.14).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Notification<'a> {
+    /// Domain of interpretation.
+    pub doi: u32,
+    /// Protocol of the SA that is spoken of.
+    pub protocol: ProtocolId,
+    /// Its SPI; for ISAKMP both cookies or nothing. At most 255 bytes.
+    pub spi: &'a [u8],
+    /// What is notified.
+    pub kind: NotifyType,
+    /// What belongs to it.
+    pub data: &'a [u8],
+}
+
+impl<'a> Notification<'a> {
+    /// Reads the body of a notification.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] below 8 bytes or when the SPI is not there.
+    pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
+        const WHAT: &str = "IKEv1 notification";
+        let (doi, rest) = take(WHAT, body)?;
+        let ([protocol, spi_len, k0, k1], rest) = take(WHAT, rest)?;
+        let (spi, data) = take_slice(WHAT, rest, (*spi_len).into())?;
+        Ok(Self {
+            doi: u32::from_be_bytes(*doi),
+            protocol: ProtocolId(*protocol),
+            spi,
+            kind: NotifyType(u16::from_be_bytes([*k0, *k1])),
+            data,
+        })
+    }
+
+    /// Appends the body.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        let (spi_len, spi) = short(self.spi);
+        out.extend(self.doi.to_be_bytes());
+        out.extend([self.protocol.0, spi_len]);
+        out.extend(self.kind.0.to_be_bytes());
+        out.extend(spi);
+        out.extend(self.data);
+    }
+}
+
+/// Splits the body of a Delete payload (RFC 2408 §3.15) into the domain of interpretation and what
+/// is as in IKEv2.
+///
+/// # Errors
+/// [`ParseError`] below 8 bytes, and as [`Delete::parse`].
+pub fn parse_delete(body: &[u8]) -> Result<(u32, Delete<'_>), ParseError> {
+    let (doi, rest) = take("IKEv1 Delete payload", body)?;
+    Ok((u32::from_be_bytes(*doi), Delete::parse(rest)?))
+}
+
+/// Reads the body of a NAT-OA payload: an original address (RFC 3947 §5.2).
+///
+/// # Errors
+/// [`ParseError`] below 4 bytes and when type and length are not those of an address.
+pub fn parse_nat_oa(body: &[u8]) -> Result<IpAddr, ParseError> {
+    const WHAT: &str = "NAT-OA payload";
+    let ([kind, ..], addr) = take::<4>(WHAT, body)?;
+    let addr = match IdType(*kind) {
+        IdType::IPV4_ADDR => addr.try_into().ok().map(|addr: [u8; 4]| IpAddr::from(addr)),
+        IdType::IPV6_ADDR => addr.try_into().ok().map(|addr: [u8; 16]| IpAddr::from(addr)),
+        _ => None,
+    };
+    addr.ok_or(ParseError::Malformed { what: WHAT, why: "not one address" })
+}
+
+/// Mode Config and XAuth (draft-ietf-ipsec-isakmp-mode-cfg): attributes are
+/// [`CfgAttr`](super::CfgAttr), some with the value in place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Config<'a> {
+    /// Request, reply, set or acknowledgement.
+    pub kind: CfgType,
+    /// Links the messages of one transaction.
+    pub id: u16,
+    attributes: &'a [u8],
+}
+
+impl<'a> Config<'a> {
+    /// Reads the body of an attributes payload; the attributes are read one by one.
+    ///
+    /// # Errors
+    /// [`ParseError::Truncated`] below 4 bytes.
+    pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
+        let ([kind, _, i0, i1], attributes) = take("attributes payload", body)?;
+        Ok(Self { kind: CfgType(*kind), id: u16::from_be_bytes([*i0, *i1]), attributes })
+    }
+
+    /// The attributes.
+    pub const fn attributes(&self) -> Attributes<'a> {
+        Attributes::new(self.attributes)
+    }
+
+    /// Appends a body with these attributes.
+    pub fn emit(kind: CfgType, id: u16, attributes: &[Attribute<'_>], out: &mut Vec<u8>) {
+        out.extend([kind.0, 0]);
+        out.extend(id.to_be_bytes());
+        attributes.iter().for_each(|attribute| attribute.emit(out));
+    }
+}
+
+/// One fragment of a message, header included (a vendor's extension).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct FragmentPayload<'a> {
+    /// Links the fragments of one message.
+    pub id: u16,
+    /// Which fragment, counted from 1.
+    pub number: u8,
+    /// True for the last.
+    pub last: bool,
+    /// Bytes of the message.
+    pub data: &'a [u8],
+}
+
+impl<'a> FragmentPayload<'a> {
+    /// Bytes before the data.
+    pub const HEADER_LEN: usize = 4;
+
+    /// Reads the body of a fragment payload.
+    ///
+    /// # Errors
+    /// [`ParseError`] below 4 bytes and for fragment 0.
+    pub fn parse(body: &'a [u8]) -> Result<Self, ParseError> {
+        let ([i0, i1, number, flags], data) = take("IKEv1 fragment", body)?;
+        if *number == 0 {
+            return Err(ParseError::Malformed { what: "IKEv1 fragment", why: "fragments are counted from 1" });
+        }
+        Ok(Self { id: u16::from_be_bytes([*i0, *i1]), number: *number, last: flags & 1 != 0, data })
+    }
+
+    /// Appends the body.
+    pub fn emit(&self, out: &mut Vec<u8>) {
+        out.extend(self.id.to_be_bytes());
+        out.extend([self.number, self.last.into()]);
+        out.extend(self.data);
+    }
+}
+
+/// Payloads of IKEv1; for those whose body is the bytes themselves there is [`Chain::raw`].
+impl Chain<'_> {
+    /// Appends an SA payload of IKEv1.
+    pub fn sa_v1(&mut self, doi: u32, situation: u32, proposals: &[ProposalOut<'_>]) -> &mut Self {
+        self.payload(PayloadType::SA_V1, |out| SaPayload::emit(doi, situation, proposals, out))
+    }
+
+    /// Appends an ID payload of IKEv1.
+    pub fn id_v1(&mut self, id: &Id<'_>) -> &mut Self {
+        self.payload(PayloadType::ID_V1, |out| id.emit(out))
+    }
+
+    /// Appends a notification of IKEv1.
+    pub fn notification_v1(&mut self, notification: &Notification<'_>) -> &mut Self {
+        self.payload(PayloadType::NOTIFICATION_V1, |out| notification.emit(out))
+    }
+
+    /// Appends a Delete payload of IKEv1. SPIs are of one length; that of an ISAKMP SA is both its
+    /// cookies.
+    pub fn delete_v1(&mut self, doi: u32, protocol: ProtocolId, spis: &[&[u8]]) -> &mut Self {
+        self.payload(PayloadType::DELETE_V1, |out| {
+            out.extend(doi.to_be_bytes());
+            Delete::emit(protocol, spis, out);
+        })
+    }
+
+    /// Appends a NAT-OA payload, [`PayloadType::NAT_OA_V1`] or that of the drafts.
+    pub fn nat_oa_v1(&mut self, payload: PayloadType, addr: IpAddr) -> &mut Self {
+        self.payload(payload, |out| match addr {
+            IpAddr::V4(addr) => super::Id { kind: IdType::IPV4_ADDR, data: &addr.octets() }.emit(out),
+            IpAddr::V6(addr) => super::Id { kind: IdType::IPV6_ADDR, data: &addr.octets() }.emit(out),
+        })
+    }
+
+    /// Appends an attributes payload: Mode Config or XAuth.
+    pub fn config_v1(&mut self, kind: CfgType, id: u16, attributes: &[Attribute<'_>]) -> &mut Self {
+        self.payload(PayloadType::ATTRIBUTES_V1, |out| Config::emit(kind, id, attributes, out))
+    }
+}
