@@ -38,3 +38,6 @@ fn take<'a, const N: usize>(what: &'static str, bytes: &'a [u8]) -> Result<(&'a 
 fn take_slice<'a>(what: &'static str, bytes: &'a [u8], len: usize) -> Result<(&'a [u8], &'a [u8]), ParseError> {
     bytes.split_at_checked(len).ok_or(ParseError::Truncated { what, need: len, have: bytes.len() })
 }
+
+#[cfg(test)]
+mod tests;

@@ -379,3 +379,201 @@ impl Chain<'_> {
         self.payload(PayloadType::ATTRIBUTES_V1, |out| Config::emit(kind, id, attributes, out))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+
+    use super::super::Payloads;
+    use super::*;
+
+    /// The body of the one payload that `payload` appends.
+    fn body(kind: PayloadType, payload: impl FnOnce(&mut Chain<'_>)) -> Vec<u8> {
+        let mut out = Vec::new();
+        let mut chain = Chain::new(&mut out);
+        payload(&mut chain);
+        assert_eq!((chain.first(), chain.overflowed()), (kind, false));
+        let payload = Payloads::v1(kind, &out).next().expect("a payload").expect("a good one");
+        payload.body.to_vec()
+    }
+
+    /// An offer of main mode: AES-CBC-256, SHA-256, pre-shared key, group 14, 28800 s.
+    #[rustfmt::skip]
+    const OFFER: [u8; 56] = [
+        0, 0, 0, 1, 0, 0, 0, 1,
+        0, 0, 0, 48, 1, 1, 0, 1,
+        0, 0, 0, 40, 1, 1, 0, 0,
+        0x80, 1, 0, 7, 0x80, 14, 1, 0, 0x80, 2, 0, 4, 0x80, 3, 0, 1, 0x80, 4, 0, 14, 0x80, 11, 0, 1,
+        0, 12, 0, 4, 0, 0, 0x70, 0x80,
+    ];
+
+    #[test]
+    fn an_offer_of_main_mode() {
+        let short = |kind: Phase1Attr, value| Attribute::short(kind.0, value);
+        let attributes = [
+            short(Phase1Attr::ENCRYPTION, Phase1Encryption::AES_CBC.0),
+            short(Phase1Attr::KEY_LENGTH, 256),
+            short(Phase1Attr::HASH, Phase1Hash::SHA2_256.0),
+            short(Phase1Attr::AUTHENTICATION, Phase1Auth::PSK.0),
+            short(Phase1Attr::GROUP, 14),
+            short(Phase1Attr::LIFE_TYPE, LifeType::SECONDS.0),
+            Attribute::long(Phase1Attr::LIFE_DURATION.0, &[0, 0, 0x70, 0x80]),
+        ];
+        let transform = TransformOut { number: 1, id: KEY_IKE, attributes: &attributes };
+        let proposal = ProposalOut { number: 1, protocol: ProtocolId::IKE, spi: &[], transforms: &[transform] };
+        let sent = body(PayloadType::SA_V1, |chain| {
+            chain.sa_v1(DOI_IPSEC, SIT_IDENTITY_ONLY, &[proposal]);
+        });
+        assert_eq!(sent, OFFER);
+
+        let sa = SaPayload::parse(&OFFER).unwrap();
+        let proposal = sa.proposals().next().unwrap().unwrap();
+        assert_eq!((sa.doi, proposal.number, proposal.protocol), (DOI_IPSEC, 1, ProtocolId::IKE));
+        let transform = proposal.transforms().next().unwrap().unwrap();
+        assert_eq!((transform.number, transform.id), (1, KEY_IKE));
+        let read: Vec<_> = transform.attributes().map(Result::unwrap).collect();
+        assert_eq!(read, attributes);
+        assert_eq!(read[6].number(), Some(28_800));
+    }
+
+    fn sa_is_good(body: &[u8]) -> Result<usize, ParseError> {
+        let mut attributes = 0;
+        for proposal in SaPayload::parse(body)?.proposals() {
+            for transform in proposal?.transforms() {
+                for attribute in transform?.attributes() {
+                    attribute?.number();
+                    attributes += 1;
+                }
+            }
+        }
+        Ok(attributes)
+    }
+
+    #[test]
+    fn an_offer_that_is_cut_is_refused() {
+        assert_eq!(sa_is_good(&OFFER), Ok(7));
+        for len in (0..OFFER.len()).filter(|len| *len != 8) {
+            assert!(sa_is_good(&OFFER[..len]).is_err(), "{len}");
+        }
+        let mut secrecy = OFFER;
+        secrecy[7] = 3;
+        assert!(sa_is_good(&secrecy).is_err());
+    }
+
+    #[test]
+    fn dead_peer_detection_of_rfc_3706() {
+        let cookies = [7; 16];
+        let ask = Notification {
+            doi: DOI_IPSEC,
+            protocol: ProtocolId::IKE,
+            spi: &cookies,
+            kind: NotifyType::R_U_THERE,
+            data: &[0, 0, 0, 9],
+        };
+        let sent = body(PayloadType::NOTIFICATION_V1, |chain| {
+            chain.notification_v1(&ask);
+        });
+        assert_eq!(sent[..8], [0, 0, 0, 1, 1, 16, 0x8d, 0x28]);
+        assert_eq!(Notification::parse(&sent), Ok(ask));
+        for len in 0..24 {
+            assert!(Notification::parse(&sent[..len]).is_err(), "{len}");
+        }
+    }
+
+    #[test]
+    fn deletes_and_original_addresses() {
+        let sent = body(PayloadType::DELETE_V1, |chain| {
+            chain.delete_v1(DOI_IPSEC, ProtocolId::ESP, &[&[1, 2, 3, 4]]);
+        });
+        assert_eq!(sent, [0, 0, 0, 1, 3, 4, 0, 1, 1, 2, 3, 4]);
+        let (doi, delete) = parse_delete(&sent).unwrap();
+        assert_eq!((doi, delete.protocol), (DOI_IPSEC, ProtocolId::ESP));
+        assert!(delete.spis().eq([[1, 2, 3, 4]]));
+        for len in 0..sent.len() {
+            assert!(parse_delete(&sent[..len]).is_err(), "{len}");
+        }
+        for addr in ["192.0.2.1", "2001:db8::1"].map(|addr| addr.parse::<IpAddr>().unwrap()) {
+            let sent = body(PayloadType::NAT_OA_V1, |chain| {
+                chain.nat_oa_v1(PayloadType::NAT_OA_V1, addr);
+            });
+            assert_eq!(parse_nat_oa(&sent), Ok(addr));
+            for len in 0..sent.len() {
+                assert!(parse_nat_oa(&sent[..len]).is_err(), "{len}");
+            }
+        }
+        assert!(parse_nat_oa(&[4, 0, 0, 0, 1, 2, 3, 4]).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn what_was_emitted_is_read(
+            numbers: (u8, u8, u16, u32),
+            data in vec(any::<u8>(), 0..40),
+            attributes in vec((0u16..0x8000, any::<Option<u16>>(), vec(any::<u8>(), 0..9)), 0..6),
+            lens in vec(0usize..4, 0..4),
+        ) {
+            let (a, b, c, doi) = numbers;
+            let attributes: Vec<_> = attributes
+                .iter()
+                .map(|(kind, short, long)| match short {
+                    Some(value) => Attribute::short(*kind, *value),
+                    None => Attribute::long(*kind, long),
+                })
+                .collect();
+
+            let id = Id { kind: IdType(a), proto: (b != 0).then_some(IpProto(b)), port: c, data: &data };
+            let sent = body(PayloadType::ID_V1, |chain| { chain.id_v1(&id); });
+            prop_assert_eq!(Id::parse(&sent), Ok(id));
+
+            let spi = &data[..data.len() / 2];
+            let notification = Notification { doi, protocol: ProtocolId(a), spi, kind: NotifyType(c), data: &data };
+            let sent = body(PayloadType::NOTIFICATION_V1, |chain| { chain.notification_v1(&notification); });
+            prop_assert_eq!(Notification::parse(&sent), Ok(notification));
+
+            let sent = body(PayloadType::ATTRIBUTES_V1, |chain| { chain.config_v1(CfgType(a), c, &attributes); });
+            let config = Config::parse(&sent).unwrap();
+            prop_assert_eq!((config.kind, config.id), (CfgType(a), c));
+            prop_assert_eq!(config.attributes().collect::<Result<Vec<_>, _>>(), Ok(attributes.clone()));
+
+            let mut sent = Vec::new();
+            let fragment = FragmentPayload { id: c, number: a.max(1), last: b & 1 != 0, data: &data };
+            fragment.emit(&mut sent);
+            prop_assert_eq!(FragmentPayload::parse(&sent), Ok(fragment));
+
+            let transforms: Vec<Vec<_>> = lens
+                .iter()
+                .map(|len| (0..*len as u8).map(|i| TransformOut { number: i, id: b, attributes: &attributes }).collect())
+                .collect();
+            let proposals: Vec<_> = transforms
+                .iter()
+                .map(|transforms| ProposalOut { number: a, protocol: ProtocolId(b), spi, transforms })
+                .collect();
+            let sent = body(PayloadType::SA_V1, |chain| { chain.sa_v1(doi, SIT_IDENTITY_ONLY, &proposals); });
+            let sa = SaPayload::parse(&sent).unwrap();
+            prop_assert_eq!((sa.doi, sa.proposals().count()), (doi, proposals.len()));
+            for (read, sent) in sa.proposals().map(Result::unwrap).zip(&proposals) {
+                prop_assert_eq!((read.number, read.protocol, read.spi), (sent.number, sent.protocol, sent.spi));
+                prop_assert_eq!(read.transforms().count(), sent.transforms.len());
+                for (read, sent) in read.transforms().map(Result::unwrap).zip(sent.transforms) {
+                    prop_assert_eq!((read.number, read.id), (sent.number, sent.id));
+                    prop_assert_eq!(read.attributes().collect::<Result<Vec<_>, _>>(), Ok(attributes.clone()));
+                }
+            }
+        }
+
+        #[test]
+        fn arbitrary_bytes_do_no_harm(bytes in vec(any::<u8>(), 0..80)) {
+            let _ = sa_is_good(&bytes);
+            let _ = sa_is_good(&[&[0, 0, 0, 1, 0, 0, 0, 1], &bytes[..]].concat());
+            let _ = (Id::parse(&bytes), Notification::parse(&bytes), parse_nat_oa(&bytes), FragmentPayload::parse(&bytes));
+            if let Ok((_, delete)) = parse_delete(&bytes) {
+                delete.spis().for_each(drop);
+            }
+            if let Ok(config) = Config::parse(&bytes) {
+                config.attributes().for_each(drop);
+            }
+            Payloads::v1(PayloadType::SA_V1, &bytes).for_each(drop);
+        }
+    }
+}
