@@ -213,3 +213,175 @@ impl SkKey {
         iv
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use proptest::prelude::*;
+
+    use super::super::tests::unhex;
+    use super::*;
+
+    fn key(suite: SkSuite) -> SkKey {
+        let material: Vec<u8> = (0..200u32).map(|at| (at * 7 + 1) as u8).collect();
+        let (enc, integ) = (&material[..suite.enc_key_len()], &material[100..][..suite.integ_key_len()]);
+        SkKey::new(suite, enc, integ).expect("material of the right length")
+    }
+
+    fn suite(enc: &str, integ: &str) -> SkSuite {
+        let suite = Suite::parse_esp(&format!("{enc}{integ}")).expect("a suite");
+        SkSuite::new(suite.enc.expect("a cipher"), suite.integ).expect("a suite of IKE")
+    }
+
+    /// RFC 7634 appendix B: an INFORMATIONAL request with SET_WINDOW_SIZE.
+    #[test]
+    fn chacha20_poly1305_of_rfc_7634() {
+        let header = unhex("c0c1c2c3c4c5c6c7d0d1d2d3d4d5d6d72e202500000000090000004529000029");
+        let material: Vec<u8> = (0x80..=0xa3).collect();
+        let (plain, iv) = (unhex("0000000c000040010000000a"), unhex("1011121314151617"));
+        let suite = SkSuite::from_ids(28, 0, 0).expect("a suite");
+        let key = SkKey::new(suite, &material, &[]).expect("key and salt");
+        let mut message = header.clone();
+        assert_eq!(key.sealed_len(plain.len()), 0x45 - header.len());
+        key.seal(&mut message, header.len(), &plain, &mut |bytes| bytes.copy_from_slice(&iv));
+        let sealed = unhex("10111213141516176103 94701f8d017f7c12924889 6b71bfe25236efd7cdc67066906315b2");
+        assert_eq!(message[header.len()..], sealed);
+        assert_eq!(key.open(&mut message, header.len()).map(|range| message[range].to_vec()), Ok(plain));
+    }
+
+    #[test]
+    fn ids_make_suites_of_ike_alone() {
+        let name = |enc, bits, integ| SkSuite::from_ids(enc, bits, integ).map(|suite| suite.suite().to_string());
+        assert_eq!(name(20, 256, 0).as_deref(), Some("aes256gcm16"));
+        assert_eq!(name(12, 128, 12).as_deref(), Some("aes128-sha256"));
+        assert_eq!(name(3, 0, 2).as_deref(), Some("3des-sha1"));
+        assert_eq!(name(28, 0, 0).as_deref(), Some("chacha20poly1305"));
+        for (enc, bits, integ) in [
+            (20, 256, 12), // an AEAD with a MAC
+            (12, 128, 0),  // a cipher without
+            (12, 0, 12),   // no key length where there are several
+            (12, 127, 12),
+            (12, 129, 12),
+            (28, 128, 0),
+            (11, 0, 12),  // NULL
+            (21, 128, 0), // GMAC
+            (30, 128, 0), // implicit IV
+            (0, 0, 0),
+            (12, 128, 999),
+            (20, 65_535, 0),
+        ] {
+            assert_eq!(name(enc, bits, integ), None, "{enc} {bits} {integ}");
+        }
+        for suite in SkSuite::all() {
+            let integ = suite.integ.map_or(0, |integ| integ.id);
+            assert_eq!(SkSuite::from_ids(suite.enc.id, suite.enc.key_len as u16 * 8, integ), Some(suite));
+        }
+    }
+
+    #[test]
+    fn wrong_material_makes_no_key() {
+        for suite in SkSuite::all() {
+            let (enc, integ) = (vec![1; suite.enc_key_len()], vec![2; suite.integ_key_len()]);
+            assert!(SkKey::new(suite, &enc[1..], &integ).is_err() && SkKey::new(suite, &enc, &[3; 99]).is_err());
+        }
+    }
+
+    #[test]
+    fn impossible_lengths_are_refused_and_nothing_panics() {
+        for suite in SkSuite::all() {
+            let (key, least) = (key(suite), suite.sealed_len(0));
+            for len in (0..least + 40).chain([100, 200]) {
+                let mut message = vec![7; len];
+                for at in [0, 32, len, len + 1, usize::MAX] {
+                    let room = len.checked_sub(at).filter(|room| *room >= least);
+                    let whole = room.is_some_and(|room| (room - least).is_multiple_of(suite.block_len()));
+                    let fault = if whole { OpenFault::Icv } else { OpenFault::Length };
+                    assert_eq!(key.open(&mut message, at), Err(fault), "{suite:?} {len} {at}");
+                }
+            }
+        }
+    }
+
+    /// An authentic message whose Pad Length says more than there is, and every value up to that.
+    #[test]
+    fn padding_of_any_contents_is_taken_but_not_more_than_there_is() {
+        for suite in [suite("aes128", "-sha256"), suite("aes256gcm16", ""), suite("3des", "-sha1")] {
+            let key = key(suite);
+            let whole = suite.block_len() * 32_usize.div_ceil(suite.block_len());
+            for pad_len in 0..=255_usize {
+                let mut message = vec![1; 32];
+                let mut body = vec![0xa5; whole];
+                body[whole - 1] = pad_len as u8;
+                // Laid out by hand: seal() makes the shortest padding only.
+                message.extend_from_slice(&[9; 16][..suite.iv_len()]);
+                let body_at = message.len();
+                message.extend_from_slice(&body);
+                message.resize(message.len() + suite.icv_len(), 0);
+                let icv_at = body_at + whole;
+                let mut iv = [0; 16];
+                iv[..suite.iv_len()].fill(9);
+                let op = key.op(32, iv, body_at..icv_at, icv_at..message.len());
+                assert!(key.key.state.seal(&op, &mut message, suite.icv_len()));
+                let want = if pad_len < whole { Ok(body_at..icv_at - 1 - pad_len) } else { Err(OpenFault::Padding) };
+                assert_eq!(key.open(&mut message, 32), want);
+            }
+        }
+    }
+
+    #[test]
+    fn ivs_of_one_key_never_repeat() {
+        for suite in [suite("aes128gcm16", ""), suite("aes128ctr", "-sha256"), suite("aes128ccm8", "")] {
+            let (key, mut seen, mut asked) = (key(suite), HashSet::new(), 0);
+            for _ in 0..1000 {
+                let mut message = vec![0; 32];
+                // Close to the end of the number range, where the counter wraps.
+                key.seal(&mut message, 32, b"same", &mut |bytes| {
+                    asked += 1;
+                    bytes.fill(0xff);
+                });
+                assert!(seen.insert(message[32..40].to_vec()));
+            }
+            assert_eq!(asked, 1);
+        }
+        let (key, mut next) = (key(suite("aes128", "-sha256")), 0u8);
+        for _ in 0..3 {
+            let mut message = vec![0; 32];
+            key.seal(&mut message, 32, b"same", &mut |bytes| {
+                next += 1;
+                bytes.fill(next);
+            });
+            assert_eq!(message[32..48], [next; 16]);
+        }
+        assert_eq!(next, 3);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+
+        /// Every suite: what was sealed opens, and no changed bit does.
+        #[test]
+        fn sealed_is_opened_unless_a_bit_changed(
+            before in prop::collection::vec(any::<u8>(), 28..60),
+            plain in prop::collection::vec(any::<u8>(), 0..100),
+            flip in any::<prop::sample::Index>(),
+            bit in 0..8u32,
+        ) {
+            for suite in SkSuite::all() {
+                let key = key(suite);
+                let mut message = before.clone();
+                key.seal(&mut message, before.len(), &plain, &mut |bytes| crate::random(bytes));
+                prop_assert_eq!(message.len(), before.len() + suite.sealed_len(plain.len()));
+                prop_assert_eq!(&message[..before.len()], &before[..]);
+
+                let mut changed = message.clone();
+                let at = flip.index(changed.len());
+                changed[at] ^= 1u8 << bit;
+                prop_assert_eq!(key.open(&mut changed, before.len()), Err(OpenFault::Icv), "{:?} at {}", suite, at);
+
+                let opened = key.open(&mut message, before.len());
+                prop_assert_eq!(opened.map(|range| message[range].to_vec()), Ok(plain.clone()));
+            }
+        }
+    }
+}

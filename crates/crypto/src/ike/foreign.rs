@@ -367,3 +367,42 @@ impl PKey {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_used_by_several_threads() {
+        let der = aws_lc_rs::signature::EcdsaKeyPair::generate_pkcs8(
+            &aws_lc_rs::signature::ECDSA_P256_SHA256_ASN1_SIGNING,
+            &aws_lc_rs::rand::SystemRandom::new(),
+        );
+        let key = PKey::from_pkcs8(der.expect("a key").as_ref()).expect("a key");
+        let public = PKey::from_spki(&key.spki().expect("its public half")).expect("a key");
+        assert!(key.same_public(&public));
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (key, public) = (&key, &public);
+                scope.spawn(move || {
+                    for _ in 0..20 {
+                        let signature = key.sign_digest(Encoding::Ecdsa, &[thread; 32]).expect("a signature");
+                        assert!(public.verify_digest(Encoding::Ecdsa, &[thread; 32], &signature));
+                    }
+                });
+            }
+        });
+        assert!(public.sign_digest(Encoding::Ecdsa, &[0; 32]).is_none(), "a public key signs nothing");
+        assert!(key.sign_digest(Encoding::Pkcs1(Hash::Sha256), &[0; 32]).is_none() && key.sign_message(b"").is_none());
+    }
+
+    #[test]
+    fn parsers_take_all_or_nothing() {
+        for der in [&[][..], &[0x30], &[0x30, 0], &[0x30, 0x80, 0, 0], &[0xff; 64]] {
+            let parsers = [PKey::from_spki, PKey::from_pkcs8, PKey::from_rsa, PKey::from_sec1];
+            assert!(parsers.iter().all(|parse| parse(der).is_none()));
+        }
+        assert!(PKey::empty().is_some_and(|key| key.kind().is_none() && key.spki().is_none()));
+        assert!(rfc3526_prime(1024).is_none());
+    }
+}

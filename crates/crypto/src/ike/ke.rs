@@ -157,8 +157,8 @@ impl KeMethod {
         matches!(self, Self::Modp1024 | Self::Modp1536)
     }
 
-    /// True when the responder encapsulates: such a method gives no secret from one side alone, and
-    /// cannot stand in the first exchange where the public value would not fit a datagram.
+    /// True when the responder encapsulates: its answer depends on the initiator's key and has another
+    /// length.
     pub fn is_kem(self) -> bool {
         matches!(self.row().kind, Kind::MlKem(..))
     }
@@ -296,3 +296,6 @@ impl KeInitiator {
         self.private.agree(peer_public).ok_or(KeFault::Invalid { method: self.method.name() })
     }
 }
+
+#[cfg(test)]
+mod tests;

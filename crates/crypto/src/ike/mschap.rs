@@ -109,3 +109,50 @@ fn des(key: &[u8; 7], block: [u8; 8]) -> [u8; 8] {
     debug_assert!(done, "one block");
     out
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::unhex;
+    use super::*;
+
+    fn array<const LEN: usize>(hex: &str) -> [u8; LEN] {
+        unhex(hex).try_into().expect("the length")
+    }
+
+    /// The example of RFC 2759 §9.2, and of RFC 3079 §3.5.3 with the same values.
+    #[test]
+    fn the_example_of_the_rfcs() {
+        let (authenticator_challenge, peer_challenge) =
+            (array("5B5D7C7D7B3F2F3E3C2C602132262628"), array("21402324255E262A28295F2B3A337C7E"));
+        let exchange = Exchange {
+            authenticator_challenge: &authenticator_challenge,
+            peer_challenge: &peer_challenge,
+            user_name: b"User",
+        };
+        let password = NtPasswordHash::of_password("clientPass");
+        assert_eq!(exchange.hash(), array("D02E4386BCE91226"));
+        assert_eq!(*password.0, array("44EBBA8D5312B8D611474411F56989AE"));
+        assert_eq!(*password.hash(), array("41C00C584BD2D91C4017A2A12FA59F3F"));
+        let response = password.nt_response(&exchange);
+        assert_eq!(response, array("82309ECD8D708B5EA08FAA3981CD83544233114A3D85D6DF"));
+        assert!(password.is_nt_response(&exchange, &response));
+        assert!(!NtPasswordHash::of_password("clientpass").is_nt_response(&exchange, &response));
+        assert_eq!(password.authenticator_response(&exchange, &response), "S=407A5589115FD0D6209F510FE9C04566932CDA56");
+        let msk = password.msk(&response);
+        // The RFC's SendStartKey128 is the server's: towards the client.
+        assert_eq!(msk[16..32], array::<16>("8B7CDC149B993A1BA118CB153F56DCCB"));
+        assert_ne!(msk[..16], msk[16..32]);
+        assert_eq!((msk.len(), &msk[32..]), (64, &[0; 32][..]));
+        let kept = NtPasswordHash::from_bytes(&password.0);
+        assert!(kept.is_nt_response(&exchange, &response));
+    }
+
+    #[test]
+    fn passwords_are_utf_16() {
+        // MD4 of the empty string (RFC 1320 §A.5).
+        assert_eq!(*NtPasswordHash::of_password("").0, array("31d6cfe0d16ae931b73c59d7e0c089c0"));
+        assert_eq!(*NtPasswordHash::of_password("é€").0, foreign::md4(&[0xe9, 0, 0xac, 0x20]));
+        assert_eq!(*NtPasswordHash::of_password("𝄞").0, foreign::md4(&[0x34, 0xd8, 0x1e, 0xdd]));
+        assert_eq!(foreign::md4(b"abc"), array("a448017aaf21d8525fc10ae87aa6729d"));
+    }
+}

@@ -112,15 +112,17 @@ impl Prf {
     pub fn plus(self, key: &[u8], seed: &[&[u8]], out: &mut [u8]) {
         let len = self.out_len();
         assert!(out.len() <= 255 * len, "prf+ gives at most 255 blocks");
-        let (keyed, mut block, mut last_len) = (self.keyed(key), [0; MAX_OUT], 0);
+        let (keyed, mut block, mut last, mut last_len) = (self.keyed(key), [0; MAX_OUT], [0; MAX_OUT], 0);
         for (counter, part) in (1u8..=255).zip(out.chunks_mut(len)) {
-            let (last, counter) = (block, [counter]);
+            last = block;
+            let counter = [counter];
             let pieces = std::iter::once(&last[..last_len]).chain(seed.iter().copied()).chain([&counter[..]]);
             keyed.compute(pieces, &mut block);
             part.copy_from_slice(&block[..part.len()]);
             last_len = len;
         }
         block.zeroize();
+        last.zeroize();
     }
 
     fn keyed(self, key: &[u8]) -> Keyed {

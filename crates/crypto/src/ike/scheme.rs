@@ -160,3 +160,71 @@ fn pss_forms(hash: Hash) -> Vec<Vec<u8>> {
     }
     forms
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::unhex;
+    use super::*;
+
+    #[test]
+    fn identifiers_lead_back_and_are_exact() {
+        for scheme in SignatureScheme::identified() {
+            let der = scheme.algorithm_identifier();
+            assert_eq!(SignatureScheme::from_algorithm_identifier(der), Some(scheme));
+            for form in scheme.other_forms() {
+                assert_eq!(SignatureScheme::from_algorithm_identifier(&form), Some(scheme));
+            }
+            assert!(SignatureScheme::from_algorithm_identifier(&[der, &[0]].concat()).is_none());
+            for at in 0..der.len() {
+                assert!(SignatureScheme::from_algorithm_identifier(&der[..at]).is_none());
+                let mut changed = der.to_vec();
+                changed[at] ^= 0x40;
+                assert!(SignatureScheme::from_algorithm_identifier(&changed).is_none(), "{scheme:?} {at}");
+            }
+        }
+        for scheme in [
+            SignatureScheme::RawRsaPkcs1,
+            SignatureScheme::EcdsaClassic(Curve::P256),
+            SignatureScheme::RsaPkcs1(Hash::Md5),
+            SignatureScheme::RsaPss(Hash::Md5),
+            SignatureScheme::Ecdsa(Hash::Md5),
+        ] {
+            assert!(scheme.algorithm_identifier().is_empty());
+        }
+        assert_eq!(SignatureScheme::from_algorithm_identifier(&[]), None);
+    }
+
+    /// Appendix A of RFC 7427, and what else means the same.
+    #[test]
+    fn identifiers_of_the_rfcs() {
+        let of = |hex: &str| SignatureScheme::from_algorithm_identifier(&unhex(hex));
+        assert_eq!(of("300d06092a864886f70d01010b0500"), Some(SignatureScheme::RsaPkcs1(Hash::Sha256)));
+        assert_eq!(of("300b06092a864886f70d01010b"), Some(SignatureScheme::RsaPkcs1(Hash::Sha256)));
+        assert_eq!(of("300d06092a864886f70d0101050500"), Some(SignatureScheme::RsaPkcs1(Hash::Sha1)));
+        assert_eq!(of("300a06082a8648ce3d040303"), Some(SignatureScheme::Ecdsa(Hash::Sha384)));
+        assert_eq!(of("300906072a8648ce3d0401"), Some(SignatureScheme::Ecdsa(Hash::Sha1)));
+        assert_eq!(of("300506032b6570"), Some(SignatureScheme::Ed25519));
+        // PSS with the trailer field, then with neither NULL nor trailer field.
+        let with_trailer = "304606092a864886f70d01010a3039a00f300d06096086480165030402010500\
+            a11c301a06092a864886f70d010108300d06096086480165030402010500a203020120a303020101";
+        let short = "303d06092a864886f70d01010a3030a00d300b0609608648016503040201\
+            a11a301806092a864886f70d010108300b0609608648016503040201a203020120";
+        assert_eq!(of(with_trailer), Some(SignatureScheme::RsaPss(Hash::Sha256)));
+        assert_eq!(of(short), Some(SignatureScheme::RsaPss(Hash::Sha256)));
+        // A salt of 20 bytes; another hash in MGF1; no parameters; MD5 with RSA; ECDSA with NULL; Ed448.
+        assert_eq!(of(&with_trailer.replace("a203020120", "a203020114")), None);
+        assert_eq!(of(&with_trailer.replacen("0402010500a2", "0402020500a2", 1)), None);
+        assert_eq!(of("300b06092a864886f70d01010a"), None);
+        assert_eq!(of("300d06092a864886f70d0101040500"), None);
+        assert_eq!(of("300c06082a8648ce3d0403020500"), None);
+        assert_eq!(of("300506032b6571"), None);
+    }
+
+    #[test]
+    fn hashes_of_schemes() {
+        assert_eq!(SignatureScheme::Ed25519.hash_id(), Some(HashId::IDENTITY));
+        assert_eq!(SignatureScheme::RsaPss(Hash::Sha512).hash_id(), Some(HashId::SHA2_512));
+        assert_eq!(SignatureScheme::EcdsaClassic(Curve::P384).hash_id(), Some(HashId::SHA2_384));
+        assert_eq!(SignatureScheme::RawRsaPkcs1.hash_id(), None);
+    }
+}

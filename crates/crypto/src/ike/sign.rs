@@ -11,10 +11,10 @@ use super::{Curve, Hash, HashId, SignatureScheme};
 mod raw;
 
 /// RSA keys shorter than this are refused: they are broken.
-pub(crate) const RSA_MIN_BITS: usize = 1024;
-/// RSA keys longer than this are refused: a peer that sends one wants us to compute, 6 ms per
-/// signature at 8192 bits.
-pub(crate) const RSA_MAX_BITS: usize = 8192;
+const RSA_MIN_BITS: usize = 1024;
+/// RSA keys longer than this are refused: they add no security that the rest has, and a peer could
+/// make us compute for nothing.
+const RSA_MAX_BITS: usize = 8192;
 
 /// What kind of key it is.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -247,3 +247,6 @@ fn plan(kind: PublicKeyKind, scheme: SignatureScheme) -> Result<Plan, SignatureF
         _ => Err(SignatureFault::Scheme),
     }
 }
+
+#[cfg(test)]
+mod tests;

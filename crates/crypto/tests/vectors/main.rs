@@ -3,6 +3,7 @@
 
 mod differential;
 mod rfc;
+mod signatures;
 mod wycheproof;
 
 use std::sync::Arc;
