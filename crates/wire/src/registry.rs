@@ -128,11 +128,18 @@ pub struct CodePoints {
     pub nat_t_port: u16,
     /// UDP port of PSP.
     pub psp_port: u16,
+    /// Numbers of the negotiation of EESP and of BEET mode.
+    pub ike: crate::ike::CodePoints,
 }
 
 impl Default for CodePoints {
     fn default() -> Self {
-        Self { eesp_protocol: IpProto::EESP_DEFAULT, nat_t_port: PORT_IPSEC_NAT_T, psp_port: PORT_PSP }
+        Self {
+            eesp_protocol: IpProto::EESP_DEFAULT,
+            nat_t_port: PORT_IPSEC_NAT_T,
+            psp_port: PORT_PSP,
+            ike: crate::ike::CodePoints::default(),
+        }
     }
 }
 

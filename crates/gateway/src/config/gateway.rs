@@ -108,6 +108,7 @@ impl Gateway {
                 eesp_protocol: fields.get("eesp_protocol", eesp_protocol).unwrap_or(points.eesp_protocol),
                 nat_t_port: fields.get("nat_t_port", &port).map_or(points.nat_t_port, |n| n as u16),
                 psp_port: fields.get("psp_port", &port).map_or(points.psp_port, |n| n as u16),
+                ike: points.ike,
             },
         };
         if gateway.code_points.nat_t_port == gateway.code_points.psp_port {
