@@ -1,0 +1,481 @@
+//! The message layer of one IKE SA (RFC 7296 §2.1 to §2.3, RFC 7383).
+//!
+//! [`Exchanges`] owns the keys of SK payloads, the message IDs of both directions and what has to be
+//! sent again. Who uses it sees authentic messages in order, each once ([`Arrival`]); retransmitted
+//! requests are answered here from the cache, byte for byte. The window is one message each way.
+//! It lives as long as its IKE SA.
+
+mod fragment;
+mod resend;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use wire::ike::{Chain, ExchangeType, Header, HeaderFields, PayloadType, Payloads, Skf, begin_message, finish_message};
+
+use self::fragment::{Fragment, Reassembly};
+pub(crate) use self::resend::Resend;
+use crate::config::{Connection, Fragmentation, Retransmit};
+use crate::context::Context;
+use crate::output::{IkeId, Level, Output, Path, Subsystem, Transmit};
+use crate::sa::{PeerSupport, Role, SkKeys};
+
+/// Time between two log lines about messages that did not open.
+const BAD_LOG_INTERVAL: Duration = Duration::from_secs(10);
+
+/// Bytes between a payload's start and its body.
+const GENERIC_HEADER: usize = 4;
+
+/// A message that was authentic, decrypted.
+pub(crate) struct Plain {
+    pub(crate) exchange: ExchangeType,
+    pub(crate) message_id: u32,
+    /// Type of the first payload.
+    pub(crate) first: PayloadType,
+    /// The chain of payloads.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Plain {
+    /// Its payloads.
+    pub(crate) fn payloads(&self) -> Payloads<'_> {
+        Payloads::new(self.first, &self.bytes)
+    }
+}
+
+/// A message to be sent: the chain of payloads that goes into SK.
+pub(crate) struct Inner {
+    /// Type of the first payload.
+    pub(crate) first: PayloadType,
+    /// The chain.
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Inner {
+    /// What `write` appends. A chain that does not fit its length fields becomes empty: the peer sees
+    /// a message without what it waits for, and says so.
+    pub(crate) fn new(write: impl FnOnce(&mut Chain<'_>)) -> Self {
+        let mut bytes = Vec::new();
+        let mut chain = Chain::new(&mut bytes);
+        write(&mut chain);
+        match (chain.first(), chain.overflowed()) {
+            (first, false) => Self { first, bytes },
+            (_, true) => Self::empty(),
+        }
+    }
+
+    /// No payload: liveness checks and plain acknowledgements.
+    pub(crate) fn empty() -> Self {
+        Self { first: PayloadType::NONE, bytes: Vec::new() }
+    }
+}
+
+/// What a datagram brought.
+pub(crate) enum Arrival {
+    /// Nothing to act on: a retransmission, a fragment, a message that is not for now or not authentic.
+    Nothing,
+    /// A new request. It is answered with [`Exchanges::respond`] before the next one is taken.
+    Request(Plain),
+    /// The response to the request that was out.
+    Response(Plain),
+}
+
+/// What became of a timer.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Timeout {
+    /// Something was sent again, or it was too early.
+    Nothing,
+    /// The peer did not answer any of the retransmissions. No request is out any more.
+    GaveUp,
+}
+
+/// A request that waits for its response.
+struct Outstanding {
+    exchange: ExchangeType,
+    message_id: u32,
+    resend: Resend,
+}
+
+/// The last request of the peer, and what it was told.
+struct Answered {
+    /// Of the datagram, or of the first fragment.
+    digest: u64,
+    /// Empty while the answer is in the making.
+    response: Vec<Vec<u8>>,
+}
+
+/// Message IDs, retransmission, SK and fragments of one IKE SA. Beside keys and a request that is out
+/// it holds the last response (for IKE_AUTH with certificates a few KiB) and, while fragments come
+/// in, at most twice `reassembly_max` bytes.
+pub(crate) struct Exchanges {
+    id: IkeId,
+    role: Role,
+    spis: ([u8; 8], [u8; 8]),
+    keys: SkKeys,
+    retransmit: Retransmit,
+    dscp: u8,
+    accept_fragments: bool,
+    send_fragments: bool,
+    next_request: u32,
+    outstanding: Option<Outstanding>,
+    /// ID of the next request of the peer.
+    next_peer: u32,
+    answered: Option<Answered>,
+    /// Of requests and of responses.
+    reassembly: [Option<Box<Reassembly>>; 2],
+    /// Messages that did not open since the last log line.
+    bad: u32,
+    bad_logged: Option<Instant>,
+}
+
+impl Exchanges {
+    /// For an IKE SA whose next request has the ID `first_id` in both directions: 0 after a rekeying,
+    /// 1 after IKE_SA_INIT.
+    pub(crate) fn new(
+        id: IkeId,
+        connection: &Connection,
+        peer: &PeerSupport,
+        role: Role,
+        spis: ([u8; 8], [u8; 8]),
+        keys: SkKeys,
+        first_id: u32,
+    ) -> Self {
+        let fragmentation = connection.fragmentation;
+        Self {
+            id,
+            role,
+            spis,
+            keys,
+            retransmit: connection.retransmit,
+            dscp: connection.dscp,
+            accept_fragments: fragmentation != Fragmentation::No,
+            send_fragments: peer.fragmentation && matches!(fragmentation, Fragmentation::Yes | Fragmentation::Force),
+            next_request: first_id,
+            outstanding: None,
+            next_peer: first_id,
+            answered: None,
+            reassembly: [None, None],
+            bad: 0,
+            bad_logged: None,
+        }
+    }
+
+    /// No request is out.
+    pub(crate) fn idle(&self) -> bool {
+        self.outstanding.is_none()
+    }
+
+    /// ID that the next request will have.
+    pub(crate) fn next_request_id(&self) -> u32 {
+        self.next_request
+    }
+
+    /// Uses other keys from the next message on (RFC 9370 §2.2.2). What is cached stays as it is.
+    pub(crate) fn set_keys(&mut self, keys: SkKeys) {
+        self.keys = keys;
+    }
+
+    /// Sends a request. One at a time: see [`Exchanges::idle`].
+    pub(crate) fn request(&mut self, ctx: &mut Context<'_>, path: &Path, exchange: ExchangeType, inner: Inner) {
+        debug_assert!(self.idle(), "the window is one request");
+        let message_id = self.next_request;
+        self.next_request = self.next_request.saturating_add(1);
+        let datagrams = self.seal(ctx, path.remote, exchange, message_id, false, &inner);
+        send(ctx, (path.local, path.remote), self.dscp, &datagrams);
+        let resend = Resend::new(ctx.now, &self.retransmit, datagrams);
+        self.outstanding = Some(Outstanding { exchange, message_id, resend });
+    }
+
+    /// Answers the request that [`Exchanges::receive`] gave last, and remembers the answer.
+    pub(crate) fn respond(
+        &mut self,
+        ctx: &mut Context<'_>,
+        to: (SocketAddr, SocketAddr),
+        request: (ExchangeType, u32),
+        inner: &Inner,
+    ) {
+        let (exchange, message_id) = request;
+        let response = self.seal(ctx, to.1, exchange, message_id, true, inner);
+        send(ctx, to, self.dscp, &response);
+        if let Some(answered) = &mut self.answered {
+            answered.response = response;
+        }
+    }
+
+    /// Forgets the request that is out: the answer is not wanted any more.
+    pub(crate) fn forget_request(&mut self) {
+        self.outstanding = None;
+    }
+
+    /// Sends the request that is out once more at once, to where `path` leads now (RFC 4555 §3.5).
+    pub(crate) fn resend_now(&mut self, ctx: &mut Context<'_>, path: &Path) {
+        if let Some(out) = &self.outstanding {
+            send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
+        }
+    }
+
+    /// Takes a datagram with this IKE SA's SPIs. `from` is (local, remote); `accepts` says which
+    /// exchanges may be requested at all in the state of the SA.
+    pub(crate) fn receive(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+        accepts: impl Fn(ExchangeType) -> bool,
+    ) -> Arrival {
+        let from_initiator = self.role == Role::Responder;
+        if (header.spi_i, header.spi_r) != self.spis || header.from_initiator() != from_initiator {
+            ctx.count("ike_messages_misdirected");
+            return Arrival::Nothing;
+        }
+        let message_id = header.message_id.get();
+        if header.is_response() {
+            let expected = self.outstanding.as_ref().map(|out| (out.exchange, out.message_id));
+            if expected != Some((header.exchange, message_id)) {
+                return Arrival::Nothing;
+            }
+            return match self.open(ctx, header, datagram) {
+                Some((plain, _)) => {
+                    self.outstanding = None;
+                    self.reassembly[1] = None;
+                    Arrival::Response(plain)
+                }
+                None => Arrival::Nothing,
+            };
+        }
+        if message_id.checked_add(1) == Some(self.next_peer) {
+            self.answer_again(ctx, from, header, datagram);
+            return Arrival::Nothing;
+        }
+        let busy = self.answered.as_ref().is_some_and(|answered| answered.response.is_empty());
+        if message_id != self.next_peer || busy || !accepts(header.exchange) {
+            ctx.count("ike_requests_out_of_order");
+            return Arrival::Nothing;
+        }
+        match self.open(ctx, header, datagram) {
+            Some((plain, digest)) => {
+                self.next_peer = self.next_peer.saturating_add(1);
+                self.reassembly[0] = None;
+                self.answered = Some(Answered { digest, response: Vec::new() });
+                Arrival::Request(plain)
+            }
+            None => Arrival::Nothing,
+        }
+    }
+
+    /// Answers a retransmitted request from the cache. One that is not the same bytes (smaller
+    /// fragments, RFC 7383 §2.5.2) has to be authentic.
+    fn answer_again(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+    ) {
+        let first = match skf(header, datagram) {
+            Some(skf) => skf.number == 1,
+            None => true,
+        };
+        let known = self.answered.as_ref().is_some_and(|answered| answered.digest == digest(datagram));
+        if !first || !(known || self.open_part(header, datagram).is_some()) {
+            return;
+        }
+        if let Some(answered) = &self.answered {
+            ctx.count("ike_requests_answered_again");
+            send(ctx, from, self.dscp, &answered.response);
+        }
+    }
+
+    /// Verifies, decrypts, puts fragments together. Gives the message and the digest by which its
+    /// retransmission will be known.
+    fn open(&mut self, ctx: &mut Context<'_>, header: &Header, datagram: &[u8]) -> Option<(Plain, u64)> {
+        let plain =
+            |first, bytes| Plain { exchange: header.exchange, message_id: header.message_id.get(), first, bytes };
+        let Some(part) = self.open_part(header, datagram) else {
+            self.tell_bad(ctx);
+            return None;
+        };
+        let Some((number, total)) = part.place else {
+            return Some((plain(part.first, part.bytes), digest(datagram)));
+        };
+        let slot = &mut self.reassembly[usize::from(header.is_response())];
+        let fragment = Fragment {
+            message_id: header.message_id.get(),
+            number,
+            total,
+            first: part.first,
+            digest: digest(datagram),
+            bytes: part.bytes,
+        };
+        let whole = Reassembly::add(slot, fragment, ctx.settings.reassembly_max)?;
+        Some((plain(whole.first, whole.bytes), whole.digest))
+    }
+
+    /// Verifies and decrypts what is in one datagram.
+    fn open_part(&self, header: &Header, datagram: &[u8]) -> Option<Part> {
+        let next = *datagram.get(Header::LEN)?;
+        let first = PayloadType(next);
+        let (body_at, place) = match header.next {
+            PayloadType::SK => (Header::LEN + GENERIC_HEADER, None),
+            PayloadType::SKF if self.accept_fragments => {
+                let skf = skf(header, datagram)?;
+                (Header::LEN + GENERIC_HEADER + Skf::HEADER_LEN, Some((skf.number, skf.total)))
+            }
+            _ => return None,
+        };
+        // The chain knows that the encrypted payload reaches to the end of the message.
+        Payloads::new(header.next, &datagram[Header::LEN..]).next()?.ok()?;
+        let mut message = datagram.to_vec();
+        let range = self.keys.open.open(&mut message, body_at).ok()?;
+        message.truncate(range.end);
+        message.drain(..range.start);
+        Some(Part { first, place, bytes: message })
+    }
+
+    /// Counts a message that did not open. Anybody can send such messages: a line now and then.
+    fn tell_bad(&mut self, ctx: &mut Context<'_>) {
+        ctx.count("ike_messages_not_authentic");
+        self.bad = self.bad.saturating_add(1);
+        if self.bad_logged.is_none_or(|at| ctx.now.saturating_duration_since(at) >= BAD_LOG_INTERVAL) {
+            let text = format!("{} message(s) dropped that the peer's keys do not open", self.bad);
+            ctx.log(Level::Warn, Subsystem::Enc, Some(self.id), text);
+            (self.bad, self.bad_logged) = (0, Some(ctx.now));
+        }
+    }
+
+    /// When [`Exchanges::handle_timeout`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.outstanding.as_ref().map(|out| out.resend.due())
+    }
+
+    /// Sends the request that is out once more, or gives it up.
+    pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>, path: &Path) -> Timeout {
+        let Some(out) = &mut self.outstanding else { return Timeout::Nothing };
+        if out.resend.due() > ctx.now {
+            return Timeout::Nothing;
+        }
+        if !out.resend.again(ctx.now, &self.retransmit) {
+            self.outstanding = None;
+            return Timeout::GaveUp;
+        }
+        ctx.count("ike_retransmissions");
+        let text = format!("{} request {} goes out again", out.exchange, out.message_id);
+        send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
+        ctx.log(Level::Debug, Subsystem::Net, Some(self.id), text);
+        Timeout::Nothing
+    }
+
+    fn fields(&self, exchange: ExchangeType, message_id: u32, response: bool) -> HeaderFields {
+        let (spi_i, spi_r) = self.spis;
+        let role = if self.role == Role::Initiator { Header::FLAG_INITIATOR } else { 0 };
+        let flags = role | if response { Header::FLAG_RESPONSE } else { 0 };
+        HeaderFields { spi_i, spi_r, version: Header::VERSION_2, exchange, flags, message_id }
+    }
+
+    /// The datagrams of a message: one, or as many fragments as it needs.
+    fn seal(
+        &self,
+        ctx: &mut Context<'_>,
+        remote: SocketAddr,
+        exchange: ExchangeType,
+        message_id: u32,
+        response: bool,
+        inner: &Inner,
+    ) -> Vec<Vec<u8>> {
+        let fields = self.fields(exchange, message_id, response);
+        let room = fragment::room(ctx.settings.fragment_size, remote);
+        let whole = Header::LEN + GENERIC_HEADER + self.keys.seal.sealed_len(inner.bytes.len());
+        if whole <= room || !self.send_fragments {
+            return vec![self.seal_part(ctx, &fields, inner.first, &inner.bytes, None)];
+        }
+        let suite = self.keys.seal.suite();
+        let per_fragment = fragment::plaintext_len(suite, room - Header::LEN - GENERIC_HEADER - Skf::HEADER_LEN);
+        let parts: Vec<&[u8]> = inner.bytes.chunks(per_fragment).collect();
+        let Ok(total) = u16::try_from(parts.len()) else { return Vec::new() };
+        let mut datagrams = Vec::with_capacity(parts.len());
+        for (number, part) in (1..=total).zip(parts) {
+            let first = if number == 1 { inner.first } else { PayloadType::NONE };
+            datagrams.push(self.seal_part(ctx, &fields, first, part, Some((number, total))));
+        }
+        datagrams
+    }
+
+    fn seal_part(
+        &self,
+        ctx: &mut Context<'_>,
+        fields: &HeaderFields,
+        first: PayloadType,
+        plaintext: &[u8],
+        place: Option<(u16, u16)>,
+    ) -> Vec<u8> {
+        let sealed_len = self.keys.seal.sealed_len(plaintext.len());
+        let mut message = Vec::with_capacity(Header::LEN + GENERIC_HEADER + Skf::HEADER_LEN + sealed_len);
+        begin_message(&mut message, fields);
+        let kind = if place.is_some() { PayloadType::SKF } else { PayloadType::SK };
+        let mut body_at = 0;
+        Chain::new(&mut message).encrypted(kind, first, |out| {
+            if let Some((number, total)) = place {
+                Skf { number, total, body: &[] }.emit(out);
+            }
+            body_at = out.len();
+            out.resize(body_at + sealed_len, 0);
+        });
+        finish_message(&mut message, kind);
+        message.truncate(body_at);
+        self.keys.seal.seal(&mut message, body_at, plaintext, &mut |iv| ctx.rng.fill_bytes(iv));
+        message
+    }
+
+    /// The bytes before the plaintext that IntAuth covers: headers as if the message were one, their
+    /// lengths without IV, padding and ICV (RFC 9242 §3.3.2).
+    pub(crate) fn int_auth_prefix(
+        &self,
+        from_self: bool,
+        message_id: u32,
+        response: bool,
+        inner: (PayloadType, usize),
+    ) -> Vec<u8> {
+        let mut fields = self.fields(ExchangeType::IKE_INTERMEDIATE, message_id, response);
+        if !from_self {
+            fields.flags ^= Header::FLAG_INITIATOR;
+        }
+        let (first, len) = inner;
+        let mut message = Vec::new();
+        begin_message(&mut message, &fields);
+        Chain::new(&mut message).encrypted(PayloadType::SK, first, |out| out.resize(out.len() + len, 0));
+        finish_message(&mut message, PayloadType::SK);
+        message.truncate(Header::LEN + GENERIC_HEADER);
+        message
+    }
+}
+
+/// What one datagram held.
+struct Part {
+    first: PayloadType,
+    /// Number and total of a fragment.
+    place: Option<(u16, u16)>,
+    bytes: Vec<u8>,
+}
+
+/// The SKF payload of a message that begins with one.
+fn skf<'a>(header: &Header, datagram: &'a [u8]) -> Option<Skf<'a>> {
+    let fragment = header.next == PayloadType::SKF;
+    fragment.then(|| datagram.get(Header::LEN + GENERIC_HEADER..)).flatten().and_then(|body| Skf::parse(body).ok())
+}
+
+/// Knows a datagram again. Not secret, not cryptographic: a collision costs a response.
+fn digest(datagram: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    datagram.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Sends datagrams from `path.0` to `path.1`.
+pub(crate) fn send(ctx: &mut Context<'_>, path: (SocketAddr, SocketAddr), dscp: u8, datagrams: &[Vec<u8>]) {
+    let (local, remote) = path;
+    for datagram in datagrams {
+        ctx.out.push_back(Output::Transmit(Transmit { local, remote, datagram: datagram.clone(), dscp }));
+    }
+}
