@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::Command;
 
-use wire::AddrRange;
+use wire::{AddrRange, Selector};
 
 use crate::config::{Config, PolicyAction};
 
@@ -76,13 +76,13 @@ impl Routes {
         }
     }
 
-    /// Makes rules and routes those of `config`. On an error what was in place before is kept,
+    /// Makes rules and routes those that `captured` asks for; `own` are addresses of the device. On an error what was in place before is kept,
     /// and what was added is known, so that it goes with the rest.
     ///
     /// At no moment can a packet that was to be protected before, or is from now on, find another
     /// way: each network is made unreachable before the rule asks for it, and stale routes go last.
-    pub(crate) fn apply(&mut self, config: &Config) -> Result<(), RouteError> {
-        let wanted = wanted(config, &host_addresses()?);
+    pub(crate) fn apply(&mut self, captured: &[&Selector], own: &[IpAddr]) -> Result<(), RouteError> {
+        let wanted = wanted(captured, own, &host_addresses()?);
         let fresh: Vec<Route> = wanted.difference(&self.routes).cloned().collect();
         let families: BTreeSet<bool> = fresh.iter().map(|(v6, ..)| *v6).collect();
         let families: Vec<bool> = families.into_iter().filter(|v6| !self.families.contains_key(v6)).collect();
@@ -212,22 +212,26 @@ fn whole_network(line: &str, v6: bool) -> String {
     }
 }
 
-/// The routes that a configuration asks for, given the addresses of this host.
-fn wanted(config: &Config, host: &[IpAddr]) -> BTreeSet<Route> {
-    let mut routes = BTreeSet::new();
-    for policy in config.policies.iter().filter(|policy| policy.action != PolicyAction::Bypass) {
-        for selector in &policy.selectors {
-            let own = config.gateway.addresses.iter().map(|interface| interface.addr);
-            let source = own.chain(host.iter().copied()).find(|addr| selector.src.contains(*addr));
-            for network in networks(&selector.dst) {
-                let known = routes.iter().any(|(_, there, _): &Route| *there == network);
-                if !known {
-                    routes.insert((selector.dst.is_v6(), network, source));
-                }
+/// The routes that selectors ask for, given the addresses of the device and of this host. The first selector
+/// of a network decides from which address.
+fn wanted(captured: &[&Selector], own: &[IpAddr], host: &[IpAddr]) -> BTreeSet<Route> {
+    let (mut routes, mut known) = (BTreeSet::new(), BTreeSet::new());
+    for selector in captured {
+        let source = own.iter().chain(host).find(|addr| selector.src.contains(**addr));
+        for network in networks(&selector.dst) {
+            if known.insert(network.clone()) {
+                routes.insert((selector.dst.is_v6(), network, source.copied()));
             }
         }
     }
     routes
+}
+
+/// Gives the device an address of its own, or takes it away.
+pub(crate) fn device_address(tun: &str, addr: IpAddr, on: bool) -> Result<(), RouteError> {
+    let host = format!("{addr}/{}", if addr.is_ipv6() { 128 } else { 32 });
+    let verb = if on { "replace" } else { "del" };
+    ip(&[family(addr.is_ipv6()), "addr", verb, &host, "dev", tun]).map(drop)
 }
 
 fn host_addresses() -> Result<Vec<IpAddr>, RouteError> {

@@ -10,17 +10,15 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crypto::kdf::PspMasterKey;
-use crypto::{Engine, KeyId, KeyMaterial, KeyTable, Suite};
+use crypto::{Engine, KeyTable};
 use dataplane::Snapshot;
 use ipsec::{Action, InboundSa, OutboundSa, SaCommon, SaError, Spd, ah, eesp, esp, psp};
 use wire::psp::{PspSpi, PspVersion};
 
 use crate::config::problem::{Problem, Problems};
 use crate::config::{Config, Half, HalfProto, PolicyAction, Sa};
+use crate::negotiated::{Assembly, NO_SLOT, Negotiated};
 use crate::state::{Identity, Receiver, Record, Sender};
-
-/// Slot of a direction that an SA does not have: the last of the 31 bits that flow caches keep.
-const NO_SLOT: u32 = u32::MAX >> 1;
 
 /// An SA in use: its specification and its two halves.
 pub(crate) struct Entry {
@@ -117,18 +115,20 @@ fn iv_ahead(half: &Half) -> u64 {
     }
 }
 
-/// Builds tables from a configuration.
+/// Builds tables from a configuration. Keys that are new go into `keys`, those of SAs that are gone leave it;
+/// after an error it is as it was.
 ///
 /// # Errors
 /// What an SA's protocol refuses, and saved numbers that cannot be used.
 pub(crate) fn build(
     config: &Config,
-    previous: Option<(&Tables, &KeyTable)>,
+    previous: Option<&Tables>,
+    keys: &mut KeyTable,
     around: &Surroundings<'_>,
-) -> Result<(Tables, Snapshot), Problems> {
-    let known = |sa: &Sa| previous.and_then(|(tables, _)| tables.entries.iter().find(|entry| same_ends(&entry.sa, sa)));
-    let mut keys = previous.map_or_else(KeyTable::default, |(tables, table)| carried_keys(config, tables, table));
-    let mut builder = Builder { config, around, keys: &mut keys, masters: Vec::new() };
+) -> Result<Tables, Problems> {
+    let known = |sa: &Sa| previous.and_then(|tables| tables.entries.iter().find(|entry| same_ends(&entry.sa, sa)));
+    let mut next_keys = keys.clone();
+    let mut builder = Builder { config, around, keys: &mut next_keys, masters: Vec::new() };
     let mut problems = Vec::new();
     let mut entries = Vec::new();
     for sa in &config.sas {
@@ -149,49 +149,34 @@ pub(crate) fn build(
     if !problems.is_empty() {
         return Err(Problems(problems));
     }
+    *keys = next_keys;
     let tables = Tables { entries };
-    let snapshot = snapshot(config, &tables, keys)?;
-    Ok((tables, snapshot))
+    if let Some(previous) = previous {
+        forget_unused(previous, &tables, keys);
+    }
+    Ok(tables)
+}
+
+/// Takes out the keys of SAs that are in `old` only.
+fn forget_unused(old: &Tables, new: &Tables, keys: &mut KeyTable) {
+    let sends = |tables: &Tables| -> Vec<Arc<OutboundSa>> {
+        tables.entries.iter().filter_map(|entry| Some(Arc::clone(&entry.outbound.as_ref()?.sa))).collect()
+    };
+    let receives = |tables: &Tables| -> Vec<Arc<InboundSa>> {
+        tables.entries.iter().filter_map(|entry| Some(Arc::clone(&entry.inbound.as_ref()?.sa))).collect()
+    };
+    let (stay_out, stay_in) = (sends(new), receives(new));
+    for gone in sends(old).iter().filter(|sa| !stay_out.iter().any(|other| Arc::ptr_eq(sa, other))) {
+        gone.lanes.iter().for_each(|lane| keys.remove(lane.key));
+    }
+    for gone in receives(old).iter().filter(|sa| !stay_in.iter().any(|other| Arc::ptr_eq(sa, other))) {
+        gone.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
+    }
 }
 
 /// Whether two sections speak of the same hosts in the same way.
 fn same_ends(a: &Sa, b: &Sa) -> bool {
     a.name == b.name && a.protocol == b.protocol && a.mode == b.mode && a.peer == b.peer
-}
-
-/// The key table with the keys of the SAs that stay, at their places. The others' places hold a
-/// key that nothing names, so that what is no longer in use is zeroed.
-fn carried_keys(config: &Config, tables: &Tables, table: &KeyTable) -> KeyTable {
-    let mut used = vec![false; table.len()];
-    let mut mark = |id: KeyId| {
-        if let Some(slot) = used.get_mut(id.0 as usize) {
-            *slot = true;
-        }
-    };
-    for entry in &tables.entries {
-        let Some(sa) = config.sas.iter().find(|sa| same_ends(&entry.sa, sa)) else { continue };
-        if let Some(live) = entry.outbound.as_ref().filter(|_| sa.outbound == entry.sa.outbound) {
-            live.sa.lanes.iter().for_each(|lane| mark(lane.key));
-        }
-        if let Some(live) = entry.inbound.as_ref().filter(|_| sa.inbound == entry.sa.inbound) {
-            live.sa.lanes.iter().filter_map(|lane| lane.key).for_each(&mut mark);
-        }
-    }
-    let mut carried = KeyTable::default();
-    let nobody = unnamed_key();
-    for (index, used) in used.iter().enumerate() {
-        let key = table.shared(KeyId(index as u32)).filter(|_| *used).or_else(|| nobody.clone());
-        if let Some(key) = key {
-            carried.insert(key);
-        }
-    }
-    carried
-}
-
-fn unnamed_key() -> Option<Arc<crypto::Key>> {
-    let suite = Suite::parse_esp("aes128gcm16").ok()?;
-    let random = random_bytes::<20>();
-    Engine::AwsLc.expand(&suite, KeyMaterial { enc: &random, integ: &[] }).ok().map(Arc::new)
 }
 
 /// Random bytes; zeros when the operating system has none, which it says by refusing everything
@@ -202,22 +187,24 @@ pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
     bytes
 }
 
-fn snapshot(config: &Config, tables: &Tables, keys: KeyTable) -> Result<Snapshot, Problems> {
+/// What packets are to see: SAs and policies of the file, and those that were negotiated.
+///
+/// # Errors
+/// Two inbound SAs that no packet could tell apart.
+pub(crate) fn snapshot(
+    config: &Config,
+    tables: &Tables,
+    negotiated: &mut Negotiated,
+    keys: &KeyTable,
+) -> Result<Snapshot, Problems> {
+    let mut all = Assembly::default();
     let mut slots: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
-    let (mut outbound, mut inbound) = (Vec::new(), Vec::new());
     for entry in &tables.entries {
-        let mut slot = (NO_SLOT, NO_SLOT);
-        if let Some(live) = &entry.outbound {
-            slot.0 = outbound.len() as u32;
-            outbound.push(Arc::clone(&live.sa));
-        }
-        if let Some(live) = &entry.inbound {
-            slot.1 = inbound.len() as u32;
-            inbound.push(Arc::clone(&live.sa));
-        }
-        slots.insert(&entry.sa.name, slot);
+        let outbound = entry.outbound.as_ref().map_or(NO_SLOT, |live| all.send(&live.sa));
+        let inbound = entry.inbound.as_ref().map_or(NO_SLOT, |live| all.receive(&live.sa, None));
+        slots.insert(&entry.sa.name, (outbound, inbound));
     }
-    let policies = config.policies.iter().map(|policy| ipsec::Policy {
+    all.policies.extend(config.policies.iter().map(|policy| ipsec::Policy {
         name: policy.name.as_str().into(),
         selectors: policy.selectors.clone(),
         action: match &policy.action {
@@ -228,10 +215,12 @@ fn snapshot(config: &Config, tables: &Tables, keys: KeyTable) -> Result<Snapshot
             PolicyAction::Bypass => Action::Bypass,
             PolicyAction::Drop => Action::Drop,
         },
-    });
-    let spd = Spd::new(policies.collect());
-    let mut snapshot = Snapshot::new(inbound, outbound, spd, keys, config.gateway.code_points)
+    }));
+    negotiated.assemble(config.gateway.workers, &mut all);
+    let Assembly { outbound, inbound, groups, spread, policies } = all;
+    let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), config.gateway.code_points)
         .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
+    (snapshot.groups, snapshot.spread) = (groups, spread);
     for (slot, v6) in snapshot.inner_addresses.iter_mut().zip([false, true]) {
         *slot = config.gateway.addresses.iter().map(|interface| interface.addr).find(|addr| addr.is_ipv6() == v6);
     }
@@ -539,7 +528,7 @@ mod tests {
                 Ok(Some(Record { clean: false, name: "a".into(), iv_ahead: 0, numbers }))
             };
             let around = Surroundings { resume: Some(&resume), path_mtu: &|_| 1500, port_key: 1 };
-            let (tables, _) = build(&config, None, &around).unwrap();
+            let tables = build(&config, None, &mut KeyTable::default(), &around).unwrap();
             crate::state::window_tops(&tables.entries[0].inbound.as_ref().unwrap().sa)
         };
         assert_eq!(numbers(""), BTreeMap::from([(0, 5000), (2, 7)]));

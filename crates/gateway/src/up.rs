@@ -24,10 +24,11 @@ use wire::IpProto;
 use crate::audit::AuditLog;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
+use crate::plane::{self, Foundation, Plane};
 use crate::routes::{self, Routes};
-use crate::state::{Identity, Keeper, Record, Store};
+use crate::state::Store;
 use crate::status::{Server, Shared};
-use crate::tables::{self, Surroundings, Tables};
+use crate::tables::{self, Tables};
 
 /// How often the control side looks around. Half a block of numbers has to last that long.
 const TICK: Duration = Duration::from_millis(50);
@@ -35,8 +36,6 @@ const TICK: Duration = Duration::from_millis(50);
 const AUDITS_PER_TICK: usize = 4096;
 /// Smallest MTU that the device gets by itself: what IPv6 asks for.
 const LEAST_MTU: u32 = 1280;
-/// Assumed where the way to a peer is not known.
-const USUAL_MTU: u32 = 1500;
 /// Any IP packet: a peer that protects first and cuts afterwards sends packets beyond every MTU, and
 /// the kernel puts them together before a raw or UDP socket sees them. Pages that no packet reaches
 /// into are never touched, so this costs address space and not memory.
@@ -118,40 +117,33 @@ fn warn(config: &Config) {
 }
 
 struct Gateway {
-    // In the order in which they are dropped: workers, then routes, then the socket.
-    runner: Runner,
-    routes: Option<Routes>,
+    plane: Plane,
     _server: Server,
-    keeper: Keeper,
     shared: Arc<Shared>,
-    publisher: Publisher,
-    tables: Tables,
-    config: Config,
     listening: Listening,
     audit: AuditLog,
-    port_key: u64,
     path: std::path::PathBuf,
 }
 
 impl Gateway {
     fn start(config: Config, path: &Path) -> Result<Self, Failure> {
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
-        let port_key = u64::from_ne_bytes(tables::random_bytes());
-        let (tables, snapshot) = build(&config, None, &store, port_key)?;
+        let foundation = Foundation::lay(&config, store)?;
+        let publisher = foundation.publisher(&config)?;
         let listening = Listening::of(&config);
 
         // Sockets first: they tell of a missing privilege, and leave nothing behind.
         let (raw, udp) = outer_ports(&config, &listening)?;
         let shared = Arc::new(Shared::new());
-        shared.set_tables(&config, &tables);
+        shared.set_tables(&config, &foundation.tables);
         let server = Server::start(&config.gateway.socket, Arc::clone(&shared)).map_err(anyhow::Error::from)?;
-        let mtu = device_mtu(&config, &tables);
+        let mtu = device_mtu(&config, &foundation.tables);
         let queues = TunPort::open(&TunConfig {
             name: config.gateway.tun.clone(),
             mtu: mtu as u16,
             addresses: config.gateway.addresses.iter().map(|i| (i.addr, i.prefix)).collect(),
             queues: config.gateway.workers,
-            v6: config.policies.iter().any(|p| p.selectors.iter().any(|s| s.dst.is_v6())),
+            v6: plane::of_file(&config).any(|selector| selector.dst.is_v6()),
         })
         .map_err(anyhow::Error::from)?;
         routes::settle_device(&config.gateway.tun);
@@ -161,35 +153,24 @@ impl Gateway {
         }
         let mut outer: Vec<Box<dyn Port + Send>> = vec![Box::new(raw)];
         outer.extend(udp.into_iter().map(|port| Box::new(port) as Box<dyn Port + Send>));
-        let mut keeper = Keeper::new(store, config.gateway.state_block);
-        let (senders, receivers) = tables.kept();
-        keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
-
-        let publisher = Publisher::new(snapshot);
-        let (runner, routes) = match attach(&config, queues, outer, &publisher) {
+        let footing = foundation.keep_numbers(&config)?;
+        let attached = match attach(&config, queues, outer, &publisher) {
             Ok(attached) => attached,
             Err(error) => {
-                // Nothing was sent: the next attempt shall not skip a block of numbers.
-                keeper.close();
+                footing.give_up();
                 return Err(error.into());
             }
         };
-        shared.set_counters(runner.counters());
+        shared.set_counters(attached.0.counters());
         routes::warn_about_kernel(&config);
         eprintln!("weir: ready, {} SAs, {} policies", config.sas.len(), config.policies.len());
         tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
         Ok(Self {
-            runner,
-            routes,
+            plane: Plane::new(footing, publisher, attached, config),
             _server: server,
-            keeper,
             shared,
-            publisher,
-            tables,
-            config,
             listening,
             audit: AuditLog::new(Instant::now()),
-            port_key,
             path: path.to_owned(),
         })
     }
@@ -207,7 +188,7 @@ impl Gateway {
                 }
             }
             self.tick();
-            if !self.runner.healthy() {
+            if !self.plane.runner().healthy() {
                 self.shared.healthy.store(false, Ordering::Relaxed);
                 return Ok(());
             }
@@ -216,12 +197,9 @@ impl Gateway {
     }
 
     fn tick(&mut self) {
-        self.keeper.tick();
-        for (name, direction) in self.tables.expire() {
-            tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
-        }
         let now = Instant::now();
-        for audit in self.runner.audits(AUDITS_PER_TICK) {
+        self.plane.tick(now);
+        for audit in self.plane.audits(AUDITS_PER_TICK) {
             self.audit.record(now, &audit);
         }
         self.audit.flush(now);
@@ -246,7 +224,7 @@ impl Gateway {
         let whole = |message: String| Problems::from(Problem::whole(message));
         let next = config::load(&self.path, Purpose::Gateway)?;
         let listening = Listening::of(&next);
-        if let Some(what) = needs_restart(&self.config, &next) {
+        if let Some(what) = needs_restart(&self.plane.config, &next) {
             return Err(whole(format!("'{what}' of the section 'gateway' changed: that takes a restart")));
         }
         if !self.listening.covers(&listening) {
@@ -255,41 +233,14 @@ impl Gateway {
             ));
         }
         warn(&next);
-        let current = self.publisher.current();
-        let previous = Some((&self.tables, &current.keys));
-        // Tops of windows are read back from the disk where an SA is built anew.
-        self.keeper.save_received();
-        let (tables, snapshot) = build(&next, previous, self.keeper.store(), self.port_key)?;
-        let (senders, receivers) = tables.kept();
-        if let Err(error) = self.keeper.keep(senders, receivers) {
-            return Err(whole(error.to_string()));
-        }
-        // Routes are set before the tables change, so that a failure leaves both as they were.
-        if let Some(routes) = &mut self.routes
-            && let Err(error) = routes.apply(&next)
-        {
-            let _ = routes.apply(&self.config);
-            let (senders, receivers) = self.tables.kept();
-            let _ = self.keeper.keep(senders, receivers);
-            return Err(whole(error.to_string()));
-        }
-        self.publisher.publish(snapshot);
-        self.shared.set_tables(&next, &tables);
-        self.tables = tables;
-        self.config = next;
-        Ok((self.config.sas.len(), self.config.policies.len()))
+        self.plane.reload(next)?;
+        self.shared.set_tables(&self.plane.config, &self.plane.tables);
+        Ok((self.plane.config.sas.len(), self.plane.config.policies.len()))
     }
 
     /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
     fn stop(self) -> anyhow::Result<()> {
-        let Self { runner, routes, keeper, .. } = self;
-        match routes {
-            Some(routes) if !runner.healthy() => routes.leave_closed(),
-            routes => drop(routes),
-        }
-        let ended = runner.stop();
-        keeper.close();
-        ended.map_err(anyhow::Error::from)
+        self.plane.stop()
     }
 }
 
@@ -314,7 +265,8 @@ fn attach(
     }
     // Last of all: from here on traffic comes.
     let mut routes = Routes::new(config);
-    if let Err(error) = routes.apply(config) {
+    let own: Vec<IpAddr> = plane::own_addresses(config).collect();
+    if let Err(error) = routes.apply(&plane::of_file(config).collect::<Vec<_>>(), &own) {
         routes.give_up();
         return Err(error.into());
     }
@@ -345,24 +297,10 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
     .find_map(|(name, changed)| changed.then_some(name))
 }
 
-fn build(
-    config: &Config,
-    previous: Option<(&Tables, &crypto::KeyTable)>,
-    store: &Store,
-    port_key: u64,
-) -> Result<(Tables, dataplane::Snapshot), Problems> {
-    let resume = |name: &str, identity: Identity| -> Result<Option<Record>, Problem> {
-        store.read(name, identity).map_err(|error| Problem::whole(error.to_string()))
-    };
-    let mark = config.gateway.fwmark;
-    let path_mtu = |peer: IpAddr| routes::way(peer, mark).map_or(USUAL_MTU, |way| way.mtu);
-    tables::build(config, previous, &Surroundings { resume: Some(&resume), path_mtu: &path_mtu, port_key })
-}
-
 /// The MTU of the device: as written, or what fits the narrowest SA.
 fn device_mtu(config: &Config, tables: &Tables) -> u32 {
     let inner = |entry: &tables::Entry| Some(entry.outbound.as_ref()?.sa.inner_mtu.load(Ordering::Relaxed));
-    let narrowest = tables.entries.iter().filter_map(inner).min().unwrap_or(USUAL_MTU);
+    let narrowest = tables.entries.iter().filter_map(inner).min().unwrap_or(plane::USUAL_MTU);
     config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
 }
 

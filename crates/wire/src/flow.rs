@@ -68,6 +68,15 @@ impl FlowKey {
         }
     }
 
+    /// Source and destination.
+    pub fn addresses(&self) -> (IpAddr, IpAddr) {
+        let addr = |octets: [u8; 16]| {
+            let addr = std::net::Ipv6Addr::from(octets);
+            addr.to_ipv4_mapped().filter(|_| !self.v6).map_or(IpAddr::V6(addr), IpAddr::V4)
+        };
+        (addr(self.src), addr(self.dst))
+    }
+
     /// The key of packets that go the other way. The type of a message is not turned round.
     #[inline]
     pub fn reversed(&self) -> Self {

@@ -18,6 +18,7 @@ use wire::pcap::{self, LinkError, LinkType, PcapFormat, PcapSlice, Record};
 
 use crate::config::Config;
 use crate::config::problem::Problems;
+use crate::negotiated::Negotiated;
 use crate::tables::{self, Surroundings};
 
 pub(crate) use inspect::inspect;
@@ -99,7 +100,9 @@ impl From<anyhow::Error> for Failure {
 /// Takes the capture `input` through the path and writes `output`.
 pub(crate) fn run(config: &Config, direction: Direction, input: &Path, output: &Path) -> Result<Outcome, Failure> {
     let around = Surroundings { resume: None, path_mtu: &|_| PACKET_BYTES as u32, port_key: 0 };
-    let (_tables, snapshot) = tables::build(config, None, &around).map_err(Failure::Config)?;
+    let mut keys = crypto::KeyTable::default();
+    let tables = tables::build(config, None, &mut keys, &around).map_err(Failure::Config)?;
+    let snapshot = tables::snapshot(config, &tables, &mut Negotiated::default(), &keys).map_err(Failure::Config)?;
     let capture = Capture::read(input)?;
     let records = capture.records()?;
     let mut writer = Writer::new(capture.format()?);

@@ -1,0 +1,390 @@
+//! The packet side as the control side sees it: every SA and policy in use, and one place that publishes
+//! them.
+//!
+//! Policies stand in this order: those of the section `policies`, in the order of the file; then those of
+//! connections by `priority`, the narrower selectors first, Child SAs before the traps behind them. Changes
+//! are collected and become visible together with [`Plane::commit`], so that a burst of negotiations
+//! costs one snapshot.
+
+use std::collections::{BTreeSet, HashMap};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use crypto::{Engine, KeyTable};
+use dataplane::{Audit, Publisher, Runner};
+use ike::config::{ChildConfig, Connection};
+use ike::output::{ChildId, ChildSa, Path};
+use ipsec::SaError;
+use wire::Selector;
+
+use crate::config::problem::{Problem, Problems};
+use crate::config::{Config, PolicyAction};
+use crate::negotiated::{Child, Negotiated, Site, Wanted};
+use crate::routes::{self, Routes};
+use crate::state::{Identity, Keeper, Record, Store};
+use crate::tables::{self, Surroundings, Tables};
+
+/// Assumed where the way to a peer is not known, in bytes.
+pub(crate) const USUAL_MTU: u32 = 1500;
+/// How long the MTU of the way to a host is believed.
+const WAY_LASTS: Duration = Duration::from_secs(60);
+/// Hosts whose way is remembered; beyond that all are asked for anew.
+const WAYS_MAX: usize = 4096;
+/// Requests for SAs taken per look; the rest waits in its ring.
+const ACQUIRES_PER_LOOK: usize = 64;
+
+/// MTUs of the ways to hosts, as the routing tables had them lately.
+struct Ways {
+    mark: u32,
+    known: HashMap<IpAddr, (u32, Instant)>,
+}
+
+impl Ways {
+    fn mtu(&mut self, to: IpAddr) -> u32 {
+        let now = Instant::now();
+        if let Some((mtu, at)) = self.known.get(&to)
+            && now.duration_since(*at) < WAY_LASTS
+        {
+            return *mtu;
+        }
+        if self.known.len() >= WAYS_MAX {
+            self.known.clear();
+        }
+        let mtu = routes::way(to, self.mark).map_or(USUAL_MTU, |way| way.mtu);
+        self.known.insert(to, (mtu, now));
+        mtu
+    }
+}
+
+/// What is built before packets flow.
+pub(crate) struct Foundation {
+    pub(crate) tables: Tables,
+    keys: KeyTable,
+    store: Store,
+    port_key: u64,
+}
+
+impl Foundation {
+    /// Builds the SAs of the file.
+    ///
+    /// # Errors
+    /// What an SA's protocol refuses, and saved numbers that cannot be used.
+    pub(crate) fn lay(config: &Config, store: Store) -> Result<Self, Problems> {
+        let port_key = u64::from_ne_bytes(tables::random_bytes());
+        let mut keys = KeyTable::default();
+        let tables = build(config, None, &mut keys, &store, port_key)?;
+        Ok(Self { tables, keys, store, port_key })
+    }
+
+    /// The first snapshot, in which nothing is negotiated yet.
+    ///
+    /// # Errors
+    /// Two inbound SAs that no packet could tell apart.
+    pub(crate) fn publisher(&self, config: &Config) -> Result<Publisher, Problems> {
+        tables::snapshot(config, &self.tables, &mut Negotiated::default(), &self.keys).map(Publisher::new)
+    }
+
+    /// Brings the numbers to the disk, before the first packet uses them.
+    ///
+    /// # Errors
+    /// What cannot be written.
+    pub(crate) fn keep_numbers(self, config: &Config) -> anyhow::Result<Footing> {
+        let Self { tables, keys, store, port_key } = self;
+        let mut keeper = Keeper::new(store, config.gateway.state_block);
+        let (senders, receivers) = tables.kept();
+        keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
+        Ok(Footing { tables, keys, keeper, port_key })
+    }
+}
+
+/// SAs of the file whose numbers are looked after.
+pub(crate) struct Footing {
+    pub(crate) tables: Tables,
+    keys: KeyTable,
+    keeper: Keeper,
+    port_key: u64,
+}
+
+impl Footing {
+    /// Nothing was sent: the next attempt shall not skip a block of numbers.
+    pub(crate) fn give_up(self) {
+        self.keeper.close();
+    }
+}
+
+/// SAs, policies, workers, routes and saved numbers in use.
+pub(crate) struct Plane {
+    // In the order in which they are dropped: workers, then routes.
+    runner: Runner,
+    routes: Option<Routes>,
+    keeper: Keeper,
+    publisher: Publisher,
+    pub(crate) tables: Tables,
+    pub(crate) config: Config,
+    keys: KeyTable,
+    pub(crate) negotiated: Negotiated,
+    /// Virtual addresses on the device.
+    virtual_addresses: BTreeSet<IpAddr>,
+    ways: Ways,
+    port_key: u64,
+    /// Something changed that packets do not see yet; routes have to follow.
+    changed: (bool, bool),
+}
+
+impl Plane {
+    /// Takes over what runs.
+    pub(crate) fn new(
+        footing: Footing,
+        publisher: Publisher,
+        (runner, routes): (Runner, Option<Routes>),
+        config: Config,
+    ) -> Self {
+        let Footing { tables, keys, keeper, port_key } = footing;
+        let ways = Ways { mark: config.gateway.fwmark, known: HashMap::new() };
+        let (negotiated, virtual_addresses) = (Negotiated::default(), BTreeSet::new());
+        let changed = (false, false);
+        Self {
+            runner,
+            routes,
+            keeper,
+            publisher,
+            tables,
+            config,
+            keys,
+            negotiated,
+            virtual_addresses,
+            ways,
+            port_key,
+            changed,
+        }
+    }
+
+    /// Counters of the workers, in order.
+    pub(crate) fn runner(&self) -> &Runner {
+        &self.runner
+    }
+
+    /// Audit records since the last call, at most `limit`.
+    pub(crate) fn audits(&mut self, limit: usize) -> Vec<Audit> {
+        self.runner.audits(limit)
+    }
+
+    /// Takes in a Child SA; its policies come with [`Plane::commit`].
+    ///
+    /// # Errors
+    /// What its protocol refuses: IKE has to delete it then.
+    pub(crate) fn install(&mut self, child: &ChildSa, jitter: f64) -> Result<(), SaError> {
+        let ways = std::cell::RefCell::new(&mut self.ways);
+        let site = Site {
+            engine: Engine::AwsLc,
+            workers: self.config.gateway.workers,
+            code_points: self.config.gateway.code_points,
+            path_mtu: &|to| ways.borrow_mut().mtu(to),
+        };
+        let child = Child::new(child, &site, jitter, &mut self.keys)?;
+        self.negotiated.install(child);
+        self.changed = (true, true);
+        Ok(())
+    }
+
+    /// Packets go out through this one from now on.
+    pub(crate) fn use_outbound(&mut self, id: ChildId) {
+        if let Some(child) = self.negotiated.child_mut(id) {
+            child.sending = true;
+            self.changed.0 = true;
+        }
+    }
+
+    /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives.
+    pub(crate) fn remove(&mut self, id: ChildId, until: Instant) {
+        if let Some(child) = self.negotiated.child_mut(id) {
+            (child.sending, child.until) = (false, Some(until));
+            self.changed = (true, true);
+        }
+    }
+
+    /// Puts a Child SA between other addresses.
+    pub(crate) fn go(&mut self, id: ChildId, path: Path) {
+        let mtu = self.ways.mtu(path.remote.ip());
+        if let Some(child) = self.negotiated.child_mut(id) {
+            child.go(path, mtu);
+            self.changed.0 = true;
+        }
+    }
+
+    /// Puts the policy of a section in place or takes it away; see [`Negotiated::stand`].
+    pub(crate) fn stand(
+        &mut self,
+        connection: &Arc<Connection>,
+        config: &Arc<ChildConfig>,
+        on: bool,
+        trap: bool,
+        dynamic: Option<(IpAddr, IpAddr)>,
+    ) {
+        if self.negotiated.stand(connection, config, on, trap, dynamic) {
+            self.changed = (true, true);
+        }
+    }
+
+    /// Gives the device an address, or takes it away.
+    ///
+    /// # Errors
+    /// What `ip` says.
+    pub(crate) fn virtual_address(&mut self, addr: IpAddr, on: bool) -> Result<(), routes::RouteError> {
+        let known = if on { !self.virtual_addresses.insert(addr) } else { !self.virtual_addresses.remove(&addr) };
+        self.changed.1 = true;
+        if known || self.config.gateway.addresses.iter().any(|interface| interface.addr == addr) {
+            return Ok(());
+        }
+        routes::device_address(&self.config.gateway.tun, addr, on)
+    }
+
+    /// Makes everything that changed visible to packets.
+    ///
+    /// # Errors
+    /// Routes that could not be set; the tables are published nevertheless, and what has no route does not
+    /// leave in the clear that did not before.
+    pub(crate) fn commit(&mut self) -> anyhow::Result<()> {
+        let (tables, routes) = std::mem::take(&mut self.changed);
+        // What is captured from now on is unreachable or held before it is protected, never clear.
+        let outcome = if routes { self.set_routes() } else { Ok(()) };
+        if tables {
+            let snapshot = tables::snapshot(&self.config, &self.tables, &mut self.negotiated, &self.keys);
+            match snapshot {
+                Ok(snapshot) => {
+                    self.publisher.publish(snapshot);
+                    self.runner.wake();
+                }
+                Err(problems) => anyhow::bail!("{problems}"),
+            }
+        }
+        outcome
+    }
+
+    fn set_routes(&mut self) -> anyhow::Result<()> {
+        let Some(routes) = &mut self.routes else { return Ok(()) };
+        let own = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect::<Vec<_>>();
+        let captured: Vec<&Selector> = of_file(&self.config).chain(self.negotiated.captured()).collect();
+        routes.apply(&captured, &own).map_err(anyhow::Error::from)
+    }
+
+    /// What passes by itself: saved numbers, halves whose time is over.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        self.keeper.tick();
+        for (name, direction) in self.tables.expire() {
+            tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
+        }
+        if self.negotiated.reap(now, &mut self.keys) {
+            self.changed = (true, true);
+        }
+    }
+
+    /// SAs that packets ask for.
+    pub(crate) fn wanted(&mut self) -> Vec<Wanted> {
+        let acquires = self.runner.acquires(ACQUIRES_PER_LOOK);
+        acquires.iter().filter_map(|acquire| self.negotiated.wanted(acquire)).collect()
+    }
+
+    /// Child SAs whose soft (`false`) or hard (`true`) limit by packets or bytes has just passed.
+    pub(crate) fn worn(&mut self) -> Vec<(ChildId, bool)> {
+        let mut worn = Vec::new();
+        for child in self.negotiated.children_mut().filter(|child| child.until.is_none()) {
+            let (soft, hard) = child.worn();
+            if hard && !child.told.1 {
+                worn.push((child.id, true));
+            } else if soft && !child.told.0 {
+                worn.push((child.id, false));
+            }
+            child.told = (child.told.0 || soft, child.told.1 || hard);
+        }
+        worn
+    }
+
+    /// Child SAs through which something came since the last call.
+    pub(crate) fn heard(&mut self) -> Vec<ChildId> {
+        let mut heard = Vec::new();
+        for child in self.negotiated.children_mut() {
+            let packets = child.inbound.common.counters.packets.load(Ordering::Relaxed);
+            if packets != child.seen {
+                child.seen = packets;
+                heard.push(child.id);
+            }
+        }
+        heard
+    }
+
+    /// Replaces what the file says about manual SAs and policies. Whatever is wrong, the old stays.
+    ///
+    /// # Errors
+    /// What stands in the way.
+    pub(crate) fn reload(&mut self, next: Config) -> Result<(), Problems> {
+        let whole = |message: String| Problems::from(Problem::whole(message));
+        // Tops of windows are read back from the disk where an SA is built anew.
+        self.keeper.save_received();
+        let mut keys = self.keys.clone();
+        let tables = build(&next, Some(&self.tables), &mut keys, self.keeper.store(), self.port_key)?;
+        let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys)?;
+        let (senders, receivers) = tables.kept();
+        if let Err(error) = self.keeper.keep(senders, receivers) {
+            return Err(whole(error.to_string()));
+        }
+        // Routes are set before the tables change, so that a failure leaves both as they were.
+        let old = std::mem::replace(&mut self.config, next);
+        if let Err(error) = self.set_routes() {
+            self.config = old;
+            let _ = self.set_routes();
+            let (senders, receivers) = self.tables.kept();
+            let _ = self.keeper.keep(senders, receivers);
+            return Err(whole(error.to_string()));
+        }
+        self.publisher.publish(snapshot);
+        self.runner.wake();
+        (self.tables, self.keys) = (tables, keys);
+        Ok(())
+    }
+
+    /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
+    ///
+    /// # Errors
+    /// What ended a worker before it was asked to.
+    pub(crate) fn stop(self) -> anyhow::Result<()> {
+        let Self { runner, routes, keeper, virtual_addresses, config, .. } = self;
+        match routes {
+            Some(routes) if !runner.healthy() => routes.leave_closed(),
+            routes => drop(routes),
+        }
+        for addr in virtual_addresses {
+            let _ = routes::device_address(&config.gateway.tun, addr, false);
+        }
+        let ended = runner.stop();
+        keeper.close();
+        ended.map_err(anyhow::Error::from)
+    }
+}
+
+/// Selectors of the file that must not go their way in the clear.
+pub(crate) fn of_file(config: &Config) -> impl Iterator<Item = &Selector> {
+    config.policies.iter().filter(|policy| policy.action != PolicyAction::Bypass).flat_map(|policy| &policy.selectors)
+}
+
+/// Addresses of the device that the file gives it.
+pub(crate) fn own_addresses(config: &Config) -> impl Iterator<Item = IpAddr> {
+    config.gateway.addresses.iter().map(|interface| interface.addr)
+}
+
+fn build(
+    config: &Config,
+    previous: Option<&Tables>,
+    keys: &mut KeyTable,
+    store: &Store,
+    port_key: u64,
+) -> Result<Tables, Problems> {
+    let resume = |name: &str, identity: Identity| -> Result<Option<Record>, Problem> {
+        store.read(name, identity).map_err(|error| Problem::whole(error.to_string()))
+    };
+    let mark = config.gateway.fwmark;
+    let path_mtu = |peer: IpAddr| routes::way(peer, mark).map_or(USUAL_MTU, |way| way.mtu);
+    tables::build(config, previous, keys, &Surroundings { resume: Some(&resume), path_mtu: &path_mtu, port_key })
+}
