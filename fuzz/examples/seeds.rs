@@ -1,6 +1,9 @@
 //! Writes the seeds of the targets that need packets which verify: `cargo run --example seeds` in fuzz/. The files are
 //! committed; run it again when keys or choices in `pair.rs` change.
 
+#[path = "seeds/ike.rs"]
+mod ike;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -93,6 +96,8 @@ fn main() {
         [("eesp/offset", eesp), ("psp/cookie", psp), ("headers/esp", esp), ("headers/ah", ah)]
             .map(|(n, b)| (n.into(), b)),
     );
+
+    seeds.extend(ike::messages().map(|(name, message)| (format!("ike/{name}"), message)));
 
     let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/seeds"));
     fs::create_dir_all(folder.join("pcap")).expect("folder");
