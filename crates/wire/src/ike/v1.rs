@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn deletes_and_original_addresses() {
+    fn deletes_original_addresses_and_fragments() {
         let sent = body(PayloadType::DELETE_V1, |chain| {
             chain.delete_v1(DOI_IPSEC, ProtocolId::ESP, &[&[1, 2, 3, 4]]);
         });
@@ -503,6 +503,8 @@ mod tests {
             }
         }
         assert!(parse_nat_oa(&[4, 0, 0, 0, 1, 2, 3, 4]).is_err());
+        assert!(FragmentPayload::parse(&[0, 1, 0, 0]).is_err());
+        assert!(!FragmentPayload::parse(&[0, 1, 1, 2]).unwrap().last);
     }
 
     proptest! {
