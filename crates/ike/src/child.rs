@@ -5,20 +5,31 @@
 //! of a Child SA after its keys went to the data plane. IKE_AUTH and CREATE_CHILD_SA share all of it;
 //! they differ in where nonces and KE come from.
 
+mod agreement;
+mod answer;
+mod offer;
+mod parts;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
 use crypto::ike::{Prf, Secret};
-use wire::ike::{Chain, NotifyType, Payloads, ProtocolId};
-use wire::{Spi, TrafficSelector};
+use wire::ike::{Chain, NotifyType, ProtocolId, Ts};
+use wire::{AddrRange, ParseError, Spi, TrafficSelector};
 
-use crate::config::{ChildConfig, ChildMode, Connection};
+pub(crate) use agreement::{Agreement, list};
+pub(crate) use answer::{answer, answer_auth};
+pub(crate) use offer::Offer;
+pub(crate) use parts::{Parts, syntax};
+
+use crate::config::{ChildConfig, ChildMode, Connection, TsConfig};
 use crate::context::Context;
 use crate::identity::Identity;
+use crate::narrow;
 use crate::output::{ChildId, IkeId, Path, Virtual};
-use crate::proposal::ChildSuite;
-use crate::sa::{ChildRequest, PeerSupport};
+use crate::proposal::{ChildProtocol, ChildSuite};
+use crate::sa::PeerSupport;
 
 /// Child SAs of one IKE SA, those being replaced included; about 600 bytes each.
 pub(crate) const CHILDREN_MAX: usize = 128;
@@ -101,14 +112,6 @@ pub(crate) struct Nonces<'a> {
     pub(crate) r: &'a [u8],
 }
 
-/// The initiator's half of a negotiation. Holds an inbound SPI: give it back with [`Offer::abandon`]
-/// when the negotiation fails before [`Offer::finish`].
-pub(crate) struct Offer {
-    pub(crate) id: ChildId,
-    pub(crate) request: ChildRequest,
-    pub(crate) spi: Spi,
-}
-
 /// Why an initiator has no Child SA.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChildFault {
@@ -131,56 +134,83 @@ pub(crate) struct Refused {
     pub(crate) reason: String,
 }
 
-impl Offer {
-    /// For IKE_AUTH: no nonce, no KE. `dynamic` becomes the virtual address, or the whole family when
-    /// one was asked for and is not known yet.
-    pub(crate) fn for_auth(ctx: &mut Context<'_>, parent: &Parent<'_>, request: &ChildRequest) -> Self {
-        let _ = (ctx, parent, request);
-        todo!()
-    }
-
-    /// Writes [N(…)], SA, TSi, TSr.
-    pub(crate) fn emit(&self, ctx: &Context<'_>, chain: &mut Chain<'_>) {
-        let _ = (ctx, chain);
-        todo!()
-    }
-
-    /// Reads the answer in an IKE_AUTH response (any order; payloads that are not about the Child SA
-    /// are passed over), checks it, derives keys, pushes `Output::Install` and `Event::ChildUp`.
-    pub(crate) fn finish_auth(
-        self,
-        ctx: &mut Context<'_>,
-        parent: &Parent<'_>,
-        nonces: Nonces<'_>,
-        payloads: Payloads<'_>,
-    ) -> Result<Child, ChildFault> {
-        let _ = (ctx, parent, nonces, payloads);
-        todo!()
-    }
-
-    /// Gives the SPI back.
-    pub(crate) fn abandon(self, ctx: &mut Context<'_>) {
-        ctx.names.child_spis.remove(&self.spi.get());
-    }
-}
-
-/// Answers SA, TSi, TSr of an IKE_AUTH request: writes [N(…)], SA, TSi, TSr, pushes `Output::Install`
-/// and `Event::ChildUp`. On refusal nothing was written: [`Refused::emit`] is for the caller to call.
-pub(crate) fn answer_auth(
-    ctx: &mut Context<'_>,
-    parent: &Parent<'_>,
-    nonces: Nonces<'_>,
-    payloads: Payloads<'_>,
-    chain: &mut Chain<'_>,
-) -> Result<Child, Refused> {
-    let _ = (ctx, parent, nonces, payloads, chain);
-    todo!()
-}
-
 impl Refused {
+    /// A refusal without data.
+    pub(crate) fn new(notify: NotifyType, reason: impl Into<String>) -> Self {
+        Self { notify, data: Vec::new(), reason: reason.into() }
+    }
+
     /// Writes the notify.
     pub(crate) fn emit(&self, chain: &mut Chain<'_>) {
-        let _ = chain;
-        todo!()
+        chain.notify(ProtocolId::NONE, &[], self.notify, &self.data);
     }
+}
+
+impl Child {
+    /// Its protocol as payloads name it.
+    pub(crate) fn protocol(&self, ctx: &Context<'_>) -> ProtocolId {
+        protocol_id(ctx, self.suite.protocol)
+    }
+
+    /// It carries or will carry traffic: not replaced, not on its way out.
+    pub(crate) fn is_live(&self) -> bool {
+        matches!(self.state, ChildState::Installed | ChildState::Rekeying)
+    }
+}
+
+/// The number of a protocol.
+pub(crate) fn protocol_id(ctx: &Context<'_>, protocol: ChildProtocol) -> ProtocolId {
+    match protocol {
+        ChildProtocol::Esp => ProtocolId::ESP,
+        ChildProtocol::Ah => ProtocolId::AH,
+        ChildProtocol::Eesp => ctx.settings.code_points.ike.eesp,
+    }
+}
+
+impl Parent<'_> {
+    /// Selectors of this side. Until a virtual address that was asked for is known, `dynamic` is the
+    /// whole family (RFC 7296 §2.19).
+    pub(crate) fn local_selectors(&self, selectors: &[TsConfig]) -> Vec<TrafficSelector> {
+        let known: Vec<IpAddr> = self.virtual_local.iter().map(|address| address.addr).collect();
+        if known.is_empty() && !self.connection.vips.is_empty() && selectors.iter().any(|ts| ts.addrs.is_none()) {
+            let any = |vip: &IpAddr| if vip.is_ipv6() { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 };
+            let families = self.connection.vips.iter().map(any);
+            return resolve(selectors, families.collect());
+        }
+        self.side(selectors, &known, self.path.local.ip())
+    }
+
+    /// Selectors of the other side.
+    pub(crate) fn remote_selectors(&self, selectors: &[TsConfig]) -> Vec<TrafficSelector> {
+        let known: Vec<IpAddr> = self.virtual_remote.iter().map(|(_, addr)| *addr).collect();
+        self.side(selectors, &known, self.path.remote.ip())
+    }
+
+    fn side(&self, selectors: &[TsConfig], known: &[IpAddr], outer: IpAddr) -> Vec<TrafficSelector> {
+        let known = if known.is_empty() { &[outer][..] } else { known };
+        resolve(selectors, known.iter().map(|addr| AddrRange { start: *addr, end: *addr }).collect())
+    }
+}
+
+/// Selectors of a payload; unknown types are left out.
+fn selectors(payload: &Ts<'_>) -> Result<Vec<TrafficSelector>, ParseError> {
+    payload.selectors().filter_map(Result::transpose).collect()
+}
+
+/// Both mean the same packets.
+fn same(a: &[TrafficSelector], b: &[TrafficSelector]) -> bool {
+    narrow::check_subset(a, b).is_ok() && narrow::check_subset(b, a).is_ok()
+}
+
+/// Fills `dynamic` in with each of its addresses.
+fn resolve(selectors: &[TsConfig], dynamic: Vec<AddrRange>) -> Vec<TrafficSelector> {
+    let mut dynamic = dynamic;
+    dynamic.dedup();
+    let mut resolved: Vec<TrafficSelector> = Vec::new();
+    for ts in selectors {
+        let addrs = ts.addrs.map_or(dynamic.clone(), |addrs| vec![addrs]);
+        resolved.extend(addrs.into_iter().map(|addrs| TrafficSelector { addrs, proto: ts.proto, ports: ts.ports }));
+    }
+    resolved.truncate(wire::ike::Ts::MAX_SELECTORS);
+    resolved
 }

@@ -119,6 +119,8 @@ pub(crate) struct Exchanges {
     send_fragments: bool,
     next_request: u32,
     outstanding: Option<Outstanding>,
+    /// The request that [`Timeout::GaveUp`] told of; [`Exchanges::try_again`] takes it up on another path.
+    given_up: Option<Outstanding>,
     /// ID of the next request of the peer.
     next_peer: u32,
     answered: Option<Answered>,
@@ -153,6 +155,7 @@ impl Exchanges {
             send_fragments: peer.fragmentation && matches!(fragmentation, Fragmentation::Yes | Fragmentation::Force),
             next_request: first_id,
             outstanding: None,
+            given_up: None,
             next_peer: first_id,
             answered: None,
             reassembly: [None, None],
@@ -213,6 +216,16 @@ impl Exchanges {
         if let Some(out) = &self.outstanding {
             send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
         }
+    }
+
+    /// Takes up the request that was given up, with all its retransmissions anew, to where `path` leads
+    /// now (RFC 4555 §3.5). False when there is none.
+    pub(crate) fn try_again(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
+        let Some(mut out) = self.given_up.take() else { return false };
+        out.resend.restart(ctx.now, &self.retransmit);
+        self.outstanding = Some(out);
+        self.resend_now(ctx, path);
+        true
     }
 
     /// Takes a datagram with this IKE SA's SPIs. `from` is (local, remote); `accepts` says which
@@ -357,7 +370,7 @@ impl Exchanges {
             return Timeout::Nothing;
         }
         if !out.resend.again(ctx.now, &self.retransmit) {
-            self.outstanding = None;
+            self.given_up = self.outstanding.take();
             return Timeout::GaveUp;
         }
         ctx.count("ike_retransmissions");

@@ -1,112 +1,445 @@
 //! What an authenticated IKE SA does: the exchanges it starts and the requests it answers.
+//!
+//! A [`Task`] waits in the queue until no request is out; then it becomes [`Active`] and sends its
+//! request. The response, or the end of retransmissions, ends it or starts it again. Requests of the
+//! peer are answered at any time; where they meet a task of this host, RFC 7296 §2.8 and §2.25 say what
+//! happens, and the task's file says it here: `create` for Child SAs, `rekey` for IKE SAs, `delete` for
+//! both.
 
-use std::net::{IpAddr, SocketAddr};
-use std::time::Instant;
+mod address;
+pub(crate) mod counters;
+mod create;
+mod delete;
+mod end;
+mod followup;
+mod informational;
+mod lifetime;
+mod rekey;
+#[cfg(test)]
+mod tests;
 
-use crate::child::ChildFault;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use wire::Spi;
+use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
+
+use crate::child::{Child, ChildFault, Parent, Parts, Refused};
 use crate::context::Context;
 use crate::exchange::{Inner, Plain};
-use crate::output::ChildId;
-use crate::sa::{ChildRequest, Established, Role};
+use crate::output::{ChildId, Event, Level, Subsystem};
+use crate::sa::{ChildRequest, Ending, Established, Role};
+
+/// Tasks that wait on one IKE SA; about 100 bytes each.
+pub(crate) const TASKS_MAX: usize = 128;
+
+/// First wait after TEMPORARY_FAILURE; it doubles.
+const BACK_OFF: Duration = Duration::from_secs(1);
+/// How often a task that the peer puts off is tried: with doubling waits about two minutes
+/// (RFC 7296 §2.25: "over a period of several minutes").
+const ATTEMPTS_MAX: u32 = 7;
+/// How long after a failed rekeying it is tried again.
+const RETRY: Duration = Duration::from_secs(30);
 
 /// What is going on and what waits.
 pub(crate) struct Tasks {
     /// Who started the first IKE SA of this line: decides about addresses (RFC 4555) and reauthentication.
     pub(crate) origin: Role,
+    queue: VecDeque<Waiting>,
+    active: Option<Active>,
+    /// Exchanges of the peer that wait for additional key exchanges.
+    followups: Vec<followup::Pending>,
+    /// The peer's rekeying of this IKE SA that was answered while that of this host is out.
+    rival: Option<rekey::Rival>,
+    /// Addresses of both ends (RFC 4555).
+    addresses: address::Addresses,
+    /// Sections for which the peer makes no more per-resource SAs (TS_MAX_QUEUE).
+    full: Vec<String>,
+    /// A redirection was followed: the next is not.
+    redirected: bool,
+}
+
+/// A task with the time before which it does not start.
+struct Waiting {
+    task: Task,
+    not_before: Option<Instant>,
+    attempt: u32,
+}
+
+/// What somebody wants done.
+pub(crate) enum Task {
+    /// A new Child SA.
+    CreateChild(ChildRequest),
+    /// A successor of a Child SA.
+    RekeyChild(ChildId, Option<u64>),
+    /// The end of a Child SA, and why.
+    DeleteChild(ChildId, Option<u64>),
+    /// The peer may have a Child SA that is not there on this side.
+    DeleteSpi(ProtocolId, Spi),
+    /// A successor of the IKE SA.
+    RekeyIke(Option<u64>),
+    /// The end of the IKE SA.
+    DeleteIke(Option<u64>),
+    /// Is the peer there? With COOKIE2: under that address?
+    Liveness { cookie: bool },
+    /// UPDATE_SA_ADDRESSES, or without it the list of further addresses.
+    Addresses { update: bool },
+}
+
+/// The task whose request is out.
+enum Active {
+    Create(Box<create::Create>),
+    RekeyIke(Box<rekey::Rekeying>),
+    DeleteChild(ChildId, Option<u64>),
+    DeleteSpi,
+    DeleteIke(Option<u64>),
+    Liveness(Option<[u8; address::COOKIE2_LEN]>),
+    Addresses { update: bool },
 }
 
 impl Tasks {
     /// Nothing to do yet.
     pub(crate) fn new(origin: Role) -> Self {
-        Self { origin }
+        Self {
+            origin,
+            queue: VecDeque::new(),
+            active: None,
+            followups: Vec::new(),
+            rival: None,
+            addresses: address::Addresses::default(),
+            full: Vec::new(),
+            redirected: false,
+        }
+    }
+
+    /// Names for listings: what waits and what is out.
+    pub(crate) fn names(&self) -> (Vec<&'static str>, Option<&'static str>) {
+        (self.queue.iter().map(|waiting| waiting.task.name()).collect(), self.active.as_ref().map(Active::name))
+    }
+
+    /// True when nothing waits and nothing is out.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queue.is_empty() && self.active.is_none()
+    }
+}
+
+impl Task {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::CreateChild(_) => "CHILD_CREATE",
+            Self::RekeyChild(..) => "CHILD_REKEY",
+            Self::DeleteChild(..) | Self::DeleteSpi(..) => "CHILD_DELETE",
+            Self::RekeyIke(_) => "IKE_REKEY",
+            Self::DeleteIke(_) => "IKE_DELETE",
+            Self::Liveness { .. } => "IKE_DPD",
+            Self::Addresses { .. } => "IKE_MOBIKE",
+        }
+    }
+
+    /// What starts first: an end before a beginning, addresses before all that needs them.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::DeleteIke(_) => 0,
+            Self::Addresses { .. } => 1,
+            Self::DeleteChild(..) | Self::DeleteSpi(..) => 2,
+            Self::RekeyIke(_) => 3,
+            Self::RekeyChild(..) | Self::CreateChild(_) => 4,
+            Self::Liveness { .. } => 5,
+        }
+    }
+
+    /// The command that waits for it.
+    fn command(&self) -> Option<u64> {
+        match self {
+            Self::CreateChild(request) => request.command,
+            Self::RekeyChild(_, command)
+            | Self::DeleteChild(_, command)
+            | Self::RekeyIke(command)
+            | Self::DeleteIke(command) => *command,
+            Self::DeleteSpi(..) | Self::Liveness { .. } | Self::Addresses { .. } => None,
+        }
+    }
+
+    /// Whether both ask for the same, so that one is enough.
+    fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::RekeyChild(a, _), Self::RekeyChild(b, _)) | (Self::DeleteChild(a, _), Self::DeleteChild(b, _)) => {
+                a == b
+            }
+            (Self::RekeyIke(_), Self::RekeyIke(_)) | (Self::DeleteIke(_), Self::DeleteIke(_)) => true,
+            (Self::Liveness { cookie: a }, Self::Liveness { cookie: b })
+            | (Self::Addresses { update: a }, Self::Addresses { update: b }) => a == b,
+            _ => false,
+        }
+    }
+}
+
+impl Active {
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Create(create) if create.rekeys().is_some() => "CHILD_REKEY",
+            Self::Create(_) => "CHILD_CREATE",
+            Self::RekeyIke(_) => "IKE_REKEY",
+            Self::DeleteChild(..) | Self::DeleteSpi => "CHILD_DELETE",
+            Self::DeleteIke(_) => "IKE_DELETE",
+            Self::Liveness(_) => "IKE_DPD",
+            Self::Addresses { .. } => "IKE_MOBIKE",
+        }
     }
 }
 
 /// Whoever owns an `Established` calls these. `handle_*` take what [`crate::exchange::Exchanges`] has
 /// authenticated and put in order; `start_next` is harmless at any time.
 impl Established {
-    /// Sets lifetimes by the connection's configuration; the first call of its life, after IKE_AUTH.
-    pub(crate) fn begin(&mut self, ctx: &mut Context<'_>) {
-        let _ = ctx;
-        todo!()
-    }
     /// Answers a new request. `from` is (local, remote) of its datagram.
-    pub(crate) fn handle_request(&mut self, ctx: &mut Context<'_>, from: (SocketAddr, SocketAddr), request: &Plain) -> Inner {
-        let _ = (ctx, from, request);
-        todo!()
+    pub(crate) fn handle_request(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        request: &Plain,
+    ) -> Inner {
+        self.heard = ctx.now;
+        self.follow_nat(ctx, from);
+        let mut fatal = false;
+        let inner = Inner::new(|chain| {
+            if let Err(refused) = self.answer(ctx, from, request, chain) {
+                self.refuse(ctx, request.exchange, &refused);
+                refused.emit(chain);
+                fatal = refused.notify == NotifyType::INVALID_SYNTAX;
+            }
+        });
+        if fatal {
+            // RFC 7296 §2.21.3: the IKE SA is over for both without a further message.
+            ctx.count(counters::INVALID_SYNTAX);
+            self.end(ctx, "the peer's request breaks a rule", end::Cause::Peer);
+        }
+        inner
     }
+
+    fn answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        request: &Plain,
+        chain: &mut Chain<'_>,
+    ) -> Result<(), Refused> {
+        let parts = Parts::read(request.payloads())?;
+        match request.exchange {
+            ExchangeType::CREATE_CHILD_SA => self.answer_create(ctx, &parts, chain),
+            ExchangeType::IKE_FOLLOWUP_KE => self.answer_followup(ctx, &parts, chain),
+            ExchangeType::INFORMATIONAL => {
+                self.answer_informational(ctx, from, &parts, chain);
+                Ok(())
+            }
+            exchange => Err(Refused::new(NotifyType::INVALID_SYNTAX, format!("{exchange} on an established IKE SA"))),
+        }
+    }
+
+    fn refuse(&self, ctx: &mut Context<'_>, exchange: ExchangeType, refused: &Refused) {
+        let (level, counter) = match refused.notify {
+            NotifyType::TEMPORARY_FAILURE => (Level::Debug, counters::TEMPORARY_FAILURE_SENT),
+            NotifyType::INVALID_KE_PAYLOAD => (Level::Debug, counters::CHILD_REFUSED),
+            _ => (Level::Warn, counters::CHILD_REFUSED),
+        };
+        ctx.count(counter);
+        let text = format!("{exchange} of {} refused with {}: {}", self.path.remote, refused.notify, refused.reason);
+        ctx.log(level, Subsystem::Child, Some(self.id), text);
+    }
+
     /// Takes the response to the request that is out.
-    pub(crate) fn handle_response(&mut self, ctx: &mut Context<'_>, from: (SocketAddr, SocketAddr), response: &Plain) {
-        let _ = (ctx, from, response);
-        todo!()
+    pub(crate) fn handle_response(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        response: &Plain,
+    ) {
+        self.heard = ctx.now;
+        self.follow_nat(ctx, from);
+        self.path_works(ctx);
+        let Some(active) = self.tasks.active.take() else { return };
+        if self.ending != Ending::No && !matches!(active, Active::DeleteIke(_)) {
+            // The peer learns by the Delete that nothing comes of it.
+            return self.fail_active(ctx, active, "the IKE SA is ending");
+        }
+        let parts = match Parts::read(response.payloads()) {
+            Ok(parts) => parts,
+            Err(refused) => {
+                ctx.count(counters::INVALID_SYNTAX);
+                let reason = format!("the peer's response breaks a rule: {}", refused.reason);
+                self.fail_active(ctx, active, &reason);
+                return self.terminate(ctx, false, &reason, None);
+            }
+        };
+        match active {
+            Active::Create(create) => self.created(ctx, create, &parts),
+            Active::RekeyIke(rekeying) => self.rekeyed(ctx, rekeying, &parts),
+            Active::DeleteChild(child, command) => self.child_deleted(ctx, child, command),
+            Active::DeleteIke(command) => self.ike_deleted(ctx, command),
+            Active::Liveness(cookie) => self.alive(ctx, cookie, &parts),
+            Active::Addresses { update } => self.addresses_answered(ctx, update, &parts),
+            Active::DeleteSpi => (),
+        }
     }
+
     /// Starts what waits, when no request is out. To be called after every step.
     pub(crate) fn start_next(&mut self, ctx: &mut Context<'_>) {
-        let _ = ctx;
-        todo!()
+        while self.ending != Ending::Over && self.tasks.active.is_none() && self.exchanges.idle() {
+            let due = |waiting: &&(usize, &Waiting)| waiting.1.not_before.is_none_or(|at| at <= ctx.now);
+            let next = self.tasks.queue.iter().enumerate().filter(|w| due(&w)).min_by_key(|(_, w)| w.task.rank());
+            let Some((at, _)) = next else { return };
+            let Some(waiting) = self.tasks.queue.remove(at) else { return };
+            self.start(ctx, waiting);
+        }
     }
-    /// Lifetimes, liveness, keepalives, back-off. Not the retransmissions of `exchanges`.
-    pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) {
-        let _ = ctx;
-        todo!()
+
+    fn start(&mut self, ctx: &mut Context<'_>, Waiting { task, attempt, .. }: Waiting) {
+        if self.ending != Ending::No && !matches!(task, Task::DeleteIke(_)) {
+            return done(ctx, task.command(), Err("the IKE SA is ending"));
+        }
+        match task {
+            Task::CreateChild(request) => self.start_create(ctx, request, attempt),
+            Task::RekeyChild(child, command) => self.start_rekey_child(ctx, child, command, attempt),
+            Task::DeleteChild(child, command) => self.start_delete_child(ctx, child, command),
+            Task::DeleteSpi(protocol, spi) => self.start_delete_spi(ctx, protocol, spi),
+            Task::RekeyIke(command) => self.start_rekey_ike(ctx, command, attempt),
+            Task::DeleteIke(command) => self.start_delete_ike(ctx, command),
+            Task::Liveness { cookie } => self.start_liveness(ctx, cookie),
+            Task::Addresses { update } => self.start_addresses(ctx, update),
+        }
     }
-    /// When [`Established::handle_timeout`] has something to do. Not the deadline of `exchanges`.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        todo!()
+
+    /// Sends a request and remembers for what.
+    fn send(
+        &mut self,
+        ctx: &mut Context<'_>,
+        active: Active,
+        exchange: ExchangeType,
+        write: impl FnOnce(&mut Chain<'_>),
+    ) {
+        self.send_inner(ctx, active, exchange, Inner::new(write));
     }
-    /// The retransmissions of the request that is out are exhausted.
-    pub(crate) fn gave_up(&mut self, ctx: &mut Context<'_>) {
-        let _ = ctx;
-        todo!()
+
+    fn send_inner(&mut self, ctx: &mut Context<'_>, active: Active, exchange: ExchangeType, inner: Inner) {
+        self.tasks.active = Some(active);
+        self.exchanges.request(ctx, &self.path, exchange, inner);
+        self.put_off_keepalive(ctx);
     }
-    /// A Child SA is wanted: by a command, a packet, or another IKE SA.
-    pub(crate) fn request_child(&mut self, ctx: &mut Context<'_>, request: ChildRequest) {
-        let _ = (ctx, request);
-        todo!()
+
+    /// Puts a task into the queue unless the same waits already.
+    fn queue(&mut self, ctx: &mut Context<'_>, task: Task) {
+        self.queue_after(ctx, task, None, 0);
     }
+
+    fn queue_after(&mut self, ctx: &mut Context<'_>, task: Task, not_before: Option<Instant>, attempt: u32) {
+        let command = task.command();
+        if command.is_none() && self.tasks.queue.iter().any(|waiting| waiting.task.is_same(&task)) {
+            return;
+        }
+        if self.tasks.queue.len() >= TASKS_MAX {
+            ctx.count(counters::QUEUE_FULL);
+            return done(ctx, command, Err("too many tasks wait on the IKE SA"));
+        }
+        self.tasks.queue.push_back(Waiting { task, not_before, attempt });
+    }
+
+    /// After TEMPORARY_FAILURE: later again, or not any more. True when it is tried again.
+    fn put_off(&mut self, ctx: &mut Context<'_>, task: Task, attempt: u32) -> bool {
+        ctx.count(counters::TEMPORARY_FAILURE_RECEIVED);
+        if attempt + 1 >= ATTEMPTS_MAX {
+            done(ctx, task.command(), Err("the peer puts it off again and again (TEMPORARY_FAILURE)"));
+            return false;
+        }
+        let wait = BACK_OFF * 2u32.pow(attempt);
+        let wait = wait + jitter(ctx, wait);
+        self.queue_after(ctx, task, Some(ctx.now + wait), attempt + 1);
+        true
+    }
+
+    /// The request that is out has no response that could be used.
+    fn fail_active(&mut self, ctx: &mut Context<'_>, active: Active, reason: &str) {
+        let command = match active {
+            Active::Create(create) => {
+                let command = create.command();
+                create.abandon(ctx);
+                command
+            }
+            Active::RekeyIke(rekeying) => rekeying.command(),
+            Active::DeleteChild(_, command) => command,
+            // Whoever wanted the IKE SA to end has that now.
+            Active::DeleteIke(command) => return done(ctx, command, Ok(())),
+            Active::DeleteSpi | Active::Liveness(_) | Active::Addresses { .. } => None,
+        };
+        done(ctx, command, Err(reason));
+    }
+
+    /// What a negotiation takes from this IKE SA.
+    pub(crate) fn parent(&self) -> Parent<'_> {
+        Parent {
+            ike: self.id,
+            connection: &self.connection,
+            path: self.path,
+            nat: self.nat,
+            remote_id: &self.remote_id,
+            peer: self.peer,
+            virtual_local: &self.virtual_local,
+            virtual_remote: &self.virtual_remote,
+            prf: self.suite.prf,
+            sk_d: &self.keys.sk_d,
+            children: &self.children,
+        }
+    }
+
+    fn child(&mut self, id: ChildId) -> Option<&mut Child> {
+        self.children.iter_mut().find(|child| child.id == id)
+    }
+
     /// The Child SA of IKE_AUTH failed while the IKE SA came up.
     pub(crate) fn child_failed(&mut self, ctx: &mut Context<'_>, request: &ChildRequest, fault: ChildFault) {
-        let _ = (ctx, request, fault);
-        todo!()
+        ctx.count(counters::CHILD_FAILED);
+        let text = format!("child '{}' failed: {}", request.config.name, fault.reason);
+        ctx.log(Level::Error, Subsystem::Child, Some(self.id), text.clone());
+        if let Some((protocol, spi)) = fault.delete {
+            self.queue(ctx, Task::DeleteSpi(protocol, spi));
+        }
+        done(ctx, request.command, Err(&text));
     }
-    /// Ends the IKE SA: with a Delete, or at once when `force`. `reason` is empty when it was wanted.
-    pub(crate) fn terminate(&mut self, ctx: &mut Context<'_>, force: bool, reason: &str, command: Option<u64>) {
-        let _ = (ctx, force, reason, command);
-        todo!()
-    }
-    /// Ends a Child SA. False when there is none of that name.
-    pub(crate) fn terminate_child(&mut self, ctx: &mut Context<'_>, child: ChildId, reason: &str, command: Option<u64>) -> bool {
-        let _ = (ctx, child, reason, command);
-        todo!()
-    }
-    /// Rekeys, or authenticates anew.
-    pub(crate) fn rekey(&mut self, ctx: &mut Context<'_>, reauth: bool, command: Option<u64>) {
-        let _ = (ctx, reauth, command);
-        todo!()
-    }
-    /// Rekeys a Child SA. False when there is none of that name.
-    pub(crate) fn rekey_child(&mut self, ctx: &mut Context<'_>, child: ChildId, command: Option<u64>) -> bool {
-        let _ = (ctx, child, command);
-        todo!()
-    }
-    /// A limit of bytes or packets was reached.
-    pub(crate) fn child_expired(&mut self, ctx: &mut Context<'_>, child: ChildId, hard: bool) {
-        let _ = (ctx, child, hard);
-        todo!()
-    }
-    /// Authentic inbound traffic on a Child SA, with its outer source when it came in UDP.
-    pub(crate) fn traffic(&mut self, ctx: &mut Context<'_>, child: ChildId, from: Option<SocketAddr>) {
-        let _ = (ctx, child, from);
-        todo!()
-    }
-    /// Addresses of this host changed.
-    pub(crate) fn local_addresses(&mut self, ctx: &mut Context<'_>, addresses: &[IpAddr]) {
-        let _ = (ctx, addresses);
-        todo!()
-    }
-    /// AUTH_LIFETIME (RFC 4478), in IKE_AUTH or later.
-    pub(crate) fn auth_lifetime(&mut self, ctx: &mut Context<'_>, seconds: u32) {
-        let _ = (ctx, seconds);
-        todo!()
+
+    fn log(&self, ctx: &mut Context<'_>, level: Level, text: String) {
+        ctx.log(level, Subsystem::Ike, Some(self.id), text);
     }
 }
+
+/// Tells whoever waits for a command.
+fn done(ctx: &mut Context<'_>, command: Option<u64>, result: Result<(), &str>) {
+    if let Some(command) = command {
+        ctx.event(Event::CommandDone(command, result.map_err(str::to_owned)));
+    }
+}
+
+/// A random part of `max`, which may be zero.
+pub(crate) fn jitter(ctx: &mut Context<'_>, max: Duration) -> Duration {
+    max.mul_f64(f64::from(ctx.rng.next_u32()) / f64::from(u32::MAX))
+}
+
+/// A nonce: 256 bits are at least half the key of every PRF (RFC 7296 §2.10).
+fn nonce(ctx: &mut Context<'_>) -> Vec<u8> {
+    let mut nonce = vec![0; 32];
+    ctx.rng.fill_bytes(&mut nonce);
+    nonce
+}
+
+/// The earlier of two times that may be missing.
+fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}
+
+/// A REKEY_SA notify with a usable SPI.
+fn rekey_notify<'a>(parts: &Parts<'a>) -> Option<(ProtocolId, &'a [u8])> {
+    let notify = parts.notifies.iter().find(|notify| notify.kind == NotifyType::REKEY_SA)?;
+    Some((notify.protocol, notify.spi))
+}
+

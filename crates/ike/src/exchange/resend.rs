@@ -31,6 +31,11 @@ impl Resend {
         self.due
     }
 
+    /// As if they were sent for the first time at `now`.
+    pub(crate) fn restart(&mut self, now: Instant, retransmit: &Retransmit) {
+        (self.sent_again, self.due) = (0, now + wait(retransmit, 0));
+    }
+
     /// Counts one more retransmission at `now`; false when there were enough.
     pub(crate) fn again(&mut self, now: Instant, retransmit: &Retransmit) -> bool {
         if self.sent_again >= retransmit.tries {

@@ -1,0 +1,122 @@
+//! What both ends agreed on for a Child SA, and its way to the data plane.
+
+use std::sync::Arc;
+
+use crypto::ike::Secret;
+use wire::{Spi, TrafficSelector};
+
+use super::{Child, ChildState, Nonces, Parent};
+use crate::config::{ChildConfig, ChildMode, Life};
+use crate::context::Context;
+use crate::keymat;
+use crate::output::{ChildId, ChildSa, Event, HalfSa, Level, Output, Subsystem};
+use crate::proposal::ChildSuite;
+
+/// Everything about a Child SA but its keys.
+pub(crate) struct Agreement {
+    pub(crate) id: ChildId,
+    pub(crate) config: Arc<ChildConfig>,
+    pub(crate) suite: ChildSuite,
+    pub(crate) mode: ChildMode,
+    pub(crate) spi_in: Spi,
+    pub(crate) spi_out: Spi,
+    pub(crate) local_ts: Vec<TrafficSelector>,
+    pub(crate) remote_ts: Vec<TrafficSelector>,
+    pub(crate) cpu: Option<u32>,
+    pub(crate) per_cpu: bool,
+    pub(crate) replaces: Option<ChildId>,
+    /// This host started the exchange.
+    pub(crate) initiator: bool,
+    pub(crate) peer_max_sub_sa_id: Option<u16>,
+    pub(crate) peer_max_crypt_offset: Option<u8>,
+    pub(crate) tfc: bool,
+}
+
+impl Agreement {
+    /// Derives the keys and hands them to the data plane. `shared` are the secrets of the key exchanges
+    /// in their order, none without; `outbound_now` as in [`ChildSa`].
+    pub(crate) fn install(
+        self,
+        ctx: &mut Context<'_>,
+        parent: &Parent<'_>,
+        nonces: Nonces<'_>,
+        shared: &[Secret],
+        outbound_now: bool,
+    ) -> Child {
+        let (to_responder, to_initiator) =
+            keymat::child_keys(parent.prf, parent.sk_d, shared, nonces.i, nonces.r, &self.suite);
+        let (inbound, outbound) =
+            if self.initiator { (to_initiator, to_responder) } else { (to_responder, to_initiator) };
+        ctx.out.push_back(Output::Install(Box::new(ChildSa {
+            id: self.id,
+            ike: parent.ike,
+            connection: parent.connection.clone(),
+            config: self.config.clone(),
+            remote_id: parent.remote_id.clone(),
+            suite: self.suite.clone(),
+            mode: self.mode,
+            inbound: HalfSa { spi: self.spi_in, enc: inbound.enc, integ: inbound.integ },
+            outbound: HalfSa { spi: self.spi_out, enc: outbound.enc, integ: outbound.integ },
+            local_ts: self.local_ts.clone(),
+            remote_ts: self.remote_ts.clone(),
+            path: parent.path,
+            replaces: self.replaces,
+            outbound_now,
+            initiator: self.initiator,
+            cpu: self.cpu,
+            peer_max_sub_sa_id: self.peer_max_sub_sa_id,
+            peer_max_crypt_offset: self.peer_max_crypt_offset,
+            tfc: self.tfc,
+            nat: parent.nat.0 || parent.nat.1,
+        })));
+        self.tell(ctx, parent);
+        let life = self.config.time;
+        Child {
+            id: self.id,
+            suite: self.suite,
+            mode: self.mode,
+            spi_in: self.spi_in,
+            spi_out: self.spi_out,
+            local_ts: self.local_ts,
+            remote_ts: self.remote_ts,
+            cpu: self.cpu,
+            per_cpu: self.per_cpu,
+            installed: ctx.now,
+            rekey_at: soft_limit(ctx, life).map(|after| ctx.now + after),
+            expire_at: (!life.life.is_zero()).then(|| ctx.now + life.life),
+            used: ctx.now,
+            outbound: outbound_now,
+            state: ChildState::Installed,
+            replaces: self.replaces,
+            config: self.config,
+        }
+    }
+
+    fn tell(&self, ctx: &mut Context<'_>, parent: &Parent<'_>) {
+        let (name, suite) = (&self.config.name, self.suite.to_string());
+        let (local, remote) = (list(&self.local_ts), list(&self.remote_ts));
+        let (spi_in, spi_out) = (self.spi_in.get(), self.spi_out.get());
+        let text = format!(
+            "child '{name}' {{{}}}: {suite}, {:?} mode, SPIs {spi_in:08x} in and {spi_out:08x} out, {local} === {remote}",
+            self.id.0, self.mode
+        );
+        ctx.log(Level::Info, Subsystem::Child, Some(parent.ike), text);
+        match self.replaces {
+            Some(_) => ctx.count(crate::task::counters::CHILD_REKEYED),
+            None => {
+                ctx.count(crate::task::counters::CHILD_UP);
+                ctx.event(Event::ChildUp(self.id));
+            }
+        }
+    }
+}
+
+/// Selectors in one line.
+pub(crate) fn list(selectors: &[TrafficSelector]) -> String {
+    selectors.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
+/// When to rekey: some of `rand` is taken off by chance, so that two ends seldom start together.
+fn soft_limit(ctx: &mut Context<'_>, life: Life<std::time::Duration>) -> Option<std::time::Duration> {
+    (!life.rekey.is_zero()).then(|| life.rekey.saturating_sub(crate::task::jitter(ctx, life.rand)))
+}

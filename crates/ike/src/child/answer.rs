@@ -1,0 +1,285 @@
+//! The responder's half of a negotiation.
+
+use std::sync::Arc;
+
+use wire::TrafficSelector;
+use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
+
+use super::offer::{EespLimits, emit_eesp_limits, emit_mode, peer_spi, substitute};
+use super::{Agreement, Child, Nonces, Parent, Parts, Refused, syntax};
+use crate::config::{ChildConfig, ChildMode, PerCpuSas};
+use crate::context::Context;
+use crate::narrow;
+use crate::output::ChildId;
+use crate::proposal::{self, ChildProtocol, ChildSuite};
+
+/// Per-resource SAs beside one fallback SA (RFC 9611).
+pub(crate) const RESOURCES_MAX: usize = 64;
+
+/// What will be said to the initiator.
+pub(crate) struct Answer {
+    pub(crate) agreement: Agreement,
+    proposal: u8,
+    mode: ChildMode,
+    resource: bool,
+    /// Selectors that were cut off may be had in another SA.
+    additional: bool,
+    /// As the peer sees them.
+    ts_i: Vec<TrafficSelector>,
+    ts_r: Vec<TrafficSelector>,
+}
+
+/// Answers SA, TSi, TSr of an IKE_AUTH request: writes [N(…)], SA, TSi, TSr, pushes `Output::Install`
+/// and `Event::ChildUp`. On refusal nothing was written: [`Refused::emit`] is for the caller to call.
+pub(crate) fn answer_auth(
+    ctx: &mut Context<'_>,
+    parent: &Parent<'_>,
+    nonces: Nonces<'_>,
+    payloads: Payloads<'_>,
+    chain: &mut Chain<'_>,
+) -> Result<Child, Refused> {
+    let parts = Parts::read(payloads)?;
+    let answer = answer(ctx, parent, &parts, None, false)?;
+    answer.emit(ctx, chain, |_| ());
+    Ok(answer.agreement.install(ctx, parent, nonces, &[], true))
+}
+
+/// Chooses for CREATE_CHILD_SA (`with_ke`) or IKE_AUTH: the section, the proposal, the selectors.
+/// `old` is the Child SA that the peer rekeys. Takes an SPI only when it succeeds.
+pub(crate) fn answer(
+    ctx: &mut Context<'_>,
+    parent: &Parent<'_>,
+    parts: &Parts<'_>,
+    old: Option<&Child>,
+    with_ke: bool,
+) -> Result<Answer, Refused> {
+    let (Some(sa), Some(ts_i), Some(ts_r)) = (&parts.sa, &parts.ts_i, &parts.ts_r) else {
+        return Err(Refused::new(NotifyType::INVALID_SYNTAX, "the request lacks SA, TSi or TSr"));
+    };
+    if parent.children.len() >= super::CHILDREN_MAX {
+        let reason = format!("there are {} Child SAs, which is the limit", super::CHILDREN_MAX);
+        return Err(Refused::new(NotifyType::NO_ADDITIONAL_SAS, reason));
+    }
+    let asked = Asked {
+        ts_i: super::selectors(ts_i).map_err(syntax)?,
+        ts_r: super::selectors(ts_r).map_err(syntax)?,
+        mode: asked_mode(ctx, parts),
+    };
+    let candidates = candidates(parent, &asked, old);
+    if candidates.is_empty() {
+        let reason = format!(
+            "no child of '{}' has traffic selectors that meet {} === {}",
+            parent.connection.name,
+            super::list(&asked.ts_r),
+            super::list(&asked.ts_i)
+        );
+        return Err(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
+    }
+    let (mut refused, several) = (None, candidates.len() > 1);
+    for candidate in candidates {
+        match proposal::choose_child(&candidate.config.proposals, sa, with_ke, &ctx.settings.code_points.ike) {
+            Ok(chosen) => {
+                let mut answer = settle(ctx, parent, parts, old, candidate, chosen)?;
+                answer.additional &= several;
+                return Ok(answer);
+            }
+            Err(reason) => {
+                let reason = format!("child '{}': {reason}", candidate.config.name);
+                refused.get_or_insert(Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason));
+            }
+        }
+    }
+    Err(refused.expect("there was a candidate"))
+}
+
+/// What the peer wants.
+struct Asked {
+    ts_i: Vec<TrafficSelector>,
+    ts_r: Vec<TrafficSelector>,
+    mode: ChildMode,
+}
+
+/// A section whose selectors meet those of the peer.
+struct Candidate {
+    config: Arc<ChildConfig>,
+    mode: ChildMode,
+    local: Vec<TrafficSelector>,
+    remote: Vec<TrafficSelector>,
+    /// As the peer wrote them, where that differs.
+    ts_i: Vec<TrafficSelector>,
+    ts_r: Vec<TrafficSelector>,
+    narrowed: bool,
+}
+
+/// Sections that fit, those first that need no narrowing.
+fn candidates(parent: &Parent<'_>, asked: &Asked, old: Option<&Child>) -> Vec<Candidate> {
+    let configs = match old {
+        Some(old) => std::slice::from_ref(&old.config),
+        None => &parent.connection.children[..],
+    };
+    let mut fitting: Vec<Candidate> =
+        configs.iter().filter_map(|config| candidate(parent, config, asked, old)).collect();
+    fitting.sort_by_key(|candidate| (candidate.narrowed, candidate.mode != asked.mode));
+    fitting
+}
+
+fn candidate(parent: &Parent<'_>, config: &Arc<ChildConfig>, asked: &Asked, old: Option<&Child>) -> Option<Candidate> {
+    if matches!(config.mode, ChildMode::Pass | ChildMode::Drop) {
+        return None;
+    }
+    let mode = match old {
+        Some(old) if old.mode == asked.mode => old.mode,
+        _ if config.mode == asked.mode => config.mode,
+        _ => ChildMode::Tunnel,
+    };
+    let (mut ts_i, mut ts_r) = (asked.ts_i.clone(), asked.ts_r.clone());
+    if mode == ChildMode::Transport {
+        substitute(&mut ts_i, parent.nat.1, parent.path.remote.ip());
+        substitute(&mut ts_r, parent.nat.0, parent.path.local.ip());
+    }
+    let (ours, theirs) = match old {
+        // A rekeying may widen again to what the section allows, never narrow below what is in use.
+        Some(old) if asked.ts_r == old.local_ts && asked.ts_i == old.remote_ts => {
+            (old.local_ts.clone(), old.remote_ts.clone())
+        }
+        _ => (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts)),
+    };
+    let (local, remote) = (narrow::narrow(&ours, &ts_r), narrow::narrow(&theirs, &ts_i));
+    if local.is_empty() || remote.is_empty() {
+        return None;
+    }
+    let narrowed = !super::same(&local, &ts_r) || !super::same(&remote, &ts_i);
+    let (mut seen_i, mut seen_r) = (remote.clone(), local.clone());
+    if mode == ChildMode::Transport {
+        restore(&mut seen_i, parent.nat.1, &asked.ts_i);
+        restore(&mut seen_r, parent.nat.0, &asked.ts_r);
+    }
+    Some(Candidate { config: config.clone(), mode, local, remote, ts_i: seen_i, ts_r: seen_r, narrowed })
+}
+
+/// Undoes [`substitute`] for the answer: the peer knows that end under the address it wrote.
+fn restore(selectors: &mut [TrafficSelector], natted: bool, written: &[TrafficSelector]) {
+    let single = written.iter().map(|ts| ts.addrs).find(|addrs| addrs.start == addrs.end);
+    if let Some(addrs) = single.filter(|_| natted) {
+        selectors.iter_mut().filter(|ts| ts.addrs.start == ts.addrs.end).for_each(|ts| ts.addrs = addrs);
+    }
+}
+
+/// Turns a choice into an agreement.
+fn settle(
+    ctx: &mut Context<'_>,
+    parent: &Parent<'_>,
+    parts: &Parts<'_>,
+    old: Option<&Child>,
+    candidate: Candidate,
+    (suite, spi, proposal): (ChildSuite, Vec<u8>, u8),
+) -> Result<Answer, Refused> {
+    let spi_out =
+        peer_spi(parent, &suite, &spi).map_err(|reason| Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason))?;
+    check_ke(parts, &suite)?;
+    let (cpu, per_cpu) = resource(parent, parts, old, &candidate)?;
+    let limits = EespLimits::read(ctx, parts, &suite);
+    let eesp = suite.protocol == ChildProtocol::Eesp;
+    let id: ChildId = ctx.names.child();
+    Ok(Answer {
+        agreement: Agreement {
+            id,
+            config: candidate.config,
+            suite,
+            mode: candidate.mode,
+            spi_in: ctx.child_spi(id),
+            spi_out,
+            local_ts: candidate.local,
+            remote_ts: candidate.remote,
+            cpu,
+            per_cpu,
+            replaces: old.map(|old| old.id),
+            initiator: false,
+            peer_max_sub_sa_id: limits.sub_sa_id,
+            peer_max_crypt_offset: limits.crypt_offset,
+            tfc: eesp || parts.notify(NotifyType::ESP_TFC_PADDING_NOT_SUPPORTED).is_none(),
+        },
+        proposal,
+        mode: candidate.mode,
+        resource: per_cpu,
+        additional: candidate.narrowed,
+        ts_i: candidate.ts_i,
+        ts_r: candidate.ts_r,
+    })
+}
+
+/// The KE payload has to be of the method that was chosen (RFC 7296 §1.3).
+pub(crate) fn check_ke(parts: &Parts<'_>, suite: &ChildSuite) -> Result<(), Refused> {
+    match (suite.ke, &parts.ke) {
+        (Some(method), Some(ke)) if ke.group == method.id() => Ok(()),
+        (Some(method), _) => Err(Refused {
+            notify: NotifyType::INVALID_KE_PAYLOAD,
+            data: method.id().to_be_bytes().to_vec(),
+            reason: format!("the KE payload is not of {}, which is wanted here", method.name()),
+        }),
+        (None, _) => Ok(()),
+    }
+}
+
+/// RFC 9611: is this one of several SAs with the same selectors, and for which CPU of this host?
+fn resource(
+    parent: &Parent<'_>,
+    parts: &Parts<'_>,
+    old: Option<&Child>,
+    candidate: &Candidate,
+) -> Result<(Option<u32>, bool), Refused> {
+    let Some(info) = parts.notify(NotifyType::SA_RESOURCE_INFO) else { return Ok((None, false)) };
+    if candidate.config.per_cpu_sas == PerCpuSas::No {
+        return Ok((None, false));
+    }
+    if let Some(old) = old {
+        return Ok((old.cpu, true));
+    }
+    let of_group = |child: &&Child| child.is_live() && child.config.name == candidate.config.name;
+    let group: Vec<&Child> = parent.children.iter().filter(of_group).collect();
+    if info.is_empty() && group.iter().all(|child| child.cpu.is_some()) {
+        return Ok((None, true));
+    }
+    let taken: Vec<u32> = group.iter().filter_map(|child| child.cpu).collect();
+    match (0..RESOURCES_MAX as u32).find(|cpu| !taken.contains(cpu)) {
+        Some(cpu) => Ok((Some(cpu), true)),
+        None => {
+            let reason = format!("child '{}' has {RESOURCES_MAX} per-resource SAs, the limit", candidate.config.name);
+            Err(Refused::new(NotifyType::TS_MAX_QUEUE, reason))
+        }
+    }
+}
+
+fn asked_mode(ctx: &Context<'_>, parts: &Parts<'_>) -> ChildMode {
+    if parts.notify(NotifyType::USE_TRANSPORT_MODE).is_some() {
+        ChildMode::Transport
+    } else if parts.notify(ctx.settings.code_points.ike.use_beet_mode).is_some() {
+        ChildMode::Beet
+    } else {
+        ChildMode::Tunnel
+    }
+}
+
+impl Answer {
+    /// Writes [N(…)], SA, what `middle` writes (nonce and KE), TSi, TSr.
+    pub(crate) fn emit(&self, ctx: &Context<'_>, chain: &mut Chain<'_>, middle: impl FnOnce(&mut Chain<'_>)) {
+        let agreement = &self.agreement;
+        emit_mode(ctx, chain, self.mode);
+        if self.resource {
+            let resource = agreement.cpu.map(u32::to_be_bytes);
+            let resource = resource.as_ref().map_or(&[][..], |bytes| &bytes[..]);
+            chain.notify(ProtocolId::NONE, &[], NotifyType::SA_RESOURCE_INFO, resource);
+        }
+        if agreement.suite.protocol == ChildProtocol::Eesp {
+            emit_eesp_limits(ctx, chain, &agreement.config, agreement.suite.sskdf.is_some());
+        }
+        if self.additional {
+            chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_TS_POSSIBLE, &[]);
+        }
+        let spi = agreement.spi_in.get().to_be_bytes();
+        proposal::emit_child_choice(chain, &agreement.suite, self.proposal, &spi, &ctx.settings.code_points.ike);
+        middle(chain);
+        chain.ts(PayloadType::TSi, &self.ts_i);
+        chain.ts(PayloadType::TSr, &self.ts_r);
+    }
+}

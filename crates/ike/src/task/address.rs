@@ -1,0 +1,292 @@
+//! Addresses that change: MOBIKE (RFC 4555), and without it the moves of a NAT mapping (RFC 7296 §2.23).
+//!
+//! With MOBIKE the initiator of the first IKE SA decides which addresses are used; the responder tells
+//! which ones it has. Without it an end that is not behind a NAT follows one that is, by authentic new
+//! messages and packets only.
+
+use std::net::{IpAddr, SocketAddr};
+
+use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
+
+use super::{Active, Task, counters};
+use crate::child::Parts;
+use crate::context::Context;
+use crate::nat;
+use crate::output::{Event, Level, Output, Path};
+use crate::sa::{Ending, Established, Role};
+
+/// Bytes of the COOKIE2 data that this host sends.
+pub(super) const COOKIE2_LEN: usize = 16;
+/// Addresses that are remembered of either end.
+const ADDRESSES_MAX: usize = 16;
+
+/// Addresses of both ends.
+#[derive(Clone, Default)]
+pub(super) struct Addresses {
+    /// Of this host, as it was told; at most `ADDRESSES_MAX`.
+    local: Vec<IpAddr>,
+    /// Further ones of the peer, as it told; at most `ADDRESSES_MAX`.
+    peer: Vec<IpAddr>,
+    /// Paths that were tried since the peer answered last.
+    tried: Vec<(IpAddr, IpAddr)>,
+    /// A path was changed without a word to the peer.
+    unannounced: bool,
+    /// How the peer sees this host: its NAT_DETECTION_DESTINATION_IP.
+    mapping: Option<Vec<u8>>,
+}
+
+/// The path over which NAT_DETECTION notifies are written; `None` where they are not wanted.
+pub(super) struct NatProbe(Option<Path>);
+
+impl NatProbe {
+    pub(super) fn emit(&self, chain: &mut Chain<'_>, spis: ([u8; 8], [u8; 8]), fake: bool) {
+        if let Some(path) = &self.0 {
+            nat::emit(chain, spis, path, fake);
+        }
+    }
+}
+
+impl Established {
+    /// Addresses of this host changed.
+    pub(crate) fn local_addresses(&mut self, ctx: &mut Context<'_>, addresses: &[IpAddr]) {
+        let usable = |addr: &&IpAddr| !addr.is_loopback() && !addr.is_unspecified() && !addr.is_multicast();
+        let local: Vec<IpAddr> = addresses.iter().filter(usable).take(ADDRESSES_MAX).copied().collect();
+        let changed = self.tasks.addresses.local != local;
+        self.tasks.addresses.local = local;
+        if self.ending != Ending::No {
+            return;
+        }
+        let lost = !addresses.contains(&self.path.local.ip());
+        match (lost, self.peer.mobike, self.tasks.origin) {
+            (true, true, Role::Initiator) => self.leave_path(ctx),
+            (true, true, Role::Responder) => {
+                if let Some(local) = self.local_for(self.path.remote.ip()) {
+                    self.path.local.set_ip(local);
+                }
+                self.queue(ctx, Task::Addresses { update: false });
+            }
+            (true, false, _) if self.local_for(self.path.remote.ip()).is_some() => {
+                self.log(ctx, Level::Info, "the local address is gone and the peer has no MOBIKE".to_owned());
+                self.reauthenticate(ctx, None);
+            }
+            (false, true, _) if changed => self.queue(ctx, Task::Addresses { update: false }),
+            _ => (),
+        }
+    }
+
+    /// An address of this host that can reach `remote`: of its family, not link-local unless both are.
+    fn local_for(&self, remote: IpAddr) -> Option<IpAddr> {
+        let fits =
+            |addr: &&IpAddr| addr.is_ipv6() == remote.is_ipv6() && is_link_local(**addr) == is_link_local(remote);
+        self.tasks.addresses.local.iter().find(fits).copied()
+    }
+
+    /// The address of this side is gone: takes the next path and tells the peer.
+    fn leave_path(&mut self, ctx: &mut Context<'_>) {
+        self.tasks.addresses.tried.clear();
+        if !self.take_next_path(ctx) {
+            return self.log(ctx, Level::Warn, "no address of this host can reach the peer any more".to_owned());
+        }
+        self.exchanges.resend_now(ctx, &self.path);
+        self.queue(ctx, Task::Addresses { update: true });
+    }
+
+    /// Changes to a path that was not tried since the peer answered last.
+    fn take_next_path(&mut self, ctx: &mut Context<'_>) -> bool {
+        let now = (self.path.local.ip(), self.path.remote.ip());
+        let addresses = &mut self.tasks.addresses;
+        if !addresses.tried.contains(&now) {
+            addresses.tried.push(now);
+        }
+        let remotes = std::iter::once(now.1).chain(addresses.peer.clone());
+        let paths: Vec<(IpAddr, IpAddr)> =
+            remotes.flat_map(|remote| addresses.local.iter().map(move |local| (*local, remote))).collect();
+        let fits = |(local, remote): &&(IpAddr, IpAddr)| {
+            local.is_ipv6() == remote.is_ipv6() && is_link_local(*local) == is_link_local(*remote)
+        };
+        let Some((local, remote)) = paths.iter().filter(fits).find(|path| !addresses.tried.contains(path)).copied()
+        else {
+            return false;
+        };
+        addresses.unannounced = true;
+        self.path.local.set_ip(local);
+        self.path.remote.set_ip(remote);
+        let text = format!("trying the path from {} to {}", self.path.local, self.path.remote);
+        self.log(ctx, Level::Info, text);
+        true
+    }
+
+    /// The peer does not answer on this path: is there another? The same request goes out there
+    /// (RFC 4555 §3.5).
+    pub(super) fn try_other_path(&mut self, ctx: &mut Context<'_>) -> bool {
+        let may = self.peer.mobike && self.tasks.origin == Role::Initiator && self.tasks.active.is_some();
+        may && self.take_next_path(ctx) && self.exchanges.try_again(ctx, &self.path)
+    }
+
+    /// A response came: the path works, and the peer has to hear of it when it is new.
+    pub(super) fn path_works(&mut self, ctx: &mut Context<'_>) {
+        self.tasks.addresses.tried.clear();
+        if self.tasks.addresses.unannounced && !matches!(self.tasks.active, Some(Active::Addresses { update: true })) {
+            self.queue(ctx, Task::Addresses { update: true });
+        }
+    }
+
+    pub(super) fn start_addresses(&mut self, ctx: &mut Context<'_>, update: bool) {
+        if !self.peer.mobike || (update && self.tasks.origin == Role::Responder) {
+            return;
+        }
+        let probe = NatProbe(update.then_some(self.path));
+        let (spis, fake) = (self.spis, self.connection.encap);
+        let here = self.path.local.ip();
+        let others: Vec<IpAddr> = self.tasks.addresses.local.iter().filter(|addr| **addr != here).copied().collect();
+        if update {
+            self.tasks.addresses.unannounced = false;
+        }
+        self.send(ctx, Active::Addresses { update }, ExchangeType::INFORMATIONAL, |chain| {
+            if update {
+                chain.notify(ProtocolId::NONE, &[], NotifyType::UPDATE_SA_ADDRESSES, &[]);
+            }
+            probe.emit(chain, spis, fake);
+            emit_addresses(chain, &others);
+        });
+    }
+
+    pub(super) fn addresses_answered(&mut self, ctx: &mut Context<'_>, update: bool, parts: &Parts<'_>) {
+        if let Some(error) = parts.error() {
+            let text = format!("the peer refuses the path from {}: {}", self.path.local, error.kind);
+            self.log(ctx, Level::Warn, text);
+            if update && self.take_next_path(ctx) {
+                self.queue(ctx, Task::Addresses { update: true });
+            }
+            return;
+        }
+        if update && !self.tasks.addresses.unannounced {
+            self.tasks.addresses.mapping = mapping(parts);
+            self.detect_nat(parts);
+            self.moved(ctx);
+        }
+    }
+
+    /// UPDATE_SA_ADDRESSES, ADDITIONAL_*_ADDRESS and NAT detection in a request.
+    pub(super) fn answer_addresses(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        parts: &Parts<'_>,
+        chain: &mut Chain<'_>,
+    ) {
+        if !self.peer.mobike || self.ending != Ending::No {
+            return;
+        }
+        self.learn_addresses(parts);
+        let update = parts.notify(NotifyType::UPDATE_SA_ADDRESSES).is_some();
+        if update && self.tasks.origin == Role::Responder {
+            let old = self.path;
+            self.path = Path { local: from.0, remote: from.1, encap: old.encap };
+            self.detect_nat(parts);
+            if self.path != old {
+                self.moved(ctx);
+                // Is the peer really there? (§3.7)
+                self.queue(ctx, Task::Liveness { cookie: true });
+            }
+        }
+        if parts.notify(NotifyType::NAT_DETECTION_SOURCE_IP).is_some() {
+            let path = Path { local: from.0, remote: from.1, encap: false };
+            nat::emit(chain, self.spis, &path, self.connection.encap);
+        }
+    }
+
+    fn learn_addresses(&mut self, parts: &Parts<'_>) {
+        let addresses: Vec<IpAddr> = parts.notifies.iter().filter_map(address).take(ADDRESSES_MAX).collect();
+        // The list is whole each time (§3.6); none at all says nothing unless it says so.
+        if !addresses.is_empty() || parts.notify(NotifyType::NO_ADDITIONAL_ADDRESSES).is_some() {
+            self.tasks.addresses.peer = addresses;
+        }
+    }
+
+    /// The addresses of the IKE SA that the handshake has found: ADDITIONAL_*_ADDRESS in IKE_AUTH.
+    pub(crate) fn learn_peer_addresses(&mut self, payloads: wire::ike::Payloads<'_>) {
+        if let Ok(parts) = Parts::read(payloads) {
+            self.learn_addresses(&parts);
+        }
+    }
+
+    /// Who is behind a NAT, by the peer's hashes over the addresses as it knows them.
+    fn detect_nat(&mut self, parts: &Parts<'_>) {
+        let mut detection = nat::Detection::default();
+        for notify in &parts.notifies {
+            detection.take(notify.kind, notify.data, self.spis, &self.path);
+        }
+        if detection.supported() {
+            self.nat = detection.nat();
+            self.path.encap = self.nat.0 || self.nat.1 || self.connection.encap;
+        }
+    }
+
+    /// Packets go another way from now on.
+    fn moved(&mut self, ctx: &mut Context<'_>) {
+        ctx.count(counters::MOVED);
+        for child in &self.children {
+            ctx.out.push_back(Output::Move(child.id, self.path));
+        }
+        ctx.event(Event::IkeMoved(self.id));
+        let text = format!("the IKE SA runs from {} to {} now", self.path.local, self.path.remote);
+        self.log(ctx, Level::Info, text);
+        self.put_off_keepalive(ctx);
+    }
+
+    /// Without MOBIKE: the peer is behind a NAT whose mapping changed.
+    pub(super) fn follow_nat(&mut self, ctx: &mut Context<'_>, (_, remote): (SocketAddr, SocketAddr)) {
+        let follows = !self.peer.mobike && self.nat == (false, true) && self.ending == Ending::No;
+        if follows && remote != self.path.remote {
+            self.path.remote = remote;
+            self.moved(ctx);
+        }
+    }
+
+    /// A liveness check of an initiator with MOBIKE asks how the peer sees it (§3.8).
+    pub(super) fn mapping_probe(&self) -> NatProbe {
+        let watches = self.peer.mobike && self.tasks.origin == Role::Initiator && self.nat.0;
+        NatProbe(watches.then_some(self.path))
+    }
+
+    /// The answer to that: another mapping than before has to be announced.
+    pub(super) fn watch_mapping(&mut self, ctx: &mut Context<'_>, parts: &Parts<'_>) {
+        let Some(mapping) = mapping(parts) else { return };
+        let old = self.tasks.addresses.mapping.replace(mapping);
+        if old.is_some() && old != self.tasks.addresses.mapping {
+            self.queue(ctx, Task::Addresses { update: true });
+        }
+    }
+}
+
+fn mapping(parts: &Parts<'_>) -> Option<Vec<u8>> {
+    parts.notify(NotifyType::NAT_DETECTION_DESTINATION_IP).filter(|hash| hash.len() == 20).map(<[u8]>::to_vec)
+}
+
+fn emit_addresses(chain: &mut Chain<'_>, addresses: &[IpAddr]) {
+    if addresses.is_empty() {
+        chain.notify(ProtocolId::NONE, &[], NotifyType::NO_ADDITIONAL_ADDRESSES, &[]);
+    }
+    for addr in addresses {
+        match addr {
+            IpAddr::V4(v4) => chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_IP4_ADDRESS, &v4.octets()),
+            IpAddr::V6(v6) => chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_IP6_ADDRESS, &v6.octets()),
+        };
+    }
+}
+
+fn address(notify: &wire::ike::Notify<'_>) -> Option<IpAddr> {
+    match notify.kind {
+        NotifyType::ADDITIONAL_IP4_ADDRESS => <[u8; 4]>::try_from(notify.data).ok().map(IpAddr::from),
+        NotifyType::ADDITIONAL_IP6_ADDRESS => <[u8; 16]>::try_from(notify.data).ok().map(IpAddr::from),
+        _ => None,
+    }
+}
+
+fn is_link_local(addr: IpAddr) -> bool {
+    match addr {
+        IpAddr::V4(v4) => v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    }
+}

@@ -1,0 +1,155 @@
+//! How an IKE SA ends, and what its end sets in motion.
+
+use std::time::Duration;
+
+use super::{Active, Task, counters, done};
+use crate::config::Action;
+use crate::context::Context;
+use crate::output::{Event, Level, Output};
+use crate::sa::{Ending, Established, Role};
+
+/// How long a replaced IKE SA waits for its deletion: longer than any retransmission of the peer.
+pub(super) const REPLACED: Duration = Duration::from_secs(180);
+/// How long an IKE SA that the peer deleted answers retransmissions, when the first answer was lost.
+const LINGER: Duration = Duration::from_secs(10);
+
+/// Who ended an IKE SA: decides what becomes of its Child SAs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Cause {
+    /// This host wanted it.
+    Here,
+    /// The peer wanted it: `close_action`.
+    Peer,
+    /// The peer is dead: `dpd_action`.
+    Dead,
+}
+
+impl Established {
+    /// Ends the IKE SA: with a Delete, or at once when `force`. `reason` is empty when it was wanted.
+    pub(crate) fn terminate(&mut self, ctx: &mut Context<'_>, force: bool, reason: &str, command: Option<u64>) {
+        if force {
+            return self.terminate_now(ctx, reason, command);
+        }
+        if !matches!(self.tasks.active, Some(Active::RekeyIke(_))) {
+            self.begin_end(ctx, reason);
+            self.clear_queue(ctx, "the IKE SA is deleted");
+        }
+        // While it is being rekeyed the Delete waits, and goes over to the successor.
+        self.queue(ctx, Task::DeleteIke(command));
+    }
+
+    /// The Delete cannot wait for a response: it goes out once, without.
+    fn terminate_now(&mut self, ctx: &mut Context<'_>, reason: &str, command: Option<u64>) {
+        self.begin_end(ctx, reason);
+        self.clear_queue(ctx, "the IKE SA is deleted");
+        if let Some(active) = self.tasks.active.take() {
+            self.fail_active(ctx, active, "the IKE SA is deleted");
+        }
+        self.exchanges.forget_request();
+        self.queue(ctx, Task::DeleteIke(None));
+        self.start_next(ctx);
+        self.tasks.active = None;
+        self.over(ctx, Duration::ZERO);
+        done(ctx, command, Ok(()));
+    }
+
+    /// Nothing goes out any more; packets that are on the way still get in.
+    pub(super) fn begin_end(&mut self, ctx: &mut Context<'_>, reason: &str) {
+        if self.ending == Ending::No {
+            self.ending = Ending::Deleting;
+            self.remove_children(ctx, ctx.settings.old_inbound, reason);
+            self.down(ctx, reason);
+        }
+    }
+
+    /// The IKE SA is over without a Delete from here.
+    pub(super) fn end(&mut self, ctx: &mut Context<'_>, reason: &str, cause: Cause) {
+        if self.ending == Ending::Over {
+            return;
+        }
+        let after = if cause == Cause::Dead { Duration::ZERO } else { ctx.settings.old_inbound };
+        if self.ending == Ending::No {
+            self.act(ctx, cause);
+            self.remove_children(ctx, after, reason);
+            self.down(ctx, reason);
+        }
+        self.exchanges.forget_request();
+        if let Some(active) = self.tasks.active.take() {
+            self.fail_active(ctx, active, reason);
+        }
+        self.clear_queue(ctx, reason);
+        if cause == Cause::Peer {
+            // `Deleting` with nothing to send: answers once more what the peer repeats.
+            self.ending = Ending::Deleting;
+            self.over_at = Some(ctx.now + LINGER);
+            (self.rekey_at, self.reauth_at, self.keepalive_at) = (None, None, None);
+        } else {
+            self.over(ctx, after);
+        }
+    }
+
+    fn over(&mut self, ctx: &mut Context<'_>, inbound_after: Duration) {
+        self.remove_children(ctx, inbound_after, "");
+        for pending in std::mem::take(&mut self.tasks.followups) {
+            pending.abandon(ctx);
+        }
+        self.tasks.rival = None;
+        self.ending = Ending::Over;
+    }
+
+    /// Tells of the end of an IKE SA that nothing replaced, and gives back what was lent.
+    fn down(&mut self, ctx: &mut Context<'_>, reason: &str) {
+        ctx.count(counters::IKE_DOWN);
+        ctx.event(Event::IkeDown(self.id, reason.to_owned()));
+        if !reason.is_empty() {
+            self.log(ctx, Level::Info, format!("the IKE SA with {} ended: {reason}", self.path.remote));
+        }
+        for address in std::mem::take(&mut self.virtual_local) {
+            ctx.out.push_back(Output::VirtualAddress(self.id, address, false));
+        }
+        for (pool, addr) in std::mem::take(&mut self.virtual_remote) {
+            ctx.pools.release(&pool, addr);
+        }
+    }
+
+    /// `dpd_action` and `close_action` of each live Child SA.
+    fn act(&self, ctx: &mut Context<'_>, cause: Cause) {
+        let mut again = Vec::new();
+        for child in self.children.iter().filter(|child| child.is_live() && child.cpu.is_none()) {
+            let action = match cause {
+                Cause::Here => continue,
+                Cause::Peer => child.config.close_action,
+                Cause::Dead => child.config.dpd_action,
+            };
+            match action {
+                Action::Clear => (),
+                Action::Trap => ctx.out.push_back(Output::Trap(self.connection.clone(), child.config.clone(), true)),
+                Action::Restart => again.push(child.config.clone()),
+            }
+        }
+        if !again.is_empty() {
+            let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
+            self.initiate_children(ctx, again, remote, None, None);
+        }
+    }
+
+    fn clear_queue(&mut self, ctx: &mut Context<'_>, reason: &str) {
+        for waiting in std::mem::take(&mut self.tasks.queue) {
+            match waiting.task {
+                Task::DeleteIke(command) | Task::DeleteChild(_, command) => done(ctx, command, Ok(())),
+                task => done(ctx, task.command(), Err(reason)),
+            }
+        }
+    }
+
+    /// The retransmissions of the request that is out are exhausted.
+    pub(crate) fn gave_up(&mut self, ctx: &mut Context<'_>) {
+        if self.ending != Ending::No {
+            return self.end(ctx, "the peer does not answer", Cause::Here);
+        }
+        if !self.try_other_path(ctx) {
+            ctx.count(counters::IKE_DEAD);
+            self.end(ctx, "the peer does not answer", Cause::Dead);
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! INFORMATIONAL exchanges (RFC 7296 §1.4): liveness, deletions, notifications.
+
+use std::net::{IpAddr, SocketAddr};
+
+use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
+
+use super::address::COOKIE2_LEN;
+use super::end::Cause;
+use super::{Active, Task, counters};
+use crate::child::Parts;
+use crate::context::Context;
+use crate::output::Level;
+use crate::sa::{Ending, Established, Role};
+
+/// Bytes of COOKIE2 data (RFC 4555 §4.2.5).
+const COOKIE2: std::ops::RangeInclusive<usize> = 8..=64;
+
+impl Established {
+    /// Whatever it holds is answered; what nobody knows is ignored.
+    pub(super) fn answer_informational(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        parts: &Parts<'_>,
+        chain: &mut Chain<'_>,
+    ) {
+        if self.answer_deletes(ctx, parts, chain) {
+            return;
+        }
+        if let Some(cookie) = parts.notify(NotifyType::COOKIE2).filter(|cookie| COOKIE2.contains(&cookie.len())) {
+            chain.notify(ProtocolId::NONE, &[], NotifyType::COOKIE2, cookie);
+        }
+        self.answer_addresses(ctx, from, parts, chain);
+        if let Some(seconds) = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok()) {
+            self.auth_lifetime(ctx, u32::from_be_bytes(seconds));
+        }
+        if let Some(data) = parts.notify(NotifyType::REDIRECT) {
+            self.redirected(ctx, data);
+        }
+        for error in parts.notifies.iter().filter(|notify| notify.kind.is_error()) {
+            self.log(ctx, Level::Warn, format!("the peer tells {} in an INFORMATIONAL", error.kind));
+        }
+        if parts.notify(NotifyType::AUTHENTICATION_FAILED).is_some() {
+            // RFC 7296 §2.21.2: the responder did not accept, or the initiator the answer.
+            self.end(ctx, "the peer says that authentication failed", Cause::Peer);
+        }
+    }
+
+    pub(super) fn start_liveness(&mut self, ctx: &mut Context<'_>, cookie: bool) {
+        let cookie = cookie.then(|| {
+            let mut bytes = [0; COOKIE2_LEN];
+            ctx.rng.fill_bytes(&mut bytes);
+            bytes
+        });
+        ctx.count(counters::LIVENESS_SENT);
+        let (probe, spis, fake) = (self.mapping_probe(), self.spis, self.connection.encap);
+        self.send(ctx, Active::Liveness(cookie), ExchangeType::INFORMATIONAL, |chain| {
+            if let Some(cookie) = &cookie {
+                chain.notify(ProtocolId::NONE, &[], NotifyType::COOKIE2, cookie);
+            }
+            probe.emit(chain, spis, fake);
+        });
+    }
+
+    pub(super) fn alive(&mut self, ctx: &mut Context<'_>, cookie: Option<[u8; COOKIE2_LEN]>, parts: &Parts<'_>) {
+        if let Some(cookie) = cookie
+            && parts.notify(NotifyType::COOKIE2) != Some(&cookie)
+        {
+            // RFC 4555 §3.7: whoever answers there is not the peer.
+            return self.terminate(ctx, false, "the return routability check failed", None);
+        }
+        self.watch_mapping(ctx, parts);
+    }
+
+    /// REDIRECT (RFC 5685 §5): another gateway is to be used; this IKE SA ends when that one is up.
+    fn redirected(&mut self, ctx: &mut Context<'_>, data: &[u8]) {
+        if self.tasks.origin != Role::Initiator || self.tasks.redirected || self.ending != Ending::No {
+            return self.log(
+                ctx,
+                Level::Warn,
+                "a redirection is ignored: one was followed, or it is not for us".into(),
+            );
+        }
+        let Some(gateway) = gateway_of(data) else {
+            return self.log(ctx, Level::Warn, "a redirection is ignored: it does not name an address".into());
+        };
+        self.tasks.redirected = true;
+        ctx.count(counters::REDIRECTED);
+        self.log(ctx, Level::Info, format!("the peer redirects to {gateway}"));
+        let remote = SocketAddr::new(gateway, self.connection.remote_port);
+        self.initiate_anew(ctx, Some(remote), Some(self.id), None);
+    }
+
+    /// A sign of life is due.
+    pub(super) fn check_liveness(&mut self, ctx: &mut Context<'_>) {
+        let delay = self.connection.dpd_delay;
+        let quiet = !delay.is_zero() && self.heard + delay <= ctx.now;
+        // Whatever is out is a question to the peer as well.
+        if quiet && self.tasks.is_empty() && self.exchanges.idle() {
+            self.queue(ctx, Task::Liveness { cookie: false });
+        }
+    }
+}
+
+/// New Responder GW Identity of a REDIRECT (RFC 5685 §9.2), when it is an address: names are for a resolver.
+fn gateway_of(data: &[u8]) -> Option<IpAddr> {
+    match data {
+        [1, 4, addr @ ..] => addr.first_chunk::<4>().map(|addr| IpAddr::from(*addr)),
+        [2, 16, addr @ ..] => addr.first_chunk::<16>().map(|addr| IpAddr::from(*addr)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirection_names_an_address() {
+        assert_eq!(gateway_of(&[1, 4, 192, 0, 2, 7]), Some("192.0.2.7".parse().unwrap()));
+        assert_eq!(gateway_of(&[&[2, 16][..], &[0; 15], &[1]].concat()), Some("::1".parse().unwrap()));
+        for bad in [&[][..], &[1], &[1, 4, 1, 2, 3], &[3, 3, b'a', b'.', b'b'], &[1, 16, 0, 0, 0, 0]] {
+            assert_eq!(gateway_of(bad), None, "{bad:?}");
+        }
+    }
+}

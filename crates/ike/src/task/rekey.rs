@@ -1,0 +1,418 @@
+//! The successor of an IKE SA (RFC 7296 §1.3.2, §2.18), and reauthentication.
+//!
+//! The successor takes over name, Child SAs and waiting tasks; its message IDs start at 0. Who started the
+//! rekeying deletes the old IKE SA. When both ends rekey at once (§2.8.2) each answers the other and keeps
+//! the answered successor as `rival`, unborn, until its own response is there: the exchange with the lowest
+//! of the four nonces loses, the successor of the other inherits, and the creator of the loser deletes it. An
+//! end that has already finished refuses the late request with TEMPORARY_FAILURE, and the delete it sends
+//! for the old IKE SA tells the other to forget its own attempt.
+
+use crypto::ike::{KeInitiator, KeMethod, Secret};
+use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
+
+use super::create::{finish_ke, wanted_ke};
+use super::followup::{self, FollowUp, Purpose};
+use super::{Active, RETRY, Task, Tasks, counters, done, jitter, nonce};
+use crate::child::{Parts, Refused};
+use crate::config::AuthMethod;
+use crate::context::Context;
+use crate::exchange::{Exchanges, Inner};
+use crate::keymat::{self, IkeKeys, Seed};
+use crate::output::{Event, Level};
+use crate::proposal::{self, IkeSuite};
+use crate::sa::{Birth, ChildRequest, DeriveKeys, Ending, Established, Initiation, Role, SkKeys};
+
+/// A rekeying of the IKE SA that is out.
+pub(super) struct Rekeying {
+    spi: [u8; 8],
+    nonce: Vec<u8>,
+    ke: Option<KeInitiator>,
+    tried: Vec<KeMethod>,
+    attempt: u32,
+    command: Option<u64>,
+    follow_up: Option<(IkeSuite, [u8; 8], FollowUp)>,
+}
+
+/// What a responder has settled before the last key exchange.
+pub(super) struct Answered {
+    suite: IkeSuite,
+    spis: ([u8; 8], [u8; 8]),
+}
+
+/// The peer's rekeying, answered while that of this host is out.
+pub(super) struct Rival {
+    sa: Box<Established>,
+    lowest: Vec<u8>,
+}
+
+impl Rekeying {
+    pub(super) fn command(&self) -> Option<u64> {
+        self.command
+    }
+}
+
+impl Established {
+    /// Rekeys, or authenticates anew.
+    pub(crate) fn rekey(&mut self, ctx: &mut Context<'_>, reauth: bool, command: Option<u64>) {
+        if self.ending != Ending::No {
+            return done(ctx, command, Err("the IKE SA is ending"));
+        }
+        if reauth { self.reauthenticate(ctx, command) } else { self.queue(ctx, Task::RekeyIke(command)) }
+    }
+
+    pub(super) fn start_rekey_ike(&mut self, ctx: &mut Context<'_>, command: Option<u64>, attempt: u32) {
+        let mut spi = [0; 8];
+        while spi == [0; 8] {
+            ctx.rng.fill_bytes(&mut spi);
+        }
+        let rekeying =
+            Rekeying { spi, nonce: Vec::new(), ke: None, tried: Vec::new(), attempt, command, follow_up: None };
+        // The method in use was good for both; else the first of the connection.
+        let offered = self.connection.proposals.iter().flat_map(|proposal| &proposal.ke);
+        let method = offered.clone().find(|method| **method == self.suite.ke).or(offered.clone().next()).copied();
+        self.request_rekey_ike(ctx, Box::new(rekeying), method.unwrap_or(self.suite.ke));
+    }
+
+    fn request_rekey_ike(&mut self, ctx: &mut Context<'_>, mut rekeying: Box<Rekeying>, method: KeMethod) {
+        let ke = match method.generate() {
+            Ok(ke) => ke,
+            Err(fault) => return self.rekey_ike_failed(ctx, *rekeying, &format!("no key exchange: {fault}")),
+        };
+        rekeying.nonce = nonce(ctx);
+        rekeying.tried.push(method);
+        let inner = Inner::new(|chain| {
+            proposal::emit_ike_offer(chain, &self.connection.proposals, &rekeying.spi);
+            chain.nonce(&rekeying.nonce).ke(method.id(), ke.public());
+        });
+        rekeying.ke = Some(ke);
+        self.send_inner(ctx, Active::RekeyIke(rekeying), ExchangeType::CREATE_CHILD_SA, inner);
+    }
+
+    /// The response to the rekeying of the IKE SA or to one of its IKE_FOLLOWUP_KE.
+    pub(super) fn rekeyed(&mut self, ctx: &mut Context<'_>, mut rekeying: Box<Rekeying>, parts: &Parts<'_>) {
+        if let Some(error) = parts.error() {
+            return self.rekey_ike_refused(ctx, rekeying, error.kind, error.data);
+        }
+        let (suite, spi_r, mut follow_up) = match self.accept_rekeying(&mut rekeying, parts) {
+            Ok(good) => good,
+            Err(reason) => return self.rekey_ike_failed(ctx, *rekeying, &reason),
+        };
+        match follow_up.next(parts) {
+            Err(reason) => self.rekey_ike_failed(ctx, *rekeying, &reason),
+            Ok(Some(inner)) => {
+                rekeying.follow_up = Some((suite, spi_r, follow_up));
+                let active = Active::RekeyIke(rekeying);
+                self.send_inner(ctx, active, ExchangeType::IKE_FOLLOWUP_KE, inner);
+            }
+            Ok(None) => self.finish_rekeying(ctx, *rekeying, suite, spi_r, &follow_up),
+        }
+    }
+
+    fn accept_rekeying(
+        &self,
+        rekeying: &mut Rekeying,
+        parts: &Parts<'_>,
+    ) -> Result<(IkeSuite, [u8; 8], FollowUp), String> {
+        if let Some((suite, spi, mut follow_up)) = rekeying.follow_up.take() {
+            follow_up.take(parts)?;
+            return Ok((suite, spi, follow_up));
+        }
+        let sa = parts.sa.as_ref().ok_or("the answer lacks an SA payload")?;
+        let (suite, spi) = proposal::accept_ike(&self.connection.proposals, sa)?;
+        let spi: [u8; 8] = spi.as_slice().try_into().map_err(|_| format!("an SPI of {} bytes", spi.len()))?;
+        if spi == [0; 8] {
+            return Err("the peer's SPI is zero".to_owned());
+        }
+        let (secret, nonce_r) = finish_ke(rekeying.ke.take(), Some(suite.ke), parts)?;
+        let additional = suite.additional.clone();
+        Ok((suite, spi, FollowUp::new(secret.into_iter().collect(), nonce_r, additional)))
+    }
+
+    fn finish_rekeying(
+        &mut self,
+        ctx: &mut Context<'_>,
+        rekeying: Rekeying,
+        suite: IkeSuite,
+        spi_r: [u8; 8],
+        keys: &FollowUp,
+    ) {
+        let spis = (rekeying.spi, spi_r);
+        let nonces = (&rekeying.nonce[..], &keys.nonce_r[..]);
+        let mut new = match self.successor(ctx, Role::Initiator, spis, suite, nonces, &keys.secrets) {
+            Ok(new) => new,
+            Err(reason) => return self.rekey_ike_failed(ctx, rekeying, &reason),
+        };
+        let ours = nonces.0.min(nonces.1);
+        match self.tasks.rival.take() {
+            Some(rival) if ours < rival.lowest.as_slice() => {
+                ctx.count(counters::IKE_COLLISION);
+                new.ending = Ending::Replaced;
+                new.queue(ctx, Task::DeleteIke(None));
+                self.replace_by(ctx, rival.sa);
+                ctx.born.push(Birth::Rekeyed(new));
+            }
+            rival => {
+                self.replace_by(ctx, new);
+                self.queue(ctx, Task::DeleteIke(None));
+                if let Some(mut rival) = rival {
+                    ctx.count(counters::IKE_COLLISION);
+                    rival.sa.ending = Ending::Replaced;
+                    rival.sa.over_at = Some(ctx.now + super::end::REPLACED);
+                    ctx.born.push(Birth::Rekeyed(rival.sa));
+                }
+            }
+        }
+        done(ctx, rekeying.command, Ok(()));
+    }
+
+    fn rekey_ike_refused(&mut self, ctx: &mut Context<'_>, rekeying: Box<Rekeying>, kind: NotifyType, data: &[u8]) {
+        let lost = self.tasks.rival.is_some();
+        match kind {
+            NotifyType::INVALID_KE_PAYLOAD if rekeying.follow_up.is_none() => {
+                let offered = |method: &KeMethod| self.connection.proposals.iter().any(|p| p.ke.contains(method));
+                match wanted_ke(data).filter(|method| offered(method) && !rekeying.tried.contains(method)) {
+                    Some(method) => self.request_rekey_ike(ctx, rekeying, method),
+                    None => {
+                        self.rekey_ike_failed(ctx, *rekeying, "the peer wants a key exchange that is not configured")
+                    }
+                }
+            }
+            NotifyType::TEMPORARY_FAILURE | NotifyType::STATE_NOT_FOUND if !lost => {
+                self.put_off(ctx, Task::RekeyIke(rekeying.command), rekeying.attempt);
+            }
+            // A peer that makes only one pair of SAs (RFC 7296 §4) can do no more than start anew.
+            NotifyType::NO_ADDITIONAL_SAS if !lost => self.reauthenticate(ctx, rekeying.command),
+            _ => self.rekey_ike_failed(ctx, *rekeying, &format!("the peer answers {kind}")),
+        }
+    }
+
+    fn rekey_ike_failed(&mut self, ctx: &mut Context<'_>, rekeying: Rekeying, reason: &str) {
+        if self.adopt_rival(ctx) {
+            return done(ctx, rekeying.command, Ok(()));
+        }
+        ctx.count(counters::IKE_REKEY_FAILED);
+        self.log(ctx, Level::Error, format!("rekeying the IKE SA failed: {reason}"));
+        self.rekey_at = Some(ctx.now + RETRY + jitter(ctx, RETRY));
+        done(ctx, rekeying.command, Err(reason));
+    }
+
+    /// The peer's rekeying is the only one that succeeded.
+    pub(super) fn adopt_rival(&mut self, ctx: &mut Context<'_>) -> bool {
+        let Some(rival) = self.tasks.rival.take() else { return false };
+        self.replace_by(ctx, rival.sa);
+        true
+    }
+
+    /// Answers the rekeying of this IKE SA.
+    pub(super) fn answer_rekey_ike(
+        &mut self,
+        ctx: &mut Context<'_>,
+        parts: &Parts<'_>,
+        chain: &mut Chain<'_>,
+    ) -> Result<(), Refused> {
+        let put_off = |reason: &str| Err(Refused::new(NotifyType::TEMPORARY_FAILURE, reason));
+        match &self.tasks.active {
+            Some(Active::Create(_) | Active::DeleteChild(..) | Active::DeleteSpi) => {
+                return put_off("this host creates, rekeys or deletes a Child SA");
+            }
+            _ if self.tasks.rival.is_some() || self.tasks.followups.iter().any(followup::Pending::is_ike) => {
+                return put_off("this IKE SA is being rekeyed by the peer already");
+            }
+            _ if self.tasks.followups.len() >= followup::PENDING_MAX => {
+                return put_off("too many exchanges wait for IKE_FOLLOWUP_KE");
+            }
+            _ => (),
+        }
+        let (Some(sa), Some(nonce_i)) = (&parts.sa, parts.nonce) else {
+            return Err(Refused::new(NotifyType::INVALID_SYNTAX, "the request lacks SA or nonce"));
+        };
+        let (suite, spi, number) = proposal::choose_ike(&self.connection.proposals, sa)
+            .map_err(|reason| Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason))?;
+        let spi_i: [u8; 8] = spi
+            .as_slice()
+            .try_into()
+            .ok()
+            .filter(|spi| *spi != [0; 8])
+            .ok_or_else(|| Refused::new(NotifyType::INVALID_SYNTAX, "an IKE SPI of other than 8 bytes, or zero"))?;
+        let Some(ke) = parts.ke.as_ref().filter(|ke| ke.group == suite.ke.id()) else {
+            return Err(Refused {
+                notify: NotifyType::INVALID_KE_PAYLOAD,
+                data: suite.ke.id().to_be_bytes().to_vec(),
+                reason: format!("the KE payload is not of {}, which is wanted here", suite.ke.name()),
+            });
+        };
+        let (public, secret) = suite
+            .ke
+            .respond(ke.data)
+            .map_err(|fault| Refused::new(NotifyType::INVALID_SYNTAX, format!("KE payload: {fault}")))?;
+        let (mut spi_r, nonce_r) = ([0; 8], nonce(ctx));
+        while spi_r == [0; 8] {
+            ctx.rng.fill_bytes(&mut spi_r);
+        }
+        proposal::emit_ike_choice(chain, &suite, number, &spi_r);
+        chain.nonce(&nonce_r).ke(suite.ke.id(), &public);
+        let additional = suite.additional.clone();
+        let answered = Answered { suite, spis: (spi_i, spi_r) };
+        if additional.is_empty() {
+            self.answered_rekey_ike(ctx, answered, (nonce_i, &nonce_r), &[secret]);
+        } else {
+            let cookie = followup::cookie(ctx);
+            chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_KEY_EXCHANGE, &cookie);
+            let (purpose, nonces) = (Purpose::Ike(Box::new(answered)), (nonce_i.to_vec(), nonce_r));
+            let pending = followup::Pending::new(ctx, cookie, purpose, nonces, vec![secret], additional);
+            self.tasks.followups.push(pending);
+        }
+        Ok(())
+    }
+
+    pub(super) fn answered_rekey_ike(
+        &mut self,
+        ctx: &mut Context<'_>,
+        answered: Answered,
+        nonces: (&[u8], &[u8]),
+        secrets: &[Secret],
+    ) {
+        let Answered { suite, spis } = answered;
+        match self.successor(ctx, Role::Responder, spis, suite, nonces, secrets) {
+            Ok(sa) if matches!(self.tasks.active, Some(Active::RekeyIke(_))) => {
+                self.tasks.rival = Some(Rival { sa, lowest: nonces.0.min(nonces.1).to_vec() });
+            }
+            Ok(sa) => self.replace_by(ctx, sa),
+            Err(reason) => self.log(ctx, Level::Error, format!("rekeying the IKE SA failed: {reason}")),
+        }
+    }
+
+    /// An IKE SA like this one with new SPIs and keys, without Child SAs.
+    fn successor(
+        &self,
+        ctx: &mut Context<'_>,
+        role: Role,
+        spis: ([u8; 8], [u8; 8]),
+        suite: IkeSuite,
+        nonces: (&[u8], &[u8]),
+        secrets: &[Secret],
+    ) -> Result<Box<Established>, String> {
+        let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spi_i: &spis.0, spi_r: &spis.1 };
+        let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, &seed);
+        let derived = IkeKeys::derive(&suite, &skeyseed, &seed);
+        let (of_initiator, of_responder) = derived.message_keys(&suite).map_err(|error| error.to_string())?;
+        let sk = match role {
+            Role::Initiator => SkKeys { seal: of_initiator, open: of_responder },
+            Role::Responder => SkKeys { seal: of_responder, open: of_initiator },
+        };
+        let keys = DeriveKeys { sk_d: derived.sk_d, sk_pi: derived.sk_pi, sk_pr: derived.sk_pr };
+        let mut tasks = Tasks::new(self.tasks.origin);
+        tasks.addresses = self.tasks.addresses.clone();
+        tasks.redirected = self.tasks.redirected;
+        let mut new = Box::new(Established {
+            id: self.id,
+            connection: self.connection.clone(),
+            role,
+            spis,
+            path: self.path,
+            suite,
+            keys,
+            exchanges: Exchanges::new(self.id, &self.connection, &self.peer, role, spis, sk, 0),
+            local_id: self.local_id.clone(),
+            remote_id: self.remote_id.clone(),
+            eap_name: self.eap_name.clone(),
+            peer: self.peer,
+            virtual_local: self.virtual_local.clone(),
+            virtual_remote: self.virtual_remote.clone(),
+            children: Vec::new(),
+            tasks,
+            established: self.established,
+            rekey_at: None,
+            reauth_at: self.reauth_at,
+            over_at: None,
+            heard: ctx.now,
+            keepalive_at: self.keepalive_at,
+            nat: self.nat,
+            ppk: self.ppk,
+            ending: Ending::No,
+        });
+        new.set_lifetimes(ctx);
+        Ok(new)
+    }
+
+    /// `new` takes this IKE SA's place: name, Child SAs, what waits.
+    fn replace_by(&mut self, ctx: &mut Context<'_>, mut new: Box<Established>) {
+        new.children = std::mem::take(&mut self.children);
+        new.virtual_local = std::mem::take(&mut self.virtual_local);
+        new.virtual_remote = std::mem::take(&mut self.virtual_remote);
+        new.tasks.full = std::mem::take(&mut self.tasks.full);
+        for pending in std::mem::take(&mut self.tasks.followups) {
+            pending.abandon(ctx);
+        }
+        for waiting in std::mem::take(&mut self.tasks.queue) {
+            match waiting.task {
+                Task::RekeyIke(command) => done(ctx, command, Ok(())),
+                _ => new.tasks.queue.push_back(waiting),
+            }
+        }
+        // What was asked under the old keys is asked again.
+        match &self.tasks.active {
+            Some(Active::Addresses { update }) => new.queue(ctx, Task::Addresses { update: *update }),
+            Some(Active::Liveness(Some(_))) => new.queue(ctx, Task::Liveness { cookie: true }),
+            _ => (),
+        }
+        (self.rekey_at, self.reauth_at, self.keepalive_at) = (None, None, None);
+        self.ending = Ending::Replaced;
+        self.over_at = Some(ctx.now + super::end::REPLACED);
+        ctx.count(counters::IKE_REKEYED);
+        ctx.event(Event::IkeRekeyed(self.id));
+        let ([i, r], role) = ([new.spis.0, new.spis.1].map(u64::from_be_bytes), new.role);
+        self.log(ctx, Level::Info, format!("IKE SA rekeyed as {role:?}: SPIs {i:016x} and {r:016x}, {}", new.suite));
+        ctx.born.push(Birth::Rekeyed(new));
+    }
+
+    /// Starts a new IKE SA with the same Child SAs; this one ends when it is up (make before break).
+    pub(super) fn reauthenticate(&mut self, ctx: &mut Context<'_>, command: Option<u64>) {
+        let gives_addresses = !self.virtual_remote.is_empty();
+        let eap = self.connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)));
+        if self.tasks.origin == Role::Responder && (gives_addresses || eap) {
+            let text = "only the peer can authenticate anew: it has a virtual address or uses EAP";
+            self.log(ctx, Level::Info, text.to_owned());
+            return done(ctx, command, Err(text));
+        }
+        ctx.count(counters::IKE_REAUTH);
+        self.log(ctx, Level::Info, "a new IKE SA is started to authenticate anew".to_owned());
+        let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
+        self.initiate_anew(ctx, remote, Some(self.id), command);
+    }
+
+    /// A new IKE SA with this one's live Child SAs; per-resource SAs come again on demand.
+    pub(super) fn initiate_anew(
+        &self,
+        ctx: &mut Context<'_>,
+        remote: Option<std::net::SocketAddr>,
+        replaces: Option<crate::output::IkeId>,
+        command: Option<u64>,
+    ) {
+        let wanted = self.children.iter().filter(|child| child.is_live() && child.cpu.is_none());
+        let children = wanted.map(|child| child.config.clone()).collect();
+        self.initiate_children(ctx, children, remote, replaces, command);
+    }
+
+    /// A new IKE SA with Child SAs of these sections.
+    pub(super) fn initiate_children(
+        &self,
+        ctx: &mut Context<'_>,
+        children: Vec<std::sync::Arc<crate::config::ChildConfig>>,
+        remote: Option<std::net::SocketAddr>,
+        replaces: Option<crate::output::IkeId>,
+        command: Option<u64>,
+    ) {
+        // As it is loaded now; a connection that was unloaded goes on as it was.
+        let loaded = ctx.connections.iter().find(|connection| connection.name == self.connection.name);
+        let connection = loaded.unwrap_or(&self.connection).clone();
+        let request = |config: std::sync::Arc<crate::config::ChildConfig>| {
+            let current = connection.children.iter().find(|child| child.name == config.name);
+            ChildRequest { config: current.cloned().unwrap_or(config), packet: None, cpu: None, command: None }
+        };
+        let children = children.into_iter().map(request).collect();
+        let commands = command.into_iter().collect();
+        let initiation = Initiation { connection, children, remote, attempt: 1, replaces, commands };
+        ctx.born.push(Birth::Initiate(initiation));
+    }
+}
