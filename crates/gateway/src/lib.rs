@@ -16,3 +16,4 @@ mod state;
 mod status;
 mod tables;
 mod up;
+pub mod vici;
