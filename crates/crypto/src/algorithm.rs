@@ -456,7 +456,7 @@ fn nearest(word: &str) -> &'static str {
 
 /// Insertions, deletions and replacements that lead from `a` to `b`. Only a configuration's words
 /// come here, so quadratic is fine; the length is bounded all the same.
-fn edit_distance(a: &str, b: &str) -> usize {
+pub fn edit_distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut above: Vec<usize> = (0..=b.len()).collect();
     for (i, ca) in a.chars().take(64).enumerate() {

@@ -16,7 +16,7 @@ pub mod kdf;
 mod key;
 mod op;
 
-pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError};
+pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError, edit_distance};
 pub use derived::{DerivedKeys, DerivedName, DerivedStats};
 pub use engine::Engine;
 pub use key::{Key, KeyError, KeyMaterial, KeyTable, Keys};

@@ -12,7 +12,10 @@
 pub mod config;
 mod endpoint;
 pub mod identity;
+pub mod keymat;
+mod narrow;
 pub mod output;
+pub mod pool;
 pub mod proposal;
 
 pub use endpoint::{Endpoint, InitiateError, Settings};

@@ -1,0 +1,368 @@
+//! Virtual addresses (RFC 7296 §3.15, `pools` of swanctl.conf): who has which.
+//!
+//! A lease belongs to an identity and outlives the IKE SA: a client that comes back gets the address
+//! that it had, until nobody else can be served without it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::config::PoolConfig;
+use crate::identity::Identity;
+
+/// Leases of one pool, those of clients that are away included; about 300 bytes each.
+pub const LEASES_MAX: usize = 65_536;
+
+/// Every pool of an endpoint.
+#[derive(Default)]
+pub struct Pools {
+    pools: Vec<Pool>,
+}
+
+/// One pool with its leases.
+pub struct Pool {
+    config: PoolConfig,
+    /// First address that is given out and how many there are.
+    first: u128,
+    size: u128,
+    leases: BTreeMap<IpAddr, Lease>,
+    /// Addresses that an identity has or had.
+    of_identity: HashMap<Identity, BTreeSet<IpAddr>>,
+    /// Leases of clients that are away, the longest first, by `Lease::since`.
+    away: BTreeMap<u64, IpAddr>,
+    /// How many addresses from `first` on have been given out at least once.
+    fresh: u128,
+    /// Counts what happens: orders leases.
+    events: u64,
+}
+
+/// An address that somebody has or had.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Lease {
+    /// Who.
+    pub identity: Identity,
+    /// Its IKE SA is up.
+    pub online: bool,
+    /// The event that put it into this state.
+    since: u64,
+}
+
+impl Pools {
+    /// Replaces the pools. Leases stay where the pool of that name has their address still.
+    pub fn load(&mut self, configs: Vec<PoolConfig>) {
+        let mut old: HashMap<String, Pool> =
+            self.pools.drain(..).map(|pool| (pool.config.name.clone(), pool)).collect();
+        self.pools = configs.into_iter().map(|config| Pool::new(config.clone(), old.remove(&config.name))).collect();
+    }
+
+    /// The pools, for listings.
+    pub fn iter(&self) -> impl Iterator<Item = &Pool> {
+        self.pools.iter()
+    }
+
+    /// The pool of a name.
+    pub fn get(&self, name: &str) -> Option<&Pool> {
+        self.pools.iter().find(|pool| pool.config.name == name)
+    }
+
+    /// Gives `identity` an address from the first of the pools `names` that has one of the family. What it
+    /// had before comes first, then `wanted` unless that is unspecified, then a fresh address, then one
+    /// whose owner has been away longest.
+    ///
+    /// `None` when none of them has an address; then the answer is INTERNAL_ADDRESS_FAILURE.
+    pub fn acquire(&mut self, names: &[String], identity: &Identity, wanted: IpAddr) -> Option<(String, IpAddr)> {
+        // All pools are asked for the old address before any gives a new one.
+        for only_known in [true, false] {
+            for name in names {
+                let Some(pool) = self.pools.iter_mut().find(|pool| pool.config.name == *name) else { continue };
+                if pool.is_v6() != wanted.is_ipv6() {
+                    continue;
+                }
+                let known = pool.known(identity, wanted);
+                if let Some(addr) = if only_known { known } else { pool.choose(wanted) } {
+                    pool.give(addr, identity);
+                    return Some((name.clone(), addr));
+                }
+            }
+        }
+        None
+    }
+
+    /// The IKE SA that had the address is over; the lease stays for when the client comes back.
+    pub fn release(&mut self, name: &str, addr: IpAddr) {
+        if let Some(pool) = self.pools.iter_mut().find(|pool| pool.config.name == name) {
+            pool.release(addr);
+        }
+    }
+
+    /// What is told to clients with an address of these pools, in their order.
+    pub fn attributes<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a (u16, Vec<u8>)> {
+        names.iter().filter_map(|name| self.get(name)).flat_map(|pool| &pool.config.attributes)
+    }
+}
+
+impl Pool {
+    fn new(config: PoolConfig, old: Option<Self>) -> Self {
+        let (start, end) = (bits(config.addrs.start), bits(config.addrs.end));
+        // The first and the last address of a network are not those of hosts.
+        let width = if config.addrs.is_v6() { 128 } else { 32 };
+        let is_network = config.addrs.prefix().is_some_and(|prefix| u32::from(prefix) + 2 <= width);
+        let (first, last) = if is_network { (start + 1, end - 1) } else { (start, end) };
+        let size = (last - first).saturating_add(1);
+        let (leases, of_identity, away) = Default::default();
+        let mut pool = Self { config, first, size, leases, of_identity, away, fresh: 0, events: 0 };
+        old.into_iter().for_each(|old| pool.inherit(old));
+        pool
+    }
+
+    fn inherit(&mut self, old: Self) {
+        self.events = old.events;
+        for (addr, lease) in old.leases.into_iter().filter(|(addr, _)| old.config.addrs.contains(*addr)) {
+            if self.has(addr) {
+                self.insert(addr, lease);
+            }
+        }
+        if self.first == old.first {
+            self.fresh = old.fresh.min(self.size);
+        }
+    }
+
+    fn insert(&mut self, addr: IpAddr, lease: Lease) {
+        if !lease.online {
+            self.away.insert(lease.since, addr);
+        }
+        self.of_identity.entry(lease.identity.clone()).or_default().insert(addr);
+        self.leases.insert(addr, lease);
+    }
+
+    /// Its configuration.
+    pub fn config(&self) -> &PoolConfig {
+        &self.config
+    }
+
+    /// Addresses that can be given out.
+    pub fn size(&self) -> u128 {
+        self.size
+    }
+
+    /// Leases of clients that are connected.
+    pub fn online(&self) -> usize {
+        self.leases.len() - self.away.len()
+    }
+
+    /// Leases of clients that are away.
+    pub fn offline(&self) -> usize {
+        self.away.len()
+    }
+
+    /// Every lease in the order of its address.
+    pub fn leases(&self) -> impl Iterator<Item = (IpAddr, &Lease)> {
+        self.leases.iter().map(|(addr, lease)| (*addr, lease))
+    }
+
+    fn is_v6(&self) -> bool {
+        self.config.addrs.is_v6()
+    }
+
+    fn has(&self, addr: IpAddr) -> bool {
+        addr.is_ipv6() == self.is_v6() && bits(addr).checked_sub(self.first).is_some_and(|offset| offset < self.size)
+    }
+
+    /// An address that the identity had and nobody uses now: `wanted` if it is one of them.
+    fn known(&self, identity: &Identity, wanted: IpAddr) -> Option<IpAddr> {
+        let mut idle = self.of_identity.get(identity)?.iter().filter(|addr| !self.leases[*addr].online).peekable();
+        let first = idle.peek().map(|addr| **addr);
+        idle.find(|addr| **addr == wanted).copied().or(first)
+    }
+
+    /// An address for somebody who had none.
+    fn choose(&mut self, wanted: IpAddr) -> Option<IpAddr> {
+        if !wanted.is_unspecified() && self.has(wanted) && !self.leases.contains_key(&wanted) && !self.is_full() {
+            return Some(wanted);
+        }
+        self.next_fresh().or_else(|| self.away.first_key_value().map(|(_, addr)| *addr))
+    }
+
+    fn is_full(&self) -> bool {
+        self.leases.len() >= LEASES_MAX
+    }
+
+    fn next_fresh(&mut self) -> Option<IpAddr> {
+        // At most as many steps in all as there are leases: an address that was given out is not looked at again.
+        while self.fresh < self.size && !self.is_full() {
+            let addr = self.address(self.fresh);
+            self.fresh += 1;
+            if !self.leases.contains_key(&addr) {
+                return Some(addr);
+            }
+        }
+        None
+    }
+
+    fn address(&self, offset: u128) -> IpAddr {
+        let bits = self.first + offset;
+        if self.is_v6() { Ipv6Addr::from_bits(bits).into() } else { Ipv4Addr::from_bits(bits as u32).into() }
+    }
+
+    fn give(&mut self, addr: IpAddr, identity: &Identity) {
+        self.forget(addr);
+        self.events += 1;
+        self.insert(addr, Lease { identity: identity.clone(), online: true, since: self.events });
+    }
+
+    /// Takes a lease of somebody who is away out.
+    fn forget(&mut self, addr: IpAddr) {
+        let Some(old) = self.leases.remove(&addr) else { return };
+        self.away.remove(&old.since);
+        if let Some(addrs) = self.of_identity.get_mut(&old.identity) {
+            addrs.remove(&addr);
+            if addrs.is_empty() {
+                self.of_identity.remove(&old.identity);
+            }
+        }
+    }
+
+    fn release(&mut self, addr: IpAddr) {
+        if let Some(lease) = self.leases.get_mut(&addr).filter(|lease| lease.online) {
+            self.events += 1;
+            (lease.online, lease.since) = (false, self.events);
+            self.away.insert(self.events, addr);
+        }
+    }
+}
+
+fn bits(addr: IpAddr) -> u128 {
+    match addr {
+        IpAddr::V4(v4) => v4.to_bits().into(),
+        IpAddr::V6(v6) => v6.to_bits(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn who(name: u8) -> Identity {
+        Identity { kind: wire::ike::IdType::FQDN, data: vec![name] }
+    }
+
+    fn pool(name: &str, addrs: &str) -> PoolConfig {
+        let range: wire::TrafficSelector = addrs.parse().expect("addresses");
+        PoolConfig { name: name.into(), addrs: range.addrs, attributes: vec![(3, vec![10, 0, 0, 53])] }
+    }
+
+    fn pools(addrs: &str) -> Pools {
+        let mut pools = Pools::default();
+        pools.load(vec![pool("a", addrs)]);
+        pools
+    }
+
+    const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+
+    fn take(pools: &mut Pools, name: u8) -> Option<String> {
+        pools.acquire(&["a".into()], &who(name), ANY).map(|(_, addr)| addr.to_string())
+    }
+
+    #[test]
+    fn a_client_that_comes_back_gets_what_it_had() {
+        let mut pools = pools("10.3.0.0/29");
+        assert_eq!(take(&mut pools, 1).as_deref(), Some("10.3.0.1"));
+        assert_eq!(take(&mut pools, 2).as_deref(), Some("10.3.0.2"));
+        pools.release("a", "10.3.0.1".parse().unwrap());
+        assert_eq!(take(&mut pools, 3).as_deref(), Some("10.3.0.3"));
+        assert_eq!(take(&mut pools, 1).as_deref(), Some("10.3.0.1"));
+        // A second IKE SA of the same client is another lease.
+        assert_eq!(take(&mut pools, 1).as_deref(), Some("10.3.0.4"));
+    }
+
+    #[test]
+    fn the_longest_away_makes_room() {
+        let mut pools = pools("10.3.0.0/30");
+        assert_eq!(pools.get("a").unwrap().size(), 2);
+        assert_eq!((take(&mut pools, 1), take(&mut pools, 2)), (Some("10.3.0.1".into()), Some("10.3.0.2".into())));
+        assert_eq!(take(&mut pools, 3), None);
+        pools.release("a", "10.3.0.2".parse().unwrap());
+        pools.release("a", "10.3.0.1".parse().unwrap());
+        pools.release("a", "10.3.0.1".parse().unwrap());
+        assert_eq!(take(&mut pools, 3).as_deref(), Some("10.3.0.2"));
+        let leases: Vec<_> = pools.get("a").unwrap().leases().map(|(_, l)| (l.identity.data[0], l.online)).collect();
+        assert_eq!(leases, [(1, false), (3, true)]);
+    }
+
+    #[test]
+    fn a_wish_is_granted_when_it_can_be() {
+        let mut pools = pools("10.3.0.10-10.3.0.20");
+        let mut wish = |name, wish: &str| {
+            pools.acquire(&["a".into()], &who(name), wish.parse().unwrap()).map(|(_, addr)| addr.to_string())
+        };
+        assert_eq!(wish(1, "10.3.0.15").as_deref(), Some("10.3.0.15"));
+        assert_eq!(wish(2, "10.3.0.15").as_deref(), Some("10.3.0.10"));
+        assert_eq!(wish(3, "10.9.9.9").as_deref(), Some("10.3.0.11"));
+        assert_eq!(wish(4, "fd00::1"), None);
+    }
+
+    #[test]
+    fn pools_are_asked_in_order_and_by_family() {
+        let mut pools = Pools::default();
+        pools.load(vec![pool("a", "10.3.0.1"), pool("b", "fd00::/64"), pool("c", "10.4.0.0/24")]);
+        let names = ["none", "a", "b", "c"].map(String::from);
+        let mut get = |name, wish: &str| pools.acquire(&names, &who(name), wish.parse().unwrap());
+        assert_eq!(get(1, "0.0.0.0"), Some(("a".into(), "10.3.0.1".parse().unwrap())));
+        assert_eq!(get(2, "0.0.0.0"), Some(("c".into(), "10.4.0.1".parse().unwrap())));
+        assert_eq!(get(1, "::"), Some(("b".into(), "fd00::1".parse().unwrap())));
+        pools.release("a", "10.3.0.1".parse().unwrap());
+        pools.release("c", "10.4.0.1".parse().unwrap());
+        // What it had, although an earlier pool has room.
+        assert_eq!(pools.acquire(&names, &who(2), ANY), Some(("c".into(), "10.4.0.1".parse().unwrap())));
+        assert_eq!(pools.attributes(&names).count(), 3);
+    }
+
+    #[test]
+    fn leases_survive_a_reload_where_their_address_does() {
+        let mut pools = pools("10.3.0.0/24");
+        for name in 1..=3 {
+            take(&mut pools, name);
+        }
+        pools.release("a", "10.3.0.3".parse().unwrap());
+        pools.load(vec![pool("a", "10.3.0.2-10.3.0.9")]);
+        let now = pools.get("a").unwrap();
+        assert_eq!((now.online(), now.offline(), now.size()), (1, 1, 8));
+        assert_eq!(take(&mut pools, 3).as_deref(), Some("10.3.0.3"));
+        assert_eq!(take(&mut pools, 4).as_deref(), Some("10.3.0.4"));
+        pools.load(vec![]);
+        assert_eq!((take(&mut pools, 1), pools.iter().count()), (None, 0));
+    }
+
+    #[test]
+    fn the_largest_pool_does_not_overflow() {
+        let mut pools = pools("::/0");
+        let addr = pools.acquire(&["a".into()], &who(1), IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+        assert_eq!(addr.map(|(_, addr)| addr.to_string()).as_deref(), Some("::1"));
+        assert_eq!(pools.get("a").unwrap().size(), u128::MAX - 1);
+    }
+
+    proptest! {
+        #[test]
+        fn nobody_shares_an_address(steps in proptest::collection::vec((0u8..8, proptest::bool::ANY), 0..80)) {
+            let mut pools = pools("10.3.0.1-10.3.0.5");
+            let mut held: Vec<(u8, IpAddr)> = Vec::new();
+            for (name, up) in steps {
+                if up {
+                    let got = pools.acquire(&["a".into()], &who(name), ANY);
+                    prop_assert_eq!(got.is_some(), held.len() < 5);
+                    if let Some((_, addr)) = got {
+                        prop_assert!(held.iter().all(|(_, taken)| *taken != addr));
+                        held.push((name, addr));
+                    }
+                } else if let Some(at) = held.iter().position(|(owner, _)| *owner == name) {
+                    pools.release("a", held.remove(at).1);
+                }
+                let pool = pools.get("a").unwrap();
+                prop_assert_eq!(pool.online(), held.len());
+                prop_assert_eq!(pool.leases().filter(|(_, lease)| !lease.online).count(), pool.offline());
+                prop_assert_eq!(pool.of_identity.values().map(BTreeSet::len).sum::<usize>(), pool.leases.len());
+            }
+        }
+    }
+}
