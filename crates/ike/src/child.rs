@@ -12,7 +12,7 @@ mod parts;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crypto::ike::{Prf, Secret};
 use wire::ike::{Chain, NotifyType, ProtocolId, Ts};
@@ -27,7 +27,7 @@ use crate::config::{ChildConfig, ChildMode, Connection, TsConfig};
 use crate::context::Context;
 use crate::identity::Identity;
 use crate::narrow;
-use crate::output::{ChildId, IkeId, Path, Virtual};
+use crate::output::{ChildId, IkeId, Output, Path, Virtual};
 use crate::proposal::{ChildProtocol, ChildSuite};
 use crate::sa::PeerSupport;
 
@@ -65,6 +65,8 @@ pub(crate) struct Child {
     pub(crate) used: Instant,
     /// Its outbound half is in use.
     pub(crate) outbound: bool,
+    /// The data plane was told to remove it.
+    pub(crate) removed: bool,
     /// What is happening to it.
     pub(crate) state: ChildState,
     /// The Child SA whose place it takes, while that one is there.
@@ -150,6 +152,13 @@ impl Child {
     /// Its protocol as payloads name it.
     pub(crate) fn protocol(&self, ctx: &Context<'_>) -> ProtocolId {
         protocol_id(ctx, self.suite.protocol)
+    }
+
+    /// Tells the data plane to remove it, once.
+    pub(crate) fn remove(&mut self, ctx: &mut Context<'_>, inbound_after: Duration) {
+        if !std::mem::replace(&mut self.removed, true) {
+            ctx.out.push_back(Output::Remove(self.id, inbound_after));
+        }
     }
 
     /// It carries or will carry traffic: not replaced, not on its way out.

@@ -86,6 +86,7 @@ impl Agreement {
             expire_at: (!life.life.is_zero()).then(|| ctx.now + life.life),
             used: ctx.now,
             outbound: outbound_now,
+            removed: false,
             state: ChildState::Installed,
             replaces: self.replaces,
             config: self.config,

@@ -1,8 +1,11 @@
 //! The end of Child SAs and IKE SAs by Delete payloads (RFC 7296 §1.4.1).
 //!
 //! A Delete names the SPIs that its sender receives under; the answer names those of the other direction.
-//! When both ends delete the same Child SA at once, neither answer names it (§2.25.1). The outbound half
-//! ends when the Delete is sent, never later: from then on the peer may have no inbound half any more.
+//! When both ends delete the same Child SA at once, neither answer names it (§2.25.1).
+//!
+//! The outbound half of a Child SA without successor ends when the Delete is sent: from then on the peer
+//! may have no inbound half any more. One with a successor is not sent on any more, but the peer may still
+//! send on its half until it has the Delete: it is removed when the answer is there.
 
 use std::time::Duration;
 
@@ -42,8 +45,8 @@ impl Established {
         let protocol = child.protocol(ctx);
         let was = std::mem::replace(&mut child.state, ChildState::Deleting);
         let (spi, name) = (child.spi_in.get().to_be_bytes(), child.config.name.clone());
-        ctx.out.push_back(Output::Remove(id, ctx.settings.old_inbound));
         if was != ChildState::Rekeyed {
+            child.remove(ctx, ctx.settings.old_inbound);
             child_down(ctx, id, "");
         }
         self.inherit(ctx, id);
@@ -62,7 +65,7 @@ impl Established {
 
     /// The peer has answered our Delete, or deleted the same one itself before.
     pub(super) fn child_deleted(&mut self, ctx: &mut Context<'_>, id: ChildId, command: Option<u64>) {
-        self.forget_child(ctx, id);
+        self.forget_child(ctx, id, ctx.settings.old_inbound);
         done(ctx, command, Ok(()));
     }
 
@@ -124,14 +127,11 @@ impl Established {
     fn child_deleted_by_peer(&mut self, ctx: &mut Context<'_>, id: ChildId, state: ChildState) {
         let config = self.child(id).map(|child| child.config.clone());
         let replaced = state == ChildState::Rekeyed || self.children.iter().any(|child| child.replaces == Some(id));
-        if state != ChildState::Deleting {
-            ctx.out.push_back(Output::Remove(id, ctx.settings.old_inbound));
-            if !replaced {
-                child_down(ctx, id, "the peer deleted it");
-            }
+        if state != ChildState::Deleting && !replaced {
+            child_down(ctx, id, "the peer deleted it");
         }
         self.inherit(ctx, id);
-        self.forget_child(ctx, id);
+        self.forget_child(ctx, id, ctx.settings.old_inbound);
         if let Some(config) = config.filter(|_| !replaced && state == ChildState::Installed) {
             match config.close_action {
                 Action::Clear => (),
@@ -152,14 +152,14 @@ impl Established {
 
     /// Removes a Child SA on this side alone.
     pub(super) fn drop_child(&mut self, ctx: &mut Context<'_>, id: ChildId, reason: &str) {
-        ctx.out.push_back(Output::Remove(id, Duration::ZERO));
         child_down(ctx, id, reason);
-        self.forget_child(ctx, id);
+        self.forget_child(ctx, id, Duration::ZERO);
     }
 
-    fn forget_child(&mut self, ctx: &mut Context<'_>, id: ChildId) {
+    fn forget_child(&mut self, ctx: &mut Context<'_>, id: ChildId, inbound_after: Duration) {
         if let Some(at) = self.children.iter().position(|child| child.id == id) {
-            let child = self.children.remove(at);
+            let mut child = self.children.remove(at);
+            child.remove(ctx, inbound_after);
             ctx.names.child_spis.remove(&child.spi_in.get());
             // Where one went there may be room for another (TS_MAX_QUEUE).
             self.tasks.full.retain(|name| *name != child.config.name);
@@ -168,11 +168,9 @@ impl Established {
 
     /// Every Child SA ends with the IKE SA.
     pub(super) fn remove_children(&mut self, ctx: &mut Context<'_>, inbound_after: Duration, reason: &str) {
-        for child in std::mem::take(&mut self.children) {
+        for mut child in std::mem::take(&mut self.children) {
             ctx.names.child_spis.remove(&child.spi_in.get());
-            if child.state != ChildState::Deleting {
-                ctx.out.push_back(Output::Remove(child.id, inbound_after));
-            }
+            child.remove(ctx, inbound_after);
             if child.is_live() {
                 child_down(ctx, child.id, reason);
             }
