@@ -30,7 +30,9 @@ python3-cryptography|/usr/lib/python3/dist-packages/cryptography
 python3-scapy|/usr/lib/python3/dist-packages/scapy
 user-mode-linux|linux.uml
 busybox-static|busybox
-kmod|modprobe"
+kmod|modprobe
+openssl|openssl
+strongswan-swanctl|swanctl"
 
 case $want in
 build) needs=$build_needs ;;
