@@ -8,9 +8,9 @@ use wire::{AddrRange, IpProto, PortRange, TrafficSelector};
 /// Selectors of an answer; as many as one payload holds.
 const ANSWER_MAX: usize = wire::ike::Ts::MAX_SELECTORS;
 
-/// What both lists mean, as disjoint as the lists are. What the peer named first comes first: when that
-/// is the selector of the packet that started the negotiation, it stays in. Empty means
-/// TS_UNACCEPTABLE.
+/// What both lists mean, without selectors that lie within another. When the peer's first selector is the
+/// packet that started the negotiation and the policy has it, it is in, as everything else that both
+/// have. Empty means TS_UNACCEPTABLE.
 pub(crate) fn narrow(ours: &[TrafficSelector], theirs: &[TrafficSelector]) -> Vec<TrafficSelector> {
     let mut common: Vec<TrafficSelector> = Vec::new();
     for theirs in theirs {
@@ -114,10 +114,10 @@ mod tests {
     #[test]
     fn the_selector_of_the_packet_stays_first() {
         let theirs = "10.1.2.3[tcp/4444] 10.1.0.0/16 2001:db8::/32";
-        assert_eq!(
-            narrowed("10.1.0.0/16[tcp/1-1024] 10.1.2.0/24[tcp] ::/0", theirs),
-            list("10.1.2.3[tcp/4444] 10.1.0.0/16[tcp/1-1024] 10.1.2.0/24[tcp] 2001:db8::/32")
-        );
+        let common = narrowed("10.1.0.0/16[tcp/1-1024] 10.1.2.3[tcp] ::/0", theirs);
+        assert_eq!(common, list("10.1.0.0/16[tcp/1-1024] 10.1.2.3[tcp] 2001:db8::/32"));
+        let common = narrowed("10.1.3.0/24 10.1.2.3[tcp/4000-5000] ::/0", "10.1.2.3[tcp/4444] 10.1.3.0/24");
+        assert_eq!(common, list("10.1.2.3[tcp/4444] 10.1.3.0/24"));
         // Where the whole network is accepted, the packet is in it.
         assert_eq!(narrowed("10.0.0.0/8", theirs), list("10.1.0.0/16"));
     }
