@@ -5,14 +5,15 @@
 
 use arrayvec::ArrayVec;
 use crypto::{CryptoOp, IcvOk, Job, Keys};
-use ipsec::{Action, Drop, Frame, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu, prepare_in_into};
+use ipsec::{Action, Delivered, Drop, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu};
+use ipsec::{finish_in_usual, prepare_in_any, prepare_in_usual, usual_tunnel};
 use wire::encap::NatT;
 use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
 use wire::udp::UdpHeader;
 use wire::{FlowKey, IpPacket, IpProto};
 
 use crate::counters::bump;
-use crate::outbound::CHUNK;
+use crate::outbound::{Aligned, CHUNK};
 use crate::{Batch, Packet, Snapshot, Worker};
 
 /// A protocol header found in an outer packet.
@@ -29,7 +30,7 @@ struct Opening<'t> {
     /// Index within the chunk.
     i: u8,
     slot: u32,
-    sa: Option<&'t InboundSa>,
+    sa: &'t InboundSa,
     pending: PendingIn,
 }
 
@@ -113,35 +114,24 @@ impl Worker {
 
     /// Opens one chunk, which starts at packet `first` of the batch, in place.
     fn open<'t>(&mut self, tables: &'t Snapshot, first: usize, packets: &mut [Packet], last: &mut Option<Last<'t>>) {
-        let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
+        let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
         let mut openings: ArrayVec<Opening<'t>, CHUNK> = ArrayVec::new();
         if last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
             *last = None; // found again, and refused with its reason
         }
         packets.iter().for_each(Packet::prefetch_head);
         for (i, packet) in packets.iter_mut().enumerate() {
-            // Both are written where they will be used, and taken back when there is no use for them.
-            jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
-            openings.push(Opening { i: i as u8, slot: 0, sa: None, pending: PendingIn::EMPTY });
-            let (Some(job), Some(opening)) = (jobs.last_mut(), openings.last_mut()) else { continue };
-            let prepared = self.prepare_inbound(tables, packet, last, job, opening);
-            match prepared {
-                Ok(true) => continue,
-                // In the clear, and a policy says that is right.
-                Ok(false) => {}
-                Err(Refused) => self.refuse(first + i),
+            if let Err(Refused) = self.prepare_inbound(tables, i, packet, last, &mut jobs.0, &mut openings) {
+                self.refuse(first + i);
             }
-            jobs.pop();
-            openings.pop();
         }
-        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
-        let proofs: ArrayVec<Option<IcvOk>, CHUNK> = jobs.iter_mut().map(Job::take_ok).collect();
+        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs.0);
+        let proofs: ArrayVec<Option<IcvOk>, CHUNK> = jobs.0.iter_mut().map(Job::take_ok).collect();
         drop(jobs);
         let mut run = (u32::MAX, 0u64, 0u64);
         for (opening, proof) in openings.iter().zip(proofs) {
             let i = usize::from(opening.i);
-            let Some(sa) = opening.sa else { continue };
-            match self.finish_inbound(tables, sa, opening, &mut packets[i], proof) {
+            match self.finish_inbound(tables, opening.sa, opening, &mut packets[i], proof) {
                 Ok(bytes) => {
                     if run.0 != opening.slot {
                         count_run(tables, run);
@@ -156,42 +146,63 @@ impl Worker {
         count_run(tables, run);
     }
 
-    /// Finds the SA of a packet and prepares it. False: bypassed.
+    /// Finds the SA of packet `i` of the chunk and appends what the engine is to do, unless it is in
+    /// the clear and a policy says that is right.
     #[inline]
     fn prepare_inbound<'p, 't>(
         &mut self,
         tables: &'t Snapshot,
+        i: usize,
         packet: &'p mut Packet,
         last: &mut Option<Last<'t>>,
-        job: &mut Job<'p>,
-        opening: &mut Opening<'t>,
-    ) -> Result<bool, Refused> {
+        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        openings: &mut ArrayVec<Opening<'t>, CHUNK>,
+    ) -> Result<(), Refused> {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
-            *last = self.look_up(tables, packet)?;
+            self.look_up(tables, packet, last)?;
         }
-        let Some(Last { outer, found, slot, sa, .. }) = last else { return Ok(false) };
-        let (buffer, start, end) = packet.parts();
+        let Some(Last { outer, found, slot, sa, .. }) = last else { return Ok(()) };
+        let (slot, sa) = (*slot, *sa);
+        packet.truncate(outer.total_len);
+        let mut put = |op, pending| {
+            jobs.push(Job::new(op, &mut []));
+            openings.push(Opening { i: i as u8, slot, sa, pending });
+        };
         let lifetime = if known { Ok(()) } else { sa.common.check_lifetime() };
-        let prepared = lifetime.and_then(|()| {
-            let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
-            frame.truncate(outer.total_len)?;
-            let (op, pending) = (&mut job.op, &mut opening.pending);
-            prepare_in_into(sa, outer, found.at, &mut frame, &mut self.derived, op, pending)?;
-            let range = frame.range();
-            (*start, *end) = (range.start as u32, range.end as u32);
-            job.packet = frame.into_bytes();
-            Ok(())
-        });
-        (opening.slot, opening.sa) = (*slot, Some(*sa));
-        match prepared {
-            Ok(()) => Ok(true),
-            Err(why) => Err(self.gone_inbound(Some(sa), why, Some(found.spi), Some(outer))),
+        let prepared = lifetime.and_then(|()| prepare_in_usual(sa, outer, found.at, packet.bytes(), &mut put));
+        let prepared = match prepared {
+            Ok(false) => {
+                let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
+                let mut frame = packet.frame();
+                let prepared =
+                    prepare_in_any(sa, outer, found.at, &mut frame, &mut self.derived, &mut op, &mut pending);
+                let range = frame.range();
+                packet.set_range(range);
+                prepared.map(|()| put(op, pending))
+            }
+            usual => usual.map(|_| ()),
+        };
+        if prepared.is_ok()
+            && let Some(job) = jobs.last_mut()
+        {
+            job.packet = packet.bytes_mut();
         }
+        prepared.map_err(|why| self.gone_inbound(Some(sa), why, Some(found.spi), Some(outer)))
     }
 
     /// Reads the outer headers of a packet and finds its SA. `None`: bypassed.
-    fn look_up<'t>(&mut self, tables: &'t Snapshot, packet: &mut Packet) -> Result<Option<Last<'t>>, Refused> {
+    ///
+    /// Never inlined, so that `last` has an address: the usual way would carry all of it in registers,
+    /// which there are not enough of.
+    #[inline(never)]
+    fn look_up<'t>(
+        &mut self,
+        tables: &'t Snapshot,
+        packet: &mut Packet,
+        last: &mut Option<Last<'t>>,
+    ) -> Result<(), Refused> {
+        *last = None;
         let mut outer = match IpPacket::parse(packet.bytes()) {
             Ok(ip) => ip,
             Err(fault) => return Err(self.gone_inbound(None, fault.into(), None, None)),
@@ -201,12 +212,15 @@ impl Worker {
         }
         let found = match self.find(tables, &outer, &packet.bytes()[..outer.total_len]) {
             Ok(Some(found)) => found,
-            Ok(None) => return self.plain(tables, packet, &outer).map(|()| None),
+            Ok(None) => return self.plain(tables, packet, &outer),
             Err(why) => return Err(self.gone_inbound(None, why, None, Some(&outer))),
         };
         let slot = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst);
         match slot.and_then(|slot| Some((slot, tables.sad.get(slot)?))) {
-            Some((slot, sa)) => Ok(Some(Last::new(outer, found, slot, sa, packet.bytes()))),
+            Some((slot, sa)) => {
+                *last = Some(Last::new(outer, found, slot, sa, packet.bytes()));
+                Ok(())
+            }
             None => Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer))),
         }
     }
@@ -284,13 +298,22 @@ impl Worker {
         let Some(ok) = proof else {
             return Err(self.gone_opening(sa, opening, Drop::BadIcv));
         };
-        let mut frame = packet.frame();
-        let delivered = match finish_in(sa, &mut frame, &opening.pending, ok) {
+        let delivered = if usual_tunnel(sa, &opening.pending) {
+            finish_in_usual(sa, packet.bytes_mut(), &opening.pending, ok).map(|inner| {
+                packet.cut(inner);
+                Delivered { sample: false }
+            })
+        } else {
+            let mut frame = packet.frame();
+            let delivered = finish_in(sa, &mut frame, &opening.pending, ok);
+            let range = frame.range();
+            packet.set_range(range);
+            delivered
+        };
+        let delivered = match delivered {
             Ok(delivered) => delivered,
             Err(why) => return Err(self.gone_opening(sa, opening, why)),
         };
-        let range = frame.range();
-        packet.set_range(range);
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let decision = self.inbound_flows.decide(tables.generation, packet.bytes(), ask);
         match decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, tables.group(opening.slot))) {

@@ -8,7 +8,8 @@ use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
 use crypto::{CryptoOp, Job, Keys};
-use ipsec::{Action, Drop, Frame, OutLane, OutboundSa, PendingOut, SeqRange, fragment_v4, pmtu, prepare_out_into};
+use ipsec::{Action, Drop, Frame, OutLane, OutboundSa, PendingOut, SeqRange, fragment_v4, pmtu};
+use ipsec::{prepare_out_any, prepare_out_usual};
 use wire::ip::IPV4_HEADER;
 use wire::{FlowKey, IpPacket, SeqNo, ShortKey};
 
@@ -18,11 +19,18 @@ use crate::{Batch, Packet, Snapshot, Worker};
 /// Packets per engine call. Larger costs first-level cache, smaller costs calls.
 pub(crate) const CHUNK: usize = 16;
 
+/// Starts where a cache line does. A stack starts anywhere, and whether the operations of a chunk
+/// straddle lines would change from run to run.
+#[repr(align(64))]
+pub(crate) struct Aligned<T>(pub(crate) T);
+
 /// A packet that is with the engine.
 struct Sealing {
     /// Index within the chunk.
     i: u8,
     slot: u32,
+    /// Bytes of the clear packet.
+    len: u16,
     pending: PendingOut,
 }
 
@@ -62,7 +70,7 @@ impl Worker {
 
     /// Protects one chunk, which starts at packet `first` of the batch, in place.
     fn seal(&mut self, tables: &Snapshot, first: usize, arrived: usize, packets: &mut [Packet]) {
-        let mut jobs: ArrayVec<Job<'_>, CHUNK> = ArrayVec::new();
+        let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
         let mut sealings: ArrayVec<Sealing, CHUNK> = ArrayVec::new();
         let mut run: Option<Run<'_>> = None;
         let mut last: Option<Last> = None;
@@ -71,7 +79,7 @@ impl Worker {
         let count = packets.len();
         for (i, packet) in packets.iter_mut().enumerate() {
             if !last.as_mut().is_some_and(|last| last.covers(packet.bytes())) {
-                last = self.classify(tables, first + i, arrived, packet);
+                self.classify(tables, first + i, arrived, packet, &mut last);
             }
             let Some(Last { ip, slot, .. }) = &last else { continue };
             let slot = *slot;
@@ -99,43 +107,37 @@ impl Worker {
                 }
                 continue;
             }
-            // Written where it will be used, and taken back when there is no use for it.
-            jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
-            let Some(job) = jobs.last_mut() else { continue };
-            match current.prepare(ip, packet, job, count - i) {
-                Ok(pending) => sealings.push(Sealing { i: i as u8, slot, pending }),
-                Err(why) => {
-                    jobs.pop();
-                    self.gone_outbound(first + i, Some(current.sa), Some(ip), why);
-                }
+            match current.prepare(ip, packet, &mut jobs.0, count - i) {
+                Ok(pending) => sealings.push(Sealing { i: i as u8, slot, len: ip.total_len as u16, pending }),
+                Err(why) => self.gone_outbound(first + i, Some(current.sa), Some(ip), why),
             }
         }
         if let Some(ended) = run {
             ended.end();
         }
-        self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs);
-        if finish || !jobs.iter().all(Job::sealed) {
-            let sealed: ArrayVec<bool, CHUNK> = jobs.iter().map(Job::sealed).collect();
+        self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs.0);
+        if finish || !jobs.0.iter().all(Job::sealed) {
+            let sealed: ArrayVec<bool, CHUNK> = jobs.0.iter().map(Job::sealed).collect();
             drop(jobs);
             self.finish(tables, first, packets, &sealings, &sealed);
         }
     }
 
     /// Reads packet `i` and finds the SA that protects it; `None` when none does and the packet has
-    /// been dealt with.
-    fn classify(&mut self, tables: &Snapshot, i: usize, arrived: usize, packet: &Packet) -> Option<Last> {
+    /// been dealt with. Never inlined, so that `last` has an address: the usual way would carry all of
+    /// it in registers, which there are not enough of.
+    #[inline(never)]
+    fn classify(&mut self, tables: &Snapshot, i: usize, arrived: usize, packet: &Packet, last: &mut Option<Last>) {
+        *last = None;
         let parsed = IpPacket::parse(packet.bytes());
         let ip = match &parsed {
             Ok(ip) => ip,
-            Err(fault) => {
-                self.gone_outbound(i, None, None, (*fault).into());
-                return None;
-            }
+            Err(fault) => return self.gone_outbound(i, None, None, (*fault).into()),
         };
-        let slot = self.find_sa(tables, i, arrived, ip, packet)?;
+        let Some(slot) = self.find_sa(tables, i, arrived, ip, packet) else { return };
         // A fragment's SA was found by the packet that it was cut from.
         let key = if i < arrived { ShortKey::of(&packet.bytes()[..ip.total_len]) } else { None };
-        Some(Last { key, ip: *ip, slot })
+        *last = Some(Last { key, ip: *ip, slot });
     }
 
     /// The slot of the SA that protects packet `i`; `None` when none does and the packet has been
@@ -188,21 +190,26 @@ impl Worker {
         }
     }
 
-    /// Appends the fragments of packet `i`.
+    /// Appends the fragments of packet `i`, all or none: a receiver could not use some of them.
     fn fragment(&mut self, batch: &mut Batch, i: usize, slot: u32, ip: &IpPacket, mtu: usize) -> Result<(), Drop> {
         self.scratch.clear();
         self.scratch.extend_from_slice(&batch.packets()[i].bytes()[..ip.total_len]);
         let (original, piece) = (&self.scratch, &mut self.fragment);
         let slots = &mut self.fragment_slots;
-        let mut lost = false;
+        let before = (batch.len(), slots.len());
+        let mut room = true;
         fragment_v4(ip, original, mtu, piece, &mut |fragment| {
-            let kept = slots.len() < slots.capacity() && batch.push_with(|packet| packet.set(fragment));
-            if kept {
+            room = room && slots.len() < slots.capacity() && batch.push_with(|packet| packet.set(fragment));
+            if room {
                 slots.push(slot);
             }
-            lost |= !kept;
         })?;
-        if lost { Err(Drop::QueueFull) } else { Ok(()) }
+        if room {
+            return Ok(());
+        }
+        batch.truncate(before.0);
+        slots.truncate(before.1);
+        Err(Drop::QueueFull)
     }
 
     /// The part after the engine that only some packets need.
@@ -222,6 +229,7 @@ impl Worker {
             let range = frame.range();
             packets[i].set_range(range);
             if let Err(why) = done {
+                sa.common.counters.take_back(1, sealing.len.into());
                 self.gone_outbound(first + i, Some(sa), None, why);
             }
         }
@@ -302,13 +310,13 @@ impl<'t> Run<'t> {
         }
     }
 
-    /// Lays out one packet and its operation. `left` packets of the chunk may follow, this one counted.
+    /// Lays out one packet and appends its operation to `jobs`. `left` packets of the chunk may follow, this one counted.
     #[inline]
     fn prepare<'p>(
         &mut self,
         ip: &IpPacket,
         packet: &'p mut Packet,
-        job: &mut Job<'p>,
+        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
         left: usize,
     ) -> Result<PendingOut, Drop> {
         if self.numbers.count == 0 {
@@ -322,17 +330,24 @@ impl<'t> Run<'t> {
         self.numbers = SeqRange { first: seq.0 + 1, count: self.numbers.count - 1 };
         let (buffer, start, end) = packet.parts();
         let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
-        frame.truncate(ip.total_len)?;
-        let pending = prepare_out_into(self.sa, self.lane, seq, ip, &mut frame, &mut job.op)?;
+        let mut pending = PendingOut::default();
+        if !prepare_out_usual(self.sa, self.lane, seq, ip, &mut frame, |op| jobs.push(Job::new(op, &mut [])))? {
+            let mut op = CryptoOp::EMPTY;
+            pending = prepare_out_any(self.sa, self.lane, seq, ip, &mut frame, &mut op)?;
+            jobs.push(Job::new(op, &mut []));
+        }
         let range = frame.range();
         (*start, *end) = (range.start as u32, range.end as u32);
-        job.packet = frame.into_bytes();
+        if let Some(job) = jobs.last_mut() {
+            job.packet = frame.into_bytes();
+        }
         self.packets += 1;
         self.bytes += ip.total_len as u64;
         Ok(pending)
     }
 
-    /// Gives numbers that were not needed back and counts what was.
+    /// Gives numbers that were not needed back and counts the packets that were prepared. Those which
+    /// the engine then refuses are not counted in the end.
     fn end(self) {
         self.lane.seq.give_back(self.numbers);
         if self.packets > 0 {

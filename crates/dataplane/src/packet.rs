@@ -47,13 +47,28 @@ impl Packet {
     }
 
     /// The packet.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start as usize..self.end as usize]
     }
 
     /// The packet, to be changed in place.
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[self.start as usize..self.end as usize]
+    }
+
+    /// Cuts the packet to its first `len` bytes; nothing happens when it is no longer than that.
+    #[inline]
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.end = self.end.min(self.start + len as u32);
+    }
+
+    /// Cuts the packet to `inner`, counted from its first byte.
+    #[inline]
+    pub(crate) fn cut(&mut self, inner: std::ops::Range<usize>) {
+        debug_assert!(inner.start <= inner.end && inner.end <= self.len());
+        (self.start, self.end) = (self.start + inner.start as u32, self.start + inner.end as u32);
     }
 
     /// Grows the packet by `header` at the front (a header the kernel stripped on receive).
@@ -83,6 +98,7 @@ impl Packet {
 
     /// Length in bytes.
     #[allow(clippy::len_without_is_empty)]
+    #[inline]
     pub fn len(&self) -> usize {
         (self.end - self.start) as usize
     }
@@ -98,12 +114,14 @@ impl Packet {
     }
 
     /// The packet as a frame; write the frame's range back with [`Packet::set_range`].
+    #[inline]
     pub(crate) fn frame(&mut self) -> Frame<'_> {
         let range = self.start as usize..self.end as usize;
         // The range is inside the buffer by construction; an empty frame is the safe other case.
         Frame::new(&mut self.buffer, range).unwrap_or_else(|_| unreachable!("packet range is inside its buffer"))
     }
 
+    #[inline]
     pub(crate) fn set_range(&mut self, range: std::ops::Range<usize>) {
         debug_assert!(range.end <= self.buffer.len());
         self.start = range.start as u32;
@@ -111,6 +129,7 @@ impl Packet {
     }
 
     /// Buffer and range apart, so that the bytes can be lent out while the range is updated.
+    #[inline]
     pub(crate) fn parts(&mut self) -> (&mut [u8], &mut u32, &mut u32) {
         (&mut self.buffer, &mut self.start, &mut self.end)
     }
@@ -159,6 +178,7 @@ impl Batch {
     }
 
     /// Packets in the batch.
+    #[inline]
     pub fn len(&self) -> usize {
         self.live.len()
     }
@@ -206,6 +226,11 @@ impl Batch {
             }
         }
         self.spare.extend(self.live.drain(kept..));
+    }
+
+    /// Makes all packets from `len` on spare.
+    pub(crate) fn truncate(&mut self, len: usize) {
+        self.spare.extend(self.live.drain(len.min(self.live.len())..));
     }
 
     /// Empties the batch: every packet becomes spare.

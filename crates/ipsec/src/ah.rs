@@ -117,6 +117,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         inner_mtu: AtomicU32::new(0),
         path_mtu: AtomicU32::new(0),
         proto: OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) }),
+        recipe: None,
     };
     sa.set_path_mtu(1500);
     Ok(sa)
@@ -136,6 +137,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         lanes: replay::single_lane(key, spec.window, spec.first_seq),
         window: spec.window,
         proto: InProto::Ah(Inbound { layout }),
+        recipe: None,
     })
 }
 

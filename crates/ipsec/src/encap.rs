@@ -16,7 +16,7 @@ use wire::ip::{self, IPV4_HEADER, IPV6_HEADER};
 use wire::udp::{self, UdpHeader};
 use wire::{IpPacket, IpProto};
 
-pub(crate) use header::HeaderTemplate;
+pub(crate) use header::{HeaderTemplate, identification};
 
 use crate::ecn::{self, Ecn};
 use crate::{DfPolicy, Drop, DscpPolicy, Frame, Mode, Outer, PendingIn, SaCommon, UdpPorts};
@@ -224,19 +224,30 @@ fn untunnel(
     next: IpProto,
 ) -> Result<(), Drop> {
     frame.pull_front(payload_start)?;
-    let inner = ip::Brief::read(frame.bytes()).map_err(|_| Drop::BadInner)?;
+    let len = check_inner(outer, frame.bytes_mut(), pending.outer_tos, next)?;
+    frame.truncate(len)
+}
+
+/// Judges the packet that starts `payload` and came out of a tunnel whose header had `outer_tos`;
+/// `next` is what the tunnel's protocol says it is. Writes its ECN field (RFC 6040) and
+/// returns its length.
+///
+/// # Errors
+/// [`Drop::BadInner`], [`Drop::EcnCe`].
+#[inline(always)]
+pub(crate) fn check_inner(outer: &Outer, payload: &mut [u8], outer_tos: u8, next: IpProto) -> Result<usize, Drop> {
+    let inner = ip::Brief::read(payload).map_err(|_| Drop::BadInner)?;
     if inner.ip_in_ip() != next {
         return Err(Drop::BadInner);
     }
-    frame.truncate(inner.total_len)?;
     if outer.ecn {
-        let ecn = ecn::egress(Ecn::of(inner.tos), Ecn::of(pending.outer_tos))?;
+        let ecn = ecn::egress(Ecn::of(inner.tos), Ecn::of(outer_tos))?;
         let tos = (inner.tos & 0xfc) | ecn.bits();
         if tos != inner.tos {
-            ip::set_tos(frame.bytes_mut(), tos)?;
+            ip::set_tos(payload, tos)?;
         }
     }
-    Ok(())
+    Ok(inner.total_len)
 }
 
 #[inline]

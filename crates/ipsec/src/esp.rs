@@ -17,11 +17,12 @@ use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::{SeqNo, Spi};
 
 use crate::lane::check_windows;
-use crate::{Drop, Frame, InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa, SaCommon, SaError, SeqCounter};
+use crate::recipe::{InRecipe, Number, Places};
+use crate::{InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa, SaCommon, SaError, SeqCounter};
 use crate::{encap, replay};
 
-pub(crate) use inbound::{finish_in, prepare_in};
-pub(crate) use outbound::{finish_out, prepare_out};
+pub(crate) use inbound::{finish_in, prepare_in, strip_trailer};
+pub(crate) use outbound::prepare_out;
 
 /// What the configuration or a key exchange says about one direction of an ESP SA.
 pub struct Spec<'a> {
@@ -113,8 +114,6 @@ struct Layout {
     iv: IvSource,
     cover: Cover,
     esn: bool,
-    /// The high half has to stand in the packet while the engine works, see [`widen`].
-    widened: bool,
 }
 
 impl Layout {
@@ -145,7 +144,6 @@ impl Layout {
             iv,
             cover,
             esn: spec.esn,
-            widened: cover == Cover::Gmac && spec.esn,
         })
     }
 
@@ -165,7 +163,7 @@ impl Layout {
             (Cover::Mac, false) => (Aad::InPlace(Span::new(at, icv_at)), body_at),
             (Cover::Mac, true) => (Aad::InPlaceThen(Span::new(at, icv_at), seq.hi().to_be_bytes()), body_at),
             (Cover::Gmac, false) => (Aad::InPlace(Span::new(at, icv_at)), icv_at),
-            (Cover::Gmac, true) => (Aad::InPlace(Span::new(at - HIGH_HALF, icv_at)), icv_at),
+            (Cover::Gmac, true) => (Aad::InlineThen(widened(spi, seq), Span::new(at + EspHeader::LEN, icv_at)), icv_at),
         };
         CryptoOp { key, aad, body: Span::new(body, icv_at), icv: Span::new(icv_at, icv_at + self.icv_len), iv }
     }
@@ -173,36 +171,11 @@ impl Layout {
 
 /// SPI, high half, low half: the header as the MAC sees it with extended numbers.
 #[inline]
-fn widened(spi: u32, seq: SeqNo) -> [u8; 12] {
+pub(crate) fn widened(spi: u32, seq: SeqNo) -> [u8; 12] {
     let mut header = [0; 12];
     header[..4].copy_from_slice(&spi.to_be_bytes());
     header[4..].copy_from_slice(&seq.0.to_be_bytes());
     header
-}
-
-/// Bytes of the high half of a sequence number.
-const HIGH_HALF: usize = 4;
-
-/// Puts the high half of `seq` between SPI and low half of the header at `at`, over the four bytes
-/// before it, which are kept right before the packet. GMAC has to see the header, the high half
-/// and the payload in one piece, and a packet has them in another order.
-fn widen(frame: &mut Frame<'_>, at: usize, spi: u32, seq: SeqNo) -> Result<(), Drop> {
-    let (kept, packet) = frame.scratch(HIGH_HALF)?;
-    let from = at.checked_sub(HIGH_HALF).ok_or(Drop::Inconsistent)?;
-    let place = packet.get_mut(from..at + EspHeader::LEN).ok_or(Drop::Truncated)?;
-    kept.copy_from_slice(&place[..HIGH_HALF]);
-    place.copy_from_slice(&widened(spi, seq));
-    Ok(())
-}
-
-/// Undoes [`widen`].
-fn narrow(frame: &mut Frame<'_>, at: usize) -> Result<(), Drop> {
-    let (kept, packet) = frame.scratch(HIGH_HALF)?;
-    let from = at.checked_sub(HIGH_HALF).ok_or(Drop::Inconsistent)?;
-    let place = packet.get_mut(from..at + HIGH_HALF).ok_or(Drop::Truncated)?;
-    place.copy_within(..HIGH_HALF, HIGH_HALF);
-    place[..HIGH_HALF].copy_from_slice(kept);
-    Ok(())
 }
 
 /// Outbound particulars.
@@ -219,9 +192,26 @@ pub struct Inbound {
 }
 
 impl Outbound {
-    /// Whether something has to be put back after the engine.
-    pub(crate) fn needs_finish(&self) -> bool {
-        self.layout.widened
+    /// What a recipe has to know, for a suite that can have one.
+    pub(crate) fn places(&self, spi: u32) -> Option<Places> {
+        let layout = &self.layout;
+        let iv_at = match layout.iv {
+            IvSource::Implicit => 0,
+            IvSource::Counter => EspHeader::LEN,
+            IvSource::None | IvSource::Cbc(_) => return None,
+        };
+        let usual = layout.cover == Cover::Aead && layout.align == 4 && !self.tfc_padding;
+        usual.then_some(Places {
+            seq_at: 0,
+            seq_or: u64::from(spi) << 32,
+            seq_mask: u32::MAX.into(),
+            iv_at,
+            session_at: None,
+            inline_aad: layout.esn,
+            align: layout.align,
+            tail_len: TRAILER_LEN,
+            flow_port: false,
+        })
     }
 
     /// Largest inner packet whose protected form fits `path_mtu` bytes; IP options and extension
@@ -232,6 +222,32 @@ impl Outbound {
         let room = path_mtu.min(usize::from(u16::MAX)).saturating_sub(around);
         let payload = (room - room % layout.align).saturating_sub(TRAILER_LEN);
         payload + encap::inner_header(common)
+    }
+}
+
+impl Inbound {
+    /// The recipe of `sa`, whose particulars these are, for a suite that can have one.
+    pub(crate) fn recipe(&self, sa: &InboundSa) -> Option<InRecipe> {
+        let layout = &self.layout;
+        let explicit_iv = match layout.iv {
+            IvSource::Implicit => false,
+            IvSource::Counter => true,
+            IvSource::None | IvSource::Cbc(_) => return None,
+        };
+        let usual = layout.cover == Cover::Aead && layout.block_len == 1;
+        usual.then_some(InRecipe {
+            first: u64::from(sa.spi) << 32,
+            mask: !u64::from(u32::MAX),
+            number: Number::Low { extended: layout.esn },
+            explicit_iv,
+            key: sa.lanes.first()?.key?,
+            aad_len: (!layout.esn).then_some(EspHeader::LEN),
+            payload_at: layout.head_len,
+            payload_min: TRAILER_LEN,
+            icv_len: layout.icv_len,
+            trailer: true,
+            tunnel: sa.common.mode == Mode::Tunnel,
+        })
     }
 }
 
@@ -255,9 +271,10 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         inner_mtu: AtomicU32::new(0),
         path_mtu: AtomicU32::new(0),
         proto: OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding }),
+        recipe: None,
     };
     sa.set_path_mtu(1500);
-    Ok(sa)
+    Ok(sa.with_recipe())
 }
 
 /// Builds the receiving side.
@@ -268,13 +285,15 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
     let (spi, layout) = (Spi::try_from(spec.spi)?, Layout::new(spec)?);
     check_received(spec.window, spec.first_seq, spec.esn)?;
     let key = insert_key(spec, engine, keys)?;
-    Ok(InboundSa {
+    let sa = InboundSa {
         common,
         spi: spi.get(),
         lanes: replay::single_lane(key, spec.window, spec.first_seq),
         window: spec.window,
         proto: InProto::Esp(Inbound { layout }),
-    })
+        recipe: None,
+    };
+    Ok(sa.with_recipe())
 }
 
 fn insert_key(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<KeyId, SaError> {

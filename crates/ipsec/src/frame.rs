@@ -4,6 +4,9 @@ use std::ops::Range;
 
 use crate::Drop;
 
+/// Bytes on either side of a packet that [`Frame::margins`] lends out.
+pub(crate) const MARGIN: usize = 64;
+
 /// A packet in a buffer with head and tail room. Offsets are relative to the packet's first byte.
 pub struct Frame<'a> {
     buffer: &'a mut [u8],
@@ -16,6 +19,7 @@ impl<'a> Frame<'a> {
     ///
     /// # Errors
     /// [`Drop::Inconsistent`] when the range is not inside the buffer.
+    #[inline]
     pub fn new(buffer: &'a mut [u8], range: Range<usize>) -> Result<Self, Drop> {
         if range.start > range.end || range.end > buffer.len() {
             return Err(Drop::Inconsistent);
@@ -24,48 +28,57 @@ impl<'a> Frame<'a> {
     }
 
     /// Where the packet now lies in the buffer.
+    #[inline]
     pub fn range(&self) -> Range<usize> {
         self.start..self.end
     }
 
     /// Bytes of the packet.
     #[allow(clippy::len_without_is_empty)]
+    #[inline]
     pub fn len(&self) -> usize {
         self.end - self.start
     }
 
     /// Free bytes before the packet.
+    #[inline]
     pub fn headroom(&self) -> usize {
         self.start
     }
 
     /// Free bytes after the packet.
+    #[inline]
     pub fn tailroom(&self) -> usize {
         self.buffer.len() - self.end
     }
 
     /// The packet.
+    #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.start..self.end]
     }
 
     /// The packet, to be changed in place.
+    #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[self.start..self.end]
     }
 
     /// Ends the borrow of the frame but not of the buffer: for handing the bytes to an engine.
+    #[inline]
     pub fn into_bytes(self) -> &'a mut [u8] {
         &mut self.buffer[self.start..self.end]
     }
 
     /// Grows the packet by `n` bytes at the front; their content is whatever was there.
+    #[inline]
     pub fn push_front(&mut self, n: usize) -> Result<(), Drop> {
         self.start = self.start.checked_sub(n).ok_or(Drop::NoRoom)?;
         Ok(())
     }
 
     /// Grows the packet by `n` bytes at the end; returns them.
+    #[inline]
     pub fn push_back(&mut self, n: usize) -> Result<&mut [u8], Drop> {
         let end = self.end + n;
         let room = self.buffer.get_mut(self.end..end).ok_or(Drop::NoRoom)?;
@@ -73,7 +86,22 @@ impl<'a> Frame<'a> {
         Ok(room)
     }
 
+    /// The free bytes right before and right after the packet, when there are so many.
+    #[inline]
+    pub(crate) fn margins(&mut self) -> Option<(&mut [u8; MARGIN], &mut [u8; MARGIN])> {
+        let (before, rest) = self.buffer.split_at_mut_checked(self.start)?;
+        Some((before.last_chunk_mut()?, rest.get_mut(self.end - self.start..)?.first_chunk_mut()?))
+    }
+
+    /// Grows the packet on both sides.
+    #[inline]
+    pub(crate) fn grow(&mut self, front: usize, back: usize) -> Result<(), Drop> {
+        self.push_front(front)?;
+        self.push_back(back).map(|_| ())
+    }
+
     /// Cuts `n` bytes off the front.
+    #[inline]
     pub fn pull_front(&mut self, n: usize) -> Result<(), Drop> {
         if n > self.len() {
             return Err(Drop::Truncated);
@@ -83,6 +111,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Cuts the packet to its first `len` bytes.
+    #[inline]
     pub fn truncate(&mut self, len: usize) -> Result<(), Drop> {
         if len > self.len() {
             return Err(Drop::Truncated);
@@ -93,6 +122,7 @@ impl<'a> Frame<'a> {
 
     /// Moves the first `at` bytes `gap` bytes towards the front, opening a gap of `gap` bytes
     /// behind them: how transport mode puts its header behind the IP header.
+    #[inline]
     pub fn open_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
         if at > self.len() {
             return Err(Drop::Truncated);
@@ -104,6 +134,7 @@ impl<'a> Frame<'a> {
     }
 
     /// Undoes [`Frame::open_gap`]: removes the `gap` bytes that follow the first `at`.
+    #[inline]
     pub fn close_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
         if at + gap > self.len() {
             return Err(Drop::Truncated);
@@ -115,6 +146,7 @@ impl<'a> Frame<'a> {
 
     /// The `n` bytes of the buffer right before the packet, as scratch space (AH keeps the
     /// original header there while the MAC needs its mutable fields as zero).
+    #[inline]
     pub fn scratch(&mut self, n: usize) -> Result<(&mut [u8], &mut [u8]), Drop> {
         let from = self.start.checked_sub(n).ok_or(Drop::NoRoom)?;
         let (head, tail) = self.buffer.split_at_mut(self.start);

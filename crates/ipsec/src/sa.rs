@@ -13,6 +13,7 @@ use crypto::{KeyError, KeyId};
 use wire::SessionId;
 
 use crate::encap::HeaderTemplate;
+use crate::recipe::{InRecipe, OutRecipe};
 use crate::{Drop, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
 
 /// The four protocols.
@@ -166,6 +167,13 @@ impl SaCounters {
         bump(&self.bytes, bytes);
     }
 
+    /// Takes off packets that were added too soon.
+    #[cold]
+    pub fn take_back(&self, packets: u64, bytes: u64) {
+        self.packets.fetch_sub(packets, Ordering::Relaxed);
+        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    }
+
     /// Counts one packet that went no further.
     pub fn drop(&self, why: Drop) {
         self.drops[why as usize].fetch_add(1, Ordering::Relaxed);
@@ -278,6 +286,8 @@ pub struct OutboundSa {
     pub path_mtu: AtomicU32,
     /// Particulars.
     pub proto: OutProto,
+    /// How its packets are made faster, when they are of the usual kind.
+    pub(crate) recipe: Option<OutRecipe>,
 }
 
 /// An SA that opens packets.
@@ -293,9 +303,18 @@ pub struct InboundSa {
     pub window: u32,
     /// Particulars.
     pub proto: InProto,
+    /// How its packets are read faster, when they are of the usual kind.
+    pub(crate) recipe: Option<InRecipe>,
 }
 
 impl OutboundSa {
+    /// The SA with its recipe, when it can have one.
+    #[must_use]
+    pub(crate) fn with_recipe(mut self) -> Self {
+        self.recipe = OutRecipe::learn(&self);
+        self
+    }
+
     /// The protocol.
     pub fn protocol(&self) -> Protocol {
         match self.proto {
@@ -316,7 +335,9 @@ impl OutboundSa {
             inner_mtu: AtomicU32::new(self.inner_mtu.load(Ordering::Relaxed)),
             path_mtu: AtomicU32::new(self.path_mtu.load(Ordering::Relaxed)),
             proto: self.proto.clone(),
+            recipe: None,
         }
+        .with_recipe()
     }
 
     /// Sets the path MTU in bytes (outer packets) and with it [`OutboundSa::inner_mtu`].
@@ -333,6 +354,13 @@ impl OutboundSa {
 }
 
 impl InboundSa {
+    /// The SA with its recipe, when it can have one.
+    #[must_use]
+    pub(crate) fn with_recipe(mut self) -> Self {
+        self.recipe = InRecipe::of(&self);
+        self
+    }
+
     /// The same SA between other addresses or ports: key and windows go on.
     pub fn moved(&self, outer: Outer) -> Self {
         Self {
@@ -341,7 +369,9 @@ impl InboundSa {
             lanes: Arc::clone(&self.lanes),
             window: self.window,
             proto: self.proto.clone(),
+            recipe: None,
         }
+        .with_recipe()
     }
 
     /// The protocol.

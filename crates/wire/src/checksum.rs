@@ -104,6 +104,13 @@ impl Sum {
     }
 }
 
+/// The checksum field for up to 65,537 16-bit words whose plain sum is `sum`.
+#[inline]
+pub fn of_sum(sum: u32) -> u16 {
+    let sum = (sum >> 16) + (sum & 0xffff);
+    !(((sum >> 16) + sum) as u16)
+}
+
 /// The checksum field for `bytes`, in which the field itself is zero.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {

@@ -14,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use crate::checksum;
 use crate::{IpProto, ParseError, emit_prefix};
 
-pub use edit::{decrement_hop_limit, set_ecn, set_proto, set_tos, set_total_len, update_checksum_v4};
+pub use edit::{set_ecn, set_proto, set_tos, set_total_len, update_checksum_v4};
 pub use walk::{Extension, Extensions, IpOption, Ipv4Options, Ipv6Options, OPT_END, OPT_NOP};
 
 /// Smallest IPv4 header in bytes.
@@ -373,7 +373,7 @@ impl Brief {
     ///
     /// # Errors
     /// [`ParseError`] when the version is neither 4 nor 6 or a length does not fit the bytes.
-    #[inline]
+    #[inline(always)] // a call would pass the result through memory, and its reader would wait for it
     pub fn read(bytes: &[u8]) -> Result<Self, ParseError> {
         let need = IPV4_HEADER;
         let head: &[u8; IPV4_HEADER] =
@@ -395,6 +395,7 @@ impl Brief {
     }
 
     /// The protocol number that an IP-in-IP header uses for this packet.
+    #[inline]
     pub fn ip_in_ip(&self) -> IpProto {
         if self.v6 { IpProto::IPV6 } else { IpProto::IPV4 }
     }

@@ -8,6 +8,7 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
+use crate::recipe::{InRecipe, Number};
 use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
 use crate::{encap, lane};
 
@@ -77,7 +78,8 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         confidential: enc.kind.is_confidential(),
         tunnel,
     };
-    Ok(InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp) })
+    let sa = InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp), recipe: None };
+    Ok(sa.with_recipe())
 }
 
 /// Lanes with their keys, where there are few enough. An SA without Sub SAs has its window at once.
@@ -105,6 +107,28 @@ const UNKNOWN_OPTIONS: u16 = 0xff;
 const OFFSET_TOO_LARGE: u16 = 0x100;
 
 impl Inbound {
+    /// The recipe of `sa`, whose particulars these are, when it can have one: for packets without
+    /// options of an SA without Sub SAs.
+    pub(crate) fn recipe(&self, sa: &InboundSa) -> Option<InRecipe> {
+        let mut first = [0; EespHeader::LEN];
+        EespHeader::new(0, self.session?, sa.spi).emit(&mut first).ok()?;
+        let usual = self.seq && self.confidential && sa.common.outer.udp.is_none();
+        let payload_at = EespHeader::LEN + WORD64 + self.iv_len;
+        usual.then_some(InRecipe {
+            first: u64::from_be_bytes(first),
+            mask: u64::MAX,
+            number: Number::Whole,
+            explicit_iv: self.iv_len != 0,
+            key: sa.lanes.first()?.key?,
+            aad_len: Some(payload_at),
+            payload_at,
+            payload_min: if self.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 },
+            icv_len: self.icv_len,
+            trailer: false,
+            tunnel: self.tunnel && self.format == Some(Format::Optimized),
+        })
+    }
+
     /// Index of the lane of a Session ID.
     #[inline]
     fn lane(&self, sa: &InboundSa, session: u16) -> Result<u16, Drop> {
@@ -213,7 +237,7 @@ impl Parts {
     }
 }
 
-#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_into")]
+#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_any")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     eesp: &Inbound,

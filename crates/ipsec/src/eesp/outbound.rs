@@ -1,5 +1,7 @@
 //! Sending EESP.
 
+use std::mem::offset_of;
+
 use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, Engine, KeyTable, Span};
@@ -9,6 +11,7 @@ use wire::{IpPacket, IpProto, SeqNo, SessionId};
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
 use crate::encap;
+use crate::recipe::Places;
 use crate::{Drop, Frame, Mode, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter};
 
 /// Outbound particulars.
@@ -58,7 +61,9 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         inner_mtu: 0.into(),
         path_mtu: 0.into(),
         proto: OutProto::Eesp(eesp),
-    })
+        recipe: None,
+    }
+    .with_recipe())
 }
 
 fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[OutLane]>, SaError> {
@@ -141,6 +146,23 @@ impl Outbound {
         let plaintext = path_mtu.saturating_sub(around) & !3;
         let payload = plaintext.checked_sub(info_len(self.format));
         payload.map_or(0, |payload| payload + encap::inner_header(common))
+    }
+
+    /// What a recipe has to know, for an SA that can have one.
+    pub(crate) fn places(&self) -> Option<Places> {
+        let seq_at = self.head.len();
+        let usual = self.format == Format::Optimized && self.confidential && self.iv_ahead == 0;
+        usual.then_some(Places {
+            seq_at,
+            seq_or: 0,
+            seq_mask: u64::MAX,
+            iv_at: if self.seq && self.explicit_iv { seq_at + WORD64 } else { seq_at },
+            session_at: Some(offset_of!(EespHeader, session)),
+            inline_aad: false,
+            align: 4,
+            tail_len: 0,
+            flow_port: false,
+        })
     }
 
     /// Writes everything in front of the payload: head, sequence number, IV, payload info.

@@ -119,7 +119,7 @@ pub(super) fn flow_label(ip: &IpPacket, packet: &[u8]) -> u32 {
 /// sequence numbers, checksum, flow, length) differs from packet to packet, so its hash is as good
 /// as a random number, which RFC 6864 §4.3 accepts. Packets with DF set need none and carry 0.
 #[inline(never)] // keeps registers free on the usual path, where DF is set
-pub(super) fn identification(ip: &IpPacket, packet: &[u8]) -> u16 {
+pub(crate) fn identification(ip: &IpPacket, packet: &[u8]) -> u16 {
     const MIX: u64 = 0x9e37_79b9_7f4a_7c15; // 2^64 / golden ratio: spreads every bit upwards
     let flow = FlowKey::of(ip, packet).hash(0) ^ ip.total_len as u64;
     let upper = packet.get(ip.upper_at..ip.total_len).unwrap_or_default();

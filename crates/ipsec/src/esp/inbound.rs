@@ -5,7 +5,7 @@ use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use super::{Inbound, IvSource, MAX_IV, PAD, narrow, widen};
+use super::{Inbound, IvSource, MAX_IV, PAD};
 use crate::{Authentic, Delivered, Drop, Frame, InboundSa, PendingIn, encap};
 
 #[inline]
@@ -48,9 +48,6 @@ pub(crate) fn prepare_in(
         IvSource::Cbc(_) => iv[..layout.iv_len].copy_from_slice(&after[..layout.iv_len]),
     }
     *op = layout.op(lane.key.ok_or(Drop::NoKey)?, sa.spi, seq, at, icv_at, iv);
-    if layout.widened {
-        widen(frame, at, sa.spi, seq)?;
-    }
     *pending = PendingIn {
         seq,
         lane: 0,
@@ -78,17 +75,12 @@ fn datagram_end(outer: &IpPacket, at: usize, packet: &[u8]) -> Result<usize, Dro
 #[inline]
 pub(crate) fn finish_in(
     sa: &InboundSa,
-    esp: &Inbound,
     frame: &mut Frame<'_>,
     pending: &PendingIn,
     ok: IcvOk,
 ) -> Result<Delivered, Drop> {
     sa.window()?.commit(Authentic::new(pending.seq, ok))?;
-    let layout = &esp.layout;
     let start = pending.payload.start as usize;
-    if layout.widened {
-        narrow(frame, start.checked_sub(layout.head_len).ok_or(Drop::Inconsistent)?)?;
-    }
     let (payload_len, next) = strip_trailer(frame.bytes().get(pending.payload.range()).ok_or(Drop::Inconsistent)?)?;
     if next == IpProto::NONE {
         return Err(Drop::Dummy); // RFC 4303 §2.6
@@ -99,7 +91,7 @@ pub(crate) fn finish_in(
 
 /// Length of the payload before the padding of `plain`, and the Next Header.
 #[inline]
-fn strip_trailer(plain: &[u8]) -> Result<(usize, IpProto), Drop> {
+pub(crate) fn strip_trailer(plain: &[u8]) -> Result<(usize, IpProto), Drop> {
     let Some((before, &[pad_len, next])) = plain.split_last_chunk::<TRAILER_LEN>() else {
         return Err(Drop::Truncated);
     };

@@ -6,7 +6,7 @@ use crypto::CryptoOp;
 use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::{IpPacket, IpProto, SeqNo};
 
-use super::{CbcIv, HIGH_HALF, IvSource, Layout, MAX_IV, Outbound, PAD, widen};
+use super::{CbcIv, IvSource, Layout, MAX_IV, Outbound, PAD};
 use crate::encap::{self, Payload};
 use crate::{Drop, Frame, OutLane, OutboundSa, PendingOut};
 
@@ -32,16 +32,7 @@ pub(crate) fn prepare_out(
     if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {
         op.body.start -= layout.iv_len as u32;
     }
-    if !layout.widened {
-        return Ok(PendingOut::default());
-    }
-    widen(frame, at, sa.spi, seq)?;
-    Ok(PendingOut { saved: at as u16 })
-}
-
-/// Puts back what GMAC with extended numbers had to cover up.
-pub(crate) fn finish_out(esp: &Outbound, frame: &mut Frame<'_>, pending: PendingOut) -> Result<(), Drop> {
-    if esp.layout.widened { super::narrow(frame, usize::from(pending.saved)) } else { Ok(()) }
+    Ok(PendingOut::default())
 }
 
 /// Appends `tfc_len` zero bytes, padding, Pad Length, Next Header and room for the ICV.
@@ -66,8 +57,8 @@ fn push_trailer(layout: &Layout, payload: Payload, tfc_len: usize, frame: &mut F
 fn write_head(layout: &Layout, spi: u32, seq: SeqNo, at: usize, frame: &mut Frame<'_>) -> Result<[u8; MAX_IV], Drop> {
     let head = frame.bytes_mut().get_mut(at..at + layout.head_len).ok_or(Drop::Inconsistent)?;
     let (header, field) = head.split_first_chunk_mut::<{ EspHeader::LEN }>().ok_or(Drop::Inconsistent)?;
-    header[..HIGH_HALF].copy_from_slice(&spi.to_be_bytes());
-    header[HIGH_HALF..].copy_from_slice(&seq.lo().to_be_bytes());
+    header[..4].copy_from_slice(&spi.to_be_bytes());
+    header[4..].copy_from_slice(&seq.lo().to_be_bytes());
     let mut iv = [0; MAX_IV];
     let counter = seq.0.to_be_bytes();
     match layout.iv {

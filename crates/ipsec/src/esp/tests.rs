@@ -9,7 +9,7 @@ use wire::{IpPacket, IpProto};
 
 use super::*;
 use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
-use crate::{Beet, DfPolicy, DscpPolicy, Lifetime, Outer, Peer, UdpPorts, prepare_in, prepare_out};
+use crate::{Beet, DfPolicy, Drop, DscpPolicy, Frame, Lifetime, Outer, Peer, UdpPorts, prepare_in, prepare_out};
 
 const SPI: u32 = 0x1122_3344;
 const SUN4: [u8; 4] = [192, 0, 2, 1];

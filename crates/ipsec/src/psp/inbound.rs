@@ -64,7 +64,7 @@ pub fn inbound(
     psp.try_derivation()?;
     let seen = |lane: usize| spec.first_seq.get(lane).copied().unwrap_or(0);
     let lanes = (0..lanes).map(|lane| InLane::new(None, spec.window, seen(lane), lanes == 1)).collect();
-    Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp) })
+    Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp), recipe: None })
 }
 
 /// The SPIs that were given to one peer.
@@ -188,7 +188,7 @@ const OFFSET_TOO_LARGE: u16 = 1;
 const SAMPLE: u16 = 2;
 const DROP: u16 = 4;
 
-#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_into")]
+#[expect(clippy::too_many_arguments, reason = "the last two are where the result goes, see prepare_in_any")]
 pub(crate) fn prepare_in(
     sa: &InboundSa,
     psp: &Inbound,

@@ -1,13 +1,17 @@
 //! Sending PSP.
 
+use std::mem::offset_of;
+
 use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, Engine, KeyMaterial, KeyTable, Span};
+use wire::ip::IPV4_HEADER;
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
 use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
 use zeroize::Zeroizing;
 
 use super::{SendSpec, check_mode, version};
+use crate::recipe::Places;
 use crate::{Drop, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts, encap};
 
 /// Dynamic ports (RFC 6335 §6), 2¹⁴ of them: where source ports are picked.
@@ -73,7 +77,9 @@ pub fn outbound(
         inner_mtu: 0.into(),
         path_mtu: 0.into(),
         proto: OutProto::Psp(psp),
-    })
+        recipe: None,
+    }
+    .with_recipe())
 }
 
 impl Outbound {
@@ -89,9 +95,28 @@ impl Outbound {
         path_mtu.checked_sub(around).map_or(0, |payload| payload + encap::inner_header(common))
     }
 
+    /// What a recipe has to know, for an association that can have one: the smallest packet must be
+    /// longer than what stays in the clear.
+    pub(crate) fn places(&self) -> Option<Places> {
+        const IV_AT: usize = offset_of!(PspHeader, iv);
+        let usual = !self.version.is_gmac() && self.crypt_offset <= IPV4_HEADER;
+        usual.then_some(Places {
+            seq_at: IV_AT,
+            seq_or: 0,
+            seq_mask: u64::MAX,
+            iv_at: IV_AT,
+            session_at: None,
+            inline_aad: false,
+            align: 1,
+            tail_len: 0,
+            flow_port: self.source_port.is_none(),
+        })
+    }
+
     /// One flow keeps one port, so that its packets stay in order and on one path. The hash is keyed:
     /// who sees the port learns nothing of the flow but that packets belong together.
-    fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
+    #[inline]
+    pub(crate) fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
         let src = self.source_port.unwrap_or_else(|| {
             let hash = match ShortKey::of(packet) {
                 Some(key) => key.hash(self.port_key) >> 18,

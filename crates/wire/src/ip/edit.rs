@@ -68,27 +68,6 @@ pub fn set_ecn(packet: &mut [u8], ecn: u8) -> Result<(), ParseError> {
     set_tos(packet, tos & !3 | ecn & 3)
 }
 
-/// Takes one from the TTL or hop limit and returns what is left: at 0 the packet must not be
-/// forwarded (RFC 1812 §5.3.1, RFC 8200 §3). One that is 0 already stays so.
-///
-/// # Errors
-/// As [`set_tos`].
-#[inline]
-pub fn decrement_hop_limit(packet: &mut [u8]) -> Result<u8, ParseError> {
-    match header(packet)? {
-        Header::V4(header) => {
-            let old = [header.ttl, header.protocol];
-            header.ttl = header.ttl.saturating_sub(1);
-            repair(header, old, [header.ttl, header.protocol]);
-            Ok(header.ttl)
-        }
-        Header::V6(header) => {
-            header.hop_limit = header.hop_limit.saturating_sub(1);
-            Ok(header.hop_limit)
-        }
-    }
-}
-
 /// Sets the length field to that of a packet of `total_len` bytes, its header included.
 ///
 /// # Errors
@@ -176,7 +155,6 @@ mod tests {
             }
             let marked = edited(&|p| set_tos(p, 0xb9).and_then(|()| set_ecn(p, 0xff)).unwrap());
             assert_eq!(marked.tos, 0xbb);
-            assert_eq!(edited(&|p| assert_eq!(decrement_hop_limit(p), Ok(63))), IpPacket { hop_limit: 63, ..before });
             assert_eq!(
                 edited(&|p| set_proto(p, before.proto_at, IpProto::ESP).unwrap()),
                 IpPacket { upper: IpProto::ESP, ..before }
@@ -192,16 +170,6 @@ mod tests {
         packet[1..4].copy_from_slice(&[0x0a, 0xbc, 0xde]);
         set_tos(&mut packet, 0x5f).unwrap();
         assert_eq!(packet[..4], [0x65, 0xfa, 0xbc, 0xde]);
-    }
-
-    #[test]
-    fn a_ttl_does_not_wrap() {
-        let mut packet = v4(IpProto::TCP, &[]);
-        packet[8] = 1;
-        update_checksum_v4(&mut packet).unwrap();
-        assert_eq!(decrement_hop_limit(&mut packet), Ok(0));
-        assert_eq!(decrement_hop_limit(&mut packet), Ok(0));
-        assert!(checksum::is_valid(&packet));
     }
 
     #[test]
@@ -221,7 +189,6 @@ mod tests {
         fn arbitrary_bytes_do_no_harm(mut bytes in packet_like(), value: u8, len in 0usize..70_000) {
             let _ = set_tos(&mut bytes, value);
             let _ = set_ecn(&mut bytes, value);
-            let _ = decrement_hop_limit(&mut bytes);
             let _ = set_proto(&mut bytes, value.into(), IpProto(value));
             let _ = set_total_len(&mut bytes, len);
             let _ = update_checksum_v4(&mut bytes);

@@ -1,0 +1,13 @@
+//! What all packets of a usual SA have in common, put together once.
+//!
+//! Most SAs have a counter-based AEAD, and their packets differ in a few fields at known places. A
+//! recipe is made with its SA and ends with it; SAs of other kinds have none. Packets that do not
+//! fit it go the general way, which also finds the reason when one has to be dropped.
+
+mod inbound;
+mod outbound;
+#[cfg(test)]
+mod tests;
+
+pub(crate) use inbound::{InRecipe, Number};
+pub(crate) use outbound::{OutRecipe, Places};
