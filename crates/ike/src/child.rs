@@ -28,7 +28,7 @@ use crate::context::Context;
 use crate::identity::Identity;
 use crate::narrow;
 use crate::output::{ChildId, IkeId, Output, Path, Virtual};
-use crate::proposal::{ChildProtocol, ChildSuite};
+use crate::proposal::{ChildProposal, ChildProtocol, ChildSuite};
 use crate::sa::PeerSupport;
 
 /// Child SAs of one IKE SA, those being replaced included; about 600 bytes each.
@@ -199,6 +199,16 @@ impl Parent<'_> {
         let known = if known.is_empty() { &[outer][..] } else { known };
         resolve(selectors, known.iter().map(|addr| AddrRange { start: *addr, end: *addr }).collect())
     }
+}
+
+/// Proposals for a peer: one without IKE_INTERMEDIATE knows no additional key exchanges (RFC 9370 §2.2.1)
+/// and would refuse what names their transform types.
+fn proposals_for(peer: PeerSupport, proposals: &[ChildProposal]) -> Vec<ChildProposal> {
+    let plain = |proposal: &ChildProposal| {
+        let optional = proposal.additional.iter().all(|slot| slot.is_empty() || slot.contains(&None));
+        optional.then(|| ChildProposal { additional: Default::default(), ..proposal.clone() })
+    };
+    if peer.intermediate { proposals.to_vec() } else { proposals.iter().filter_map(plain).collect() }
 }
 
 /// Selectors of a payload; unknown types are left out.

@@ -11,7 +11,7 @@ use crate::config::{ChildConfig, ChildMode, PerCpuSas};
 use crate::context::Context;
 use crate::narrow;
 use crate::output::ChildId;
-use crate::proposal::{self, ChildProtocol, ChildSuite};
+use crate::proposal::{self, ChildProposal, ChildProtocol, ChildSuite};
 
 /// Per-resource SAs beside one fallback SA (RFC 9611).
 pub(crate) const RESOURCES_MAX: usize = 64;
@@ -77,7 +77,11 @@ pub(crate) fn answer(
     }
     let (mut refused, several) = (None, candidates.len() > 1);
     for candidate in candidates {
-        match proposal::choose_child(&candidate.config.proposals, sa, with_ke, &ctx.settings.code_points.ike) {
+        let ours: Vec<ChildProposal> = super::proposals_for(parent.peer, &candidate.config.proposals)
+            .into_iter()
+            .filter(|proposal| old.is_none_or(|old| old.suite.protocol == proposal.protocol))
+            .collect();
+        match proposal::choose_child(&ours, sa, with_ke, &ctx.settings.code_points.ike) {
             Ok(chosen) => {
                 let mut answer = settle(ctx, parent, parts, old, candidate, chosen)?;
                 answer.additional &= several;

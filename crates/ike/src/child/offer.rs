@@ -9,7 +9,7 @@ use crate::context::Context;
 use crate::narrow;
 use crate::output::{ChildId, Event};
 use crate::proposal::{self, ChildProposal, ChildProtocol, ChildSuite};
-use crate::sa::ChildRequest;
+use crate::sa::{ChildRequest, PeerSupport};
 
 /// What was offered. Holds an inbound SPI: give it back with [`Offer::abandon`] when the negotiation
 /// fails before [`Offer::finish_auth`].
@@ -47,7 +47,7 @@ impl Offer {
         Self {
             id,
             spi: ctx.child_spi(id),
-            proposals: config.proposals.clone(),
+            proposals: super::proposals_for(parent.peer, &config.proposals),
             mode: config.mode,
             local_ts,
             remote_ts,
@@ -58,13 +58,13 @@ impl Offer {
     }
 
     /// For the successor of `old`: same section, protocol and selectors (RFC 7296 §2.9.2).
-    pub(crate) fn for_rekey(ctx: &mut Context<'_>, old: &Child, command: Option<u64>) -> Self {
+    pub(crate) fn for_rekey(ctx: &mut Context<'_>, peer: PeerSupport, old: &Child, command: Option<u64>) -> Self {
         let id = ctx.names.child();
-        let same_protocol = |proposal: &&ChildProposal| proposal.protocol == old.suite.protocol;
+        let same_protocol = |proposal: &ChildProposal| proposal.protocol == old.suite.protocol;
         Self {
             id,
             spi: ctx.child_spi(id),
-            proposals: old.config.proposals.iter().filter(same_protocol).cloned().collect(),
+            proposals: super::proposals_for(peer, &old.config.proposals).into_iter().filter(same_protocol).collect(),
             mode: old.mode,
             local_ts: old.local_ts.clone(),
             remote_ts: old.remote_ts.clone(),

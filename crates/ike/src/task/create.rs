@@ -124,6 +124,7 @@ impl Established {
         command: Option<u64>,
         attempt: u32,
     ) {
+        let peer = self.peer;
         let Some(old) = self.child(child) else {
             return done(ctx, command, Err("the Child SA is gone"));
         };
@@ -132,7 +133,7 @@ impl Established {
             return done(ctx, command, Ok(()));
         }
         old.state = ChildState::Rekeying;
-        let offer = Offer::for_rekey(ctx, old, command);
+        let offer = Offer::for_rekey(ctx, peer, old, command);
         self.send_create(ctx, offer, Some(child), attempt);
     }
 

@@ -19,7 +19,7 @@ use crate::context::Context;
 use crate::exchange::{Exchanges, Inner};
 use crate::keymat::{self, IkeKeys, Seed};
 use crate::output::{Event, Level};
-use crate::proposal::{self, IkeSuite};
+use crate::proposal::{self, IkeProposal, IkeSuite};
 use crate::sa::{Birth, ChildRequest, DeriveKeys, Ending, Established, Initiation, Role, SkKeys};
 
 /// A rekeying of the IKE SA that is out.
@@ -73,6 +73,15 @@ impl Established {
         self.request_rekey_ike(ctx, Box::new(rekeying), method.unwrap_or(self.suite.ke));
     }
 
+    /// As for `proposals_for` Child SAs.
+    fn ike_proposals(&self) -> Vec<IkeProposal> {
+        let proposals = &self.connection.proposals;
+        if self.peer.intermediate {
+            return proposals.clone();
+        }
+        proposals.iter().filter_map(IkeProposal::without_additional).collect()
+    }
+
     fn request_rekey_ike(&mut self, ctx: &mut Context<'_>, mut rekeying: Box<Rekeying>, method: KeMethod) {
         let ke = match method.generate() {
             Ok(ke) => ke,
@@ -80,8 +89,9 @@ impl Established {
         };
         rekeying.nonce = nonce(ctx);
         rekeying.tried.push(method);
+        let proposals = self.ike_proposals();
         let inner = Inner::new(|chain| {
-            proposal::emit_ike_offer(chain, &self.connection.proposals, &rekeying.spi);
+            proposal::emit_ike_offer(chain, &proposals, &rekeying.spi);
             chain.nonce(&rekeying.nonce).ke(method.id(), ke.public());
         });
         rekeying.ke = Some(ke);
@@ -118,7 +128,7 @@ impl Established {
             return Ok((suite, spi, follow_up));
         }
         let sa = parts.sa.as_ref().ok_or("the answer lacks an SA payload")?;
-        let (suite, spi) = proposal::accept_ike(&self.connection.proposals, sa)?;
+        let (suite, spi) = proposal::accept_ike(&self.ike_proposals(), sa)?;
         let spi: [u8; 8] = spi.as_slice().try_into().map_err(|_| format!("an SPI of {} bytes", spi.len()))?;
         if spi == [0; 8] {
             return Err("the peer's SPI is zero".to_owned());
@@ -226,7 +236,7 @@ impl Established {
         let (Some(sa), Some(nonce_i)) = (&parts.sa, parts.nonce) else {
             return Err(Refused::new(NotifyType::INVALID_SYNTAX, "the request lacks SA or nonce"));
         };
-        let (suite, spi, number) = proposal::choose_ike(&self.connection.proposals, sa)
+        let (suite, spi, number) = proposal::choose_ike(&self.ike_proposals(), sa)
             .map_err(|reason| Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason))?;
         let spi_i: [u8; 8] = spi
             .as_slice()

@@ -33,6 +33,11 @@ pub(super) struct Installed {
     pub(super) spi_out: u32,
     key_in: Secret,
     key_out: Secret,
+    pub(super) cpu: Option<u32>,
+    pub(super) mode: ChildMode,
+    pub(super) suite: ChildSuite,
+    pub(super) ts: (Vec<TrafficSelector>, Vec<TrafficSelector>),
+    pub(super) limits: (Option<u16>, Option<u8>),
     /// Packets go out through it.
     pub(super) used: bool,
     replaces: Option<ChildId>,
@@ -49,6 +54,18 @@ pub(super) struct Flying {
     from: SocketAddr,
     at: SocketAddr,
     pub(super) bytes: Vec<u8>,
+}
+
+impl Flying {
+    /// Where it goes.
+    pub(super) fn at(&self) -> SocketAddr {
+        self.at
+    }
+
+    /// The same with another source.
+    pub(super) fn from(self, from: SocketAddr) -> Self {
+        Self { from, ..self }
+    }
 }
 
 /// One host.
@@ -265,6 +282,11 @@ impl Host {
                         spi_out: sa.outbound.spi.get(),
                         key_in: sa.inbound.enc,
                         key_out: sa.outbound.enc,
+                        cpu: sa.cpu,
+                        mode: sa.mode,
+                        suite: sa.suite,
+                        ts: (sa.local_ts, sa.remote_ts),
+                        limits: (sa.peer_max_sub_sa_id, sa.peer_max_crypt_offset),
                         used: sa.outbound_now,
                         replaces: sa.replaces,
                         fresh: sa.replaces.is_none() && !sa.initiator,
@@ -332,8 +354,13 @@ impl Pair {
             let child = Arc::make_mut(child);
             std::mem::swap(&mut child.local_ts, &mut child.remote_ts);
         }
+        Self::between(seed, connection, mirrored)
+    }
+
+    /// Likewise with a configuration of its own for each.
+    pub(super) fn between(seed: u64, a: Connection, b: Connection) -> Self {
         let now = Instant::now();
-        let hosts = [Host::new(A, seed, connection), Host::new(B, seed, mirrored)];
+        let hosts = [Host::new(A, seed, a), Host::new(B, seed, b)];
         let mut pair = Self { now, hosts, wire: Vec::new(), strict: true };
         for host in [A, B] {
             pair.establish(host);
@@ -348,7 +375,12 @@ impl Pair {
         let sk = |byte: u8| SkKey::new(SkSuite::new(aes(), None).expect("AEAD"), &[byte; 20], &[]).expect("key");
         let (seal, open) = if index == A { (sk(1), sk(2)) } else { (sk(2), sk(1)) };
         let spis = ([0xa; 8], [0xb; 8]);
-        let support = PeerSupport { fragmentation: true, mobike: connection.mobike, ..PeerSupport::default() };
+        let support = PeerSupport {
+            fragmentation: true,
+            intermediate: true,
+            mobike: connection.mobike,
+            ..PeerSupport::default()
+        };
         let proposal = &connection.proposals[0];
         let identity = |host: usize| Identity {
             kind: wire::ike::IdType::FQDN,
@@ -524,17 +556,6 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
     let (spi_in, spi_out) = if index == A { (spis[0], spis[1]) } else { (spis[1], spis[0]) };
     host.names.child_spis.insert(spi_in.get(), Some(id));
     let key = |spi: wire::Spi| Secret::new(spi.get().to_be_bytes().to_vec());
-    let installed = Installed {
-        spi_in: spi_in.get(),
-        spi_out: spi_out.get(),
-        key_in: key(spi_in),
-        key_out: key(spi_out),
-        used: true,
-        replaces: None,
-        fresh: false,
-        removed: None,
-    };
-    host.plane.insert(id, installed);
     let suite = ChildSuite {
         protocol: config.proposals[0].protocol,
         enc: Some(aes()),
@@ -547,6 +568,24 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
     };
     let outer = |host: usize| address(host).ip();
     let resolve = |ts: &TsConfig, dynamic: IpAddr| ts.resolve(dynamic);
+    let local_ts: Vec<_> = config.local_ts.iter().map(|ts| resolve(ts, outer(index))).collect();
+    let remote_ts: Vec<_> = config.remote_ts.iter().map(|ts| resolve(ts, outer(1 - index))).collect();
+    let installed = Installed {
+        spi_in: spi_in.get(),
+        spi_out: spi_out.get(),
+        key_in: key(spi_in),
+        key_out: key(spi_out),
+        cpu: None,
+        mode: config.mode,
+        suite: suite.clone(),
+        ts: (local_ts.clone(), remote_ts.clone()),
+        limits: (None, None),
+        used: true,
+        replaces: None,
+        fresh: false,
+        removed: None,
+    };
+    host.plane.insert(id, installed);
     Child {
         id,
         config: config.clone(),
@@ -554,8 +593,8 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
         mode: config.mode,
         spi_in,
         spi_out,
-        local_ts: config.local_ts.iter().map(|ts| resolve(ts, outer(index))).collect(),
-        remote_ts: config.remote_ts.iter().map(|ts| resolve(ts, outer(1 - index))).collect(),
+        local_ts,
+        remote_ts,
         cpu: None,
         per_cpu: config.per_cpu_sas != PerCpuSas::No,
         installed: now,
