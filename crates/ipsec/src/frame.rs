@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use wire::ip::IPV4_HEADER;
+
 use crate::Drop;
 
 /// Bytes on either side of a packet that [`Frame::margins`] lends out.
@@ -128,8 +130,7 @@ impl<'a> Frame<'a> {
             return Err(Drop::Truncated);
         }
         let start = self.start.checked_sub(gap).ok_or(Drop::NoRoom)?;
-        self.buffer.copy_within(self.start..self.start + at, start);
-        self.start = start;
+        self.shift(at, start);
         Ok(())
     }
 
@@ -139,9 +140,23 @@ impl<'a> Frame<'a> {
         if at + gap > self.len() {
             return Err(Drop::Truncated);
         }
-        self.buffer.copy_within(self.start..self.start + at, self.start + gap);
-        self.start += gap;
+        self.shift(at, self.start + gap);
         Ok(())
+    }
+
+    /// Moves the first `at` bytes to `start`, which is where the packet then starts.
+    #[inline]
+    fn shift(&mut self, at: usize, start: usize) {
+        let from = self.start..self.start + at;
+        // Most IPv4 headers are of one length: moved in registers, without a call.
+        if at == IPV4_HEADER {
+            let mut header = [0; IPV4_HEADER];
+            header.copy_from_slice(&self.buffer[from]);
+            self.buffer[start..start + IPV4_HEADER].copy_from_slice(&header);
+        } else {
+            self.buffer.copy_within(from, start);
+        }
+        self.start = start;
     }
 
     /// The `n` bytes of the buffer right before the packet, as scratch space (AH keeps the
