@@ -1,11 +1,12 @@
-//! Configuration text, from the grammar to checked SAs and the messages about what is wrong.
+//! Configuration text, from the grammar to checked SAs, connections, secrets and pools, and the messages about what is
+//! wrong.
 
 #![no_main]
 
 use std::path::Path;
 
 use gateway::config::problem::SourceFile;
-use gateway::config::{Purpose, check, syntax};
+use gateway::config::{Outside, Purpose, ReadFile, Resolve, check, syntax};
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
@@ -14,8 +15,13 @@ fuzz_target!(|text: &str| {
         return;
     }
     let file = SourceFile { name: "fuzz.conf".into(), text: text.to_owned().into() };
-    let checked = syntax::parse(file, Path::new("/nonexistent"))
-        .and_then(|root| check(&root, Purpose::Gateway).and(check(&root, Purpose::Offline)));
+    // Every file holds a certificate, as far as a configuration looks into one; every name has an address.
+    let read: ReadFile<'_> = &|_: &Path| Ok(vec![0x30, 3, 2, 1, 5]);
+    let resolve: Resolve<'_> = &|_: &str| Ok(vec![[192, 0, 2, 1].into()]);
+    let outside = Outside { folder: "/nonexistent".into(), read, resolve };
+    let checked = syntax::parse(file, Path::new("/nonexistent")).and_then(|root| {
+        check(&root, Purpose::Gateway, &outside).and(check(&root, Purpose::Offline, &Outside::nothing()))
+    });
     if let Err(problems) = checked {
         assert!(!problems.render(false).is_empty());
     }

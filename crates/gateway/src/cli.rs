@@ -9,7 +9,7 @@ use wire::registry::CodePoints;
 
 use crate::config::problem::Problems;
 use crate::offline::{self, Capture, Direction};
-use crate::{config, doctor, status, up};
+use crate::{check, config, doctor, status, up};
 
 /// Packets were refused, or something is not healthy.
 const UNHEALTHY: u8 = 1;
@@ -26,6 +26,10 @@ pub enum Command {
         after_help = "Example:\n  weir up --config /etc/weir/weir.conf\n\nThe format of the file: docs/configuration.md"
     )]
     Up(UpArgs),
+    /// Check a configuration without starting anything
+    #[command(after_help = "Example:\n  weir check --config /etc/weir/weir.conf\n  \
+        weir check --schema | jq -r '.sections[].keys[].name'\n\nExit status 2 when something is wrong with it.")]
+    Check(CheckArgs),
     /// Show SAs, policies, counters and drop reasons of a running gateway
     #[command(after_help = "Example:\n  weir status --json | jq .total.drops")]
     Status(StatusArgs),
@@ -46,6 +50,20 @@ pub struct UpArgs {
     /// Log one JSON object per line
     #[arg(long)]
     log_json: bool,
+}
+
+/// Options of `weir check`.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Configuration
+    #[arg(long, value_name = "FILE", required_unless_present = "schema")]
+    config: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+    /// Print every key that there is, as JSON, instead
+    #[arg(long)]
+    schema: bool,
 }
 
 /// Options of `weir status`.
@@ -127,6 +145,7 @@ impl Command {
     pub fn run(self) -> ExitCode {
         ExitCode::from(match self {
             Self::Up(args) => run_up(&args),
+            Self::Check(args) => run_check(&args),
             Self::Status(args) => run_status(&args),
             Self::Pcap(Pcap::Seal(args)) => run_transform(&args, Direction::Seal),
             Self::Pcap(Pcap::Open(args)) => run_transform(&args, Direction::Open),
@@ -157,6 +176,25 @@ fn run_up(args: &UpArgs) -> u8 {
         Err(up::Failure::Config(problems)) => tell(&problems),
         Err(up::Failure::Start(error)) => complain(&error, UNUSABLE),
         Err(up::Failure::Running(error)) => complain(&error, UNHEALTHY),
+    }
+}
+
+fn run_check(args: &CheckArgs) -> u8 {
+    let Some(file) = args.config.as_ref().filter(|_| !args.schema) else {
+        print(&format!("{:#}\n", config::schema::to_json()));
+        return 0;
+    };
+    let result = check::read(file);
+    if args.json {
+        print(&format!("{:#}\n", check::to_json(&result)));
+        return if result.is_ok() { 0 } else { UNUSABLE };
+    }
+    match result {
+        Ok(config) => {
+            print(&check::render(&config));
+            0
+        }
+        Err(problems) => tell(&problems),
     }
 }
 

@@ -4,6 +4,7 @@
 //! [`up`] runs it. Everything here is the control side: nothing of it is on the path of a packet.
 
 mod audit;
+mod check;
 pub mod cli;
 pub mod config;
 mod doctor;

@@ -3,11 +3,25 @@
 //! [`load`] reads, checks everything and reports everything that is wrong. What it returns can
 //! only fail later for reasons outside of the file: privileges, devices, addresses.
 
+mod auth;
+mod authority;
+mod cert;
+mod child;
+mod connection;
 mod gateway;
+mod keyed;
+mod message;
+mod outside;
 mod policy;
+mod pool;
 pub mod problem;
+mod proposal;
+mod psp;
 mod sa;
+pub mod schema;
+mod secret;
 pub mod syntax;
+mod ts;
 mod value;
 
 use std::collections::HashMap;
@@ -18,10 +32,17 @@ use std::path::Path;
 use ipsec::{Mode, Protocol};
 use wire::{AddrRange, Selector};
 
+pub use authority::Authority;
+pub use cert::{CertDirs, Certificate, Certificates};
+pub use connection::{Host, Keyed, Named};
 pub use gateway::{Gateway, Interface};
+pub use keyed::{KeyedSections, LoadedConnection, load_authority, load_connection, load_pool};
+pub use outside::{Outside, ReadFile, Resolve, resolve_name};
 pub use policy::{Policy, PolicyAction};
 use problem::{Origin, Problem, Problems};
+pub use psp::{PspChild, PspConfig, PspMode};
 pub use sa::{Half, HalfProto, Sa};
+pub use secret::{SecretEntry, SecretKind, load_shared};
 use syntax::Section;
 pub(crate) use value::Secret;
 use value::{Fields, Sink};
@@ -35,6 +56,8 @@ pub struct Config {
     pub sas: Vec<Sa>,
     /// Policies in the order of the file.
     pub policies: Vec<Policy>,
+    /// Connections, secrets, pools and authorities: what keys are agreed with.
+    pub keyed: KeyedSections,
     /// What is not wrong but worth knowing.
     pub warnings: Vec<String>,
 }
@@ -54,8 +77,13 @@ pub enum Purpose {
 /// Everything that is wrong with it.
 pub fn load(path: &Path, purpose: Purpose) -> Result<Config, Problems> {
     let root = syntax::read(path)?;
-    let mut config = check(&root, purpose)?;
-    if std::fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o004 != 0) {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let mut config = check(&root, purpose, &Outside::host(folder))?;
+    if purpose == Purpose::Gateway {
+        config.keyed.collect(folder, &mut config.warnings);
+    }
+    let holds_keys = !config.sas.is_empty() || !config.keyed.secrets.is_empty();
+    if holds_keys && std::fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o004 != 0) {
         config
             .warnings
             .push(format!("{0} holds keys and everybody on this host can read it: chmod 600 {0}", path.display()));
@@ -63,16 +91,13 @@ pub fn load(path: &Path, purpose: Purpose) -> Result<Config, Problems> {
     Ok(config)
 }
 
-/// Checks a tree.
+/// Checks a tree; names of hosts and files are looked up `outside`.
 ///
 /// # Errors
 /// Everything that is wrong with it.
-pub fn check(root: &Section, purpose: Purpose) -> Result<Config, Problems> {
+pub fn check(root: &Section, purpose: Purpose, outside: &Outside<'_>) -> Result<Config, Problems> {
     let sink = Sink::default();
-    let top = Fields::new(root, "top of the file".into(), &sink);
-    top.finish(&["gateway", "sas", "policies", "templates"], |key| {
-        Some(format!("'{key}' has to stand in one of the sections gateway, sas, policies"))
-    });
+    top_level(root, &sink);
     let gateway = match root.section("gateway") {
         Some(section) => Gateway::read(&Fields::new(section, "gateway".into(), &sink)),
         None => Gateway::default(),
@@ -98,26 +123,54 @@ pub fn check(root: &Section, purpose: Purpose) -> Result<Config, Problems> {
         .filter_map(|s| Policy::read(&s.name, &Fields::new(s, format!("policies.{}", s.name), &sink), &sas, &sa_names))
         .collect();
 
+    let keyed = match purpose {
+        Purpose::Gateway => KeyedSections::read(root, &gateway, outside, &sink),
+        Purpose::Offline => KeyedSections::default(),
+    };
     unlike_spis(&sas, &sink);
     spis_below_eesp(&sas, &sink);
     unlike_keys(&sas, &sink);
     if sink.is_empty() {
         match purpose {
-            Purpose::Gateway => for_gateway(root, &gateway, &sas, &policies, &sink),
+            Purpose::Gateway => for_gateway(root, &gateway, &sas, &policies, &keyed, &sink),
             Purpose::Offline => policies.extend(implied_policy(root, &sas, &sink, policies.is_empty())),
         }
     }
-    let problems = sink.take();
+    let mut problems = sink.take();
+    problems.sort_by_cached_key(Problem::order);
     if !problems.is_empty() {
         return Err(Problems(problems));
     }
-    let mut warnings = Vec::new();
+    let mut warnings = sink.take_warnings();
+    if purpose == Purpose::Gateway && policies.is_empty() && keyed.is_empty() {
+        warnings.push("there is neither a connection nor a policy: nothing passes until one is loaded".into());
+    }
     for sa in &sas {
         if policies.iter().all(|p| p.action != PolicyAction::Protect(sa.name.clone())) {
             warnings.push(format!("no policy uses SA '{}': nothing will pass through it", sa.name));
         }
     }
-    Ok(Config { gateway, sas, policies, warnings })
+    Ok(Config { gateway, sas, policies, keyed, warnings })
+}
+
+/// Sections at the top: those that are read, and those that others refer to.
+fn top_level(root: &Section, sink: &Sink) {
+    let mut sections = vec!["gateway", "sas", "policies", "templates"];
+    sections.extend(keyed::SECTIONS);
+    let read = sections.clone();
+    sections.extend(root.templates.iter().map(String::as_str));
+    Fields::new(root, "top of the file".into(), sink).finish(&sections, |key| {
+        if problem::nearest(key, read.iter().copied()).is_some() {
+            return None;
+        }
+        match root.section(key) {
+            Some(_) => Some(format!(
+                "remove it, or refer to it: 'NAME : {key} {{ … }}'; sections that are read are {}",
+                read.join(", ")
+            )),
+            None => Some(format!("'{key}' has to stand in one of the sections {}", read.join(", "))),
+        }
+    });
 }
 
 fn problem(at: &Origin, path: &str, message: impl std::fmt::Display, help: impl Into<String>) -> Problem {
@@ -232,13 +285,13 @@ fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
 }
 
 /// What only a running gateway must not have.
-fn for_gateway(root: &Section, gateway: &Gateway, sas: &[Sa], policies: &[Policy], sink: &Sink) {
+fn for_gateway(root: &Section, gateway: &Gateway, sas: &[Sa], policies: &[Policy], keyed: &KeyedSections, sink: &Sink) {
     let place = |name: &str| root.section(name).map_or(&root.at, |section| &section.at);
     if gateway.null_engine {
         let help = "use 'engine = aws_lc'; 'weir bench path' measures with the null engine";
         sink.push(problem(place("gateway"), "gateway.engine", "the null engine protects nothing", help));
     }
-    if policies.is_empty() {
+    if policies.is_empty() && keyed.is_empty() && !sas.is_empty() {
         let help = "add 'policies { NAME { local_ts = …  remote_ts = …  sa = … } }', one setting per line; everything else is dropped";
         sink.push(problem(place("policies"), "policies", "there is no policy", help));
     }
@@ -317,7 +370,7 @@ pub fn load_offline(path: &Path, name: Option<&str>, mirror: bool) -> Result<Con
                 return Err(Problem::whole(format!("{}: there is no SA '{name}'", path.display())).help(help).into());
             }
             sas.sections.retain(|section| section.name == name);
-            check(&root, Purpose::Offline)?
+            check(&root, Purpose::Offline, &Outside::nothing())?
         }
     };
     if mirror {

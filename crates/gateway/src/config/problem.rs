@@ -51,6 +51,11 @@ impl Origin {
         (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
     }
 
+    /// The place in a message, of which only the name of its sender is known.
+    pub fn message(name: &str) -> Self {
+        Self { file: Arc::new(SourceFile { name: name.into(), text: Zeroizing::default() }), span: 0..0 }
+    }
+
     /// Whether one of its lines has something in it that could be a key: then it is not for a screen.
     fn shows_key(&self) -> bool {
         let text = self.file.text.as_str();
@@ -73,8 +78,11 @@ pub(crate) fn may_hold_key(text: &str) -> bool {
 }
 
 impl fmt::Display for Origin {
-    /// `FILE:LINE:COLUMN`.
+    /// `FILE:LINE:COLUMN`; of what has no lines the name alone.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.file.text.is_empty() {
+            return f.write_str(&self.file.name);
+        }
         let (line, column) = self.line_column();
         write!(f, "{}:{line}:{column}", self.file.name)
     }
@@ -97,6 +105,28 @@ impl Problem {
     /// A problem of the file as a whole, or of no file.
     pub fn whole(message: impl Into<String>) -> Self {
         Self { at: None, message: message.into(), help: None, quoted: false }
+    }
+
+    /// What is wrong.
+    pub fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Where: file, line and column, when it is known.
+    pub fn place(&self) -> Option<(&str, usize, usize)> {
+        let at = self.at.as_ref()?;
+        let (line, column) = at.line_column();
+        Some((&at.file.name, line, column))
+    }
+
+    /// Sorts problems as they stand in their files.
+    pub(crate) fn order(&self) -> Option<(String, usize)> {
+        self.at.as_ref().map(|at| (at.file.name.clone(), at.span.start))
+    }
+
+    /// What to do about it.
+    pub fn remedy(&self) -> Option<&str> {
+        self.help.as_deref()
     }
 
     /// Says what to do about it.
@@ -137,12 +167,12 @@ impl Diagnostic for Problem {
     }
 
     fn source_code(&self) -> Option<&dyn SourceCode> {
-        let at = self.at.as_ref().filter(|at| self.quoted && !at.shows_key())?;
+        let at = self.at.as_ref().filter(|at| self.quoted && !at.file.text.is_empty() && !at.shows_key())?;
         Some(at.file.as_ref())
     }
 
     fn labels(&self) -> Option<Box<dyn Iterator<Item = LabeledSpan> + '_>> {
-        let at = self.at.as_ref().filter(|at| self.quoted && !at.shows_key())?;
+        let at = self.at.as_ref().filter(|at| self.quoted && !at.file.text.is_empty() && !at.shows_key())?;
         let span = (at.span.start, at.span.len());
         Some(Box::new(std::iter::once(LabeledSpan::new_with_span(None, span))))
     }

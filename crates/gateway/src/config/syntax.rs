@@ -34,6 +34,8 @@ pub struct Setting {
     pub value: Zeroizing<String>,
     /// Where the value stands.
     pub value_at: Origin,
+    /// Items of a list, or the octets of a value that is no text, as only a message has them; `value` then shows them as text.
+    pub items: Option<Vec<Zeroizing<Vec<u8>>>>,
 }
 
 /// `name { … }`, or a whole file.
@@ -47,12 +49,16 @@ pub struct Section {
     pub settings: Vec<Setting>,
     /// Sections in the order of the file, no name twice.
     pub sections: Vec<Section>,
+    /// Names of sections at the top that others refer to; known for a whole file.
+    pub templates: Vec<String>,
     references: Vec<(String, Origin)>,
 }
 
 impl Section {
-    fn new(name: &str, at: Origin) -> Self {
-        Self { name: name.into(), at, settings: Vec::new(), sections: Vec::new(), references: Vec::new() }
+    /// A section with nothing in it.
+    pub(crate) fn new(name: &str, at: Origin) -> Self {
+        let (settings, sections) = (Vec::new(), Vec::new());
+        Self { name: name.into(), at, settings, sections, templates: Vec::new(), references: Vec::new() }
     }
 
     /// The subsection of that name.
@@ -93,6 +99,14 @@ impl Section {
         }
     }
 
+    /// Whom this section and those below refer to.
+    fn referred(&self, to: &mut Vec<String>) {
+        for (path, _) in &self.references {
+            to.push(path.split('.').next().unwrap_or_default().to_owned());
+        }
+        self.sections.iter().for_each(|section| section.referred(to));
+    }
+
     /// Drops settings whose empty value has done its work of unsetting an inherited one.
     fn drop_unset(&mut self) {
         self.settings.retain(|setting| !setting.value.is_empty());
@@ -120,10 +134,11 @@ pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
     let file = Arc::new(file);
     let mut root = Section::new("", Origin { file: Arc::clone(&file), span: 0..0 });
     let mut problems = Vec::new();
-    Parser { file, folder, at: 0, depth: 0, problems: &mut problems }.file(&mut root);
+    Parser { file, folder, at: 0, depth: 0, secret: false, problems: &mut problems }.file(&mut root);
     let mut resolved =
         Resolver { root: &root, under_way: Vec::new(), depth: 0, copies: 0, problems: &mut problems }.resolve(&root);
     resolved.drop_unset();
+    root.referred(&mut resolved.templates);
     if problems.is_empty() { Ok(resolved) } else { Err(Problems(problems)) }
 }
 
@@ -204,11 +219,6 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// A name for an error. Half a line that lost its `key =` is read as a name.
-fn shown(name: &str) -> &str {
-    if may_hold_key(name) { "…" } else { name }
-}
-
 fn is_blank(c: char) -> bool {
     matches!(c, ' ' | '\t' | '\r')
 }
@@ -222,6 +232,8 @@ struct Parser<'a> {
     folder: &'a Path,
     at: usize,
     depth: usize,
+    /// Inside of `secrets`, where any word may be one.
+    secret: bool,
     problems: &'a mut Vec<Problem>,
 }
 
@@ -260,8 +272,19 @@ impl Parser<'_> {
     /// Notes a fault at `span` and goes to the end of the line.
     fn fault(&mut self, span: Range<usize>, message: impl Into<String>, help: &str) {
         let at = self.origin(span);
-        self.problems.push(Problem::at(&at, message).help(help));
+        self.note(&at, message, help);
         self.skip(|c| c != '\n');
+    }
+
+    /// Notes a fault.
+    fn note(&mut self, at: &Origin, message: impl Into<String>, help: impl Into<String>) {
+        let problem = Problem::at(at, message).help(help);
+        self.problems.push(if self.secret { problem.secret() } else { problem });
+    }
+
+    /// A name for an error. Half a line that lost its `key =` is read as a name.
+    fn shown<'n>(&self, name: &'n str) -> &'n str {
+        if self.secret || may_hold_key(name) { "…" } else { name }
     }
 
     fn file(&mut self, root: &mut Section) {
@@ -310,6 +333,16 @@ impl Parser<'_> {
         if name == "include" && after_name != self.at && !matches!(next, Some('=' | '{' | ':' | '\n') | None) {
             return self.include(section, span);
         }
+        // What follows a name may stand on a later line.
+        let before = self.at;
+        self.skip_space();
+        let next = match self.peek() {
+            Some('=' | ':' | '{') => self.peek(),
+            _ => {
+                self.at = before;
+                next
+            }
+        };
         match next {
             Some('=') => {
                 self.bump();
@@ -323,20 +356,18 @@ impl Parser<'_> {
                 entered.references.extend(references);
                 self.open(entered, &at);
             }
-            Some('\n' | '#' | '{') => {
-                let at = self.origin(span.clone());
-                self.skip_space();
-                if self.peek() == Some('{') {
-                    self.open(section.enter(&name, &at), &at);
-                } else {
-                    let name = shown(&name);
-                    let help = format!("write '{name} = value' or '{name} {{ … }}'");
-                    self.problems.push(Problem::at(&at, format!("'{name}' stands alone")).help(help));
-                }
+            Some('{') => {
+                let at = self.origin(span);
+                self.open(section.enter(&name, &at), &at);
+            }
+            Some('\n' | '#') => {
+                let name = self.shown(&name);
+                let help = format!("write '{name} = value' or '{name} {{ … }}'");
+                self.note(&self.origin(span), format!("'{name}' stands alone"), help);
             }
             _ => self.fault(
                 span,
-                format!("'{}' is followed by neither '=' nor '{{'", shown(&name)),
+                format!("'{}' is followed by neither '=' nor '{{'", self.shown(&name)),
                 "write 'name = value' or 'name { … }'; names have no dots, commas or quotes",
             ),
         }
@@ -357,7 +388,10 @@ impl Parser<'_> {
             );
         }
         self.depth += 1;
+        let outside = self.secret;
+        self.secret |= section.name == "secrets";
         self.body(section);
+        self.secret = outside;
         self.depth -= 1;
         if self.bump().is_none() {
             self.problems.push(Problem::at(at, "this section is never closed").help("add the missing '}'"));
@@ -387,37 +421,36 @@ impl Parser<'_> {
         let at = self.origin(span.clone());
         // An empty value has no place of its own.
         let value_at = self.origin(if value_span.is_empty() { span } else { value_span });
-        section.set(Setting { name, at, value, value_at });
+        section.set(Setting { name, at, value, value_at, items: None });
     }
 
-    /// Words up to the end of the line, `#` or `}`, joined by single blanks.
+    /// Words and quotes up to the end of the line, `#` or `}`, joined by single blanks.
     fn value(&mut self) -> (Zeroizing<String>, Range<usize>) {
         // Room for the whole line, so that no half of a key stays behind in a buffer that grew.
         let room = self.file.text[self.at..].find('\n').unwrap_or(self.file.text.len() - self.at);
         let mut value = Zeroizing::new(String::with_capacity(room));
         let start = self.at;
         let mut end = start;
-        let mut pending_blank = false;
+        let mut parts = 0;
         while let Some(c) = self.peek() {
             match c {
                 '\n' | '#' | '}' => break,
                 c if is_blank(c) => {
                     self.bump();
-                    pending_blank = true;
+                    continue;
                 }
-                _ => {
-                    if std::mem::take(&mut pending_blank) && !value.is_empty() {
-                        value.push(' ');
-                    }
-                    if c == '"' {
-                        self.quoted(&mut value);
-                    } else {
-                        value.push(c);
-                        self.bump();
-                    }
-                    end = self.at;
-                }
+                _ if parts > 0 => value.push(' '),
+                _ => {}
             }
+            parts += 1;
+            if c == '"' {
+                self.quoted(&mut value);
+            } else {
+                let word = self.at;
+                self.skip(|c| !is_blank(c) && !matches!(c, '\n' | '#' | '}' | '"'));
+                value.push_str(&self.file.text[word..self.at]);
+            }
+            end = self.at;
         }
         (value, start..end)
     }
@@ -432,14 +465,18 @@ impl Parser<'_> {
                     Some('n') => value.push('\n'),
                     Some('r') => value.push('\r'),
                     Some('t') => value.push('\t'),
+                    Some('\r') if self.peek() == Some('\n') => {
+                        self.bump();
+                    }
                     Some('\n') | None => {}
                     Some(other) => value.push(other),
                 },
+                '\r' => {}
                 c => value.push(c),
             }
         }
         let at = self.origin(start..start + 1);
-        self.problems.push(Problem::at(&at, "this quote is never closed").help("add the missing '\"'"));
+        self.note(&at, "this quote is never closed", "add the missing '\"'");
     }
 
     fn include(&mut self, section: &mut Section, keyword: Range<usize>) {
@@ -459,7 +496,8 @@ impl Parser<'_> {
                 Ok(file) => {
                     let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
                     let (file, depth) = (Arc::new(file), self.depth + 1);
-                    Parser { file, folder: &folder, at: 0, depth, problems: self.problems }.file(section);
+                    Parser { file, folder: &folder, at: 0, depth, secret: self.secret, problems: self.problems }
+                        .file(section);
                 }
                 Err(why) => {
                     let message = format!("cannot include {}: {why}", path.display());
@@ -550,7 +588,16 @@ mod tests {
         assert_eq!(value(&root, "e").unwrap(), "2");
         assert_eq!(value(&root, "f").unwrap(), "a=b, c");
         assert_eq!(value(&root, "g.h").unwrap(), "1");
-        assert_eq!(value(&root, "k").unwrap(), "prex ypost");
+        assert_eq!(value(&root, "k").unwrap(), "pre x y post");
+    }
+
+    #[test]
+    fn lines_may_end_as_on_other_systems_and_names_before_what_follows() {
+        let root = text("a\n = 1\r\nb = \"x\\\r\ny\r\nz\"\r\ns # why\n : t\n{ }\nt { c = 2 }").unwrap();
+        assert_eq!(value(&root, "a").unwrap(), "1");
+        assert_eq!(value(&root, "b").unwrap(), "xy\nz");
+        assert_eq!(value(&root, "s.c").unwrap(), "2");
+        assert_eq!(root.templates, ["t"]);
     }
 
     #[test]

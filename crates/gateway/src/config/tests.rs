@@ -3,9 +3,11 @@ use zeroize::Zeroizing;
 use super::problem::SourceFile;
 use super::*;
 
+mod swanctl;
+
 fn read(text: &str, purpose: Purpose) -> Result<Config, Problems> {
     let file = SourceFile { name: "test.conf".into(), text: Zeroizing::new(text.into()) };
-    check(&syntax::parse(file, Path::new("."))?, purpose)
+    check(&syntax::parse(file, Path::new("."))?, purpose, &Outside::nothing())
 }
 
 /// A faultless file, one setting per line so that lines can be exchanged.

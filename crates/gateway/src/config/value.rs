@@ -7,6 +7,7 @@ use std::time::Duration;
 use zeroize::Zeroizing;
 
 use super::problem::{Origin, Problem, nearest};
+use super::schema::{self, Fate, Key};
 use super::syntax::{Section, Setting};
 
 /// Octets that must not be shown: no `Debug`, zeroed when dropped.
@@ -40,21 +41,36 @@ impl fmt::Debug for Secret {
 /// What a value would have to look like, for the error of one that does not.
 pub(crate) type Refusal = String;
 
-/// Where all faults of a configuration gather.
+/// Where all faults of a configuration gather, and what is not wrong but worth knowing.
 #[derive(Default)]
-pub(crate) struct Sink(RefCell<Vec<Problem>>);
+pub(crate) struct Sink {
+    problems: RefCell<Vec<Problem>>,
+    warnings: RefCell<Vec<String>>,
+}
 
 impl Sink {
     pub(crate) fn push(&self, problem: Problem) {
-        self.0.borrow_mut().push(problem);
+        self.problems.borrow_mut().push(problem);
+    }
+
+    pub(crate) fn warn(&self, warning: String) {
+        self.warnings.borrow_mut().push(warning);
     }
 
     pub(crate) fn take(&self) -> Vec<Problem> {
-        self.0.take()
+        self.problems.take()
+    }
+
+    pub(crate) fn take_warnings(&self) -> Vec<String> {
+        self.warnings.take()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.borrow().is_empty()
+        self.problems.borrow().is_empty()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.problems.borrow().len()
     }
 }
 
@@ -66,18 +82,32 @@ pub(crate) struct Fields<'a> {
     above: Option<&'a Fields<'a>>,
     path: String,
     asked: RefCell<Vec<&'static str>>,
+    /// Every key that the section may have, when there is a table of them.
+    table: &'static [Key],
+    /// No line of the section is for a screen.
+    secret: bool,
     sink: &'a Sink,
 }
 
 impl<'a> Fields<'a> {
     pub(crate) fn new(section: &'a Section, path: String, sink: &'a Sink) -> Self {
-        Self { section, above: None, path, asked: RefCell::default(), sink }
+        Self { section, above: None, path, asked: RefCell::default(), table: &[], secret: false, sink }
+    }
+
+    /// A section whose keys are those of `table`.
+    pub(crate) fn of(section: &'a Section, path: String, table: &'static [Key], sink: &'a Sink) -> Self {
+        Self { table, ..Self::new(section, path, sink) }
+    }
+
+    /// Likewise, and it holds secrets.
+    pub(crate) fn secret(section: &'a Section, path: String, table: &'static [Key], sink: &'a Sink) -> Self {
+        Self { secret: true, ..Self::of(section, path, table, sink) }
     }
 
     /// The subsection `name`, whose absent keys are looked for here.
     pub(crate) fn below(&'a self, section: &'a Section) -> Self {
         let path = format!("{}.{}", self.path, section.name);
-        Self { section, above: Some(self), path, asked: RefCell::default(), sink: self.sink }
+        Self { above: Some(self), ..Self::new(section, path, self.sink) }
     }
 
     pub(crate) fn section(&self) -> &'a Section {
@@ -88,13 +118,27 @@ impl<'a> Fields<'a> {
         &self.section.at
     }
 
+    pub(crate) fn path(&self) -> &str {
+        &self.path
+    }
+
     pub(crate) fn sink(&self) -> &'a Sink {
         self.sink
     }
 
     /// Notes a fault of the section as a whole.
     pub(crate) fn fault(&self, message: impl fmt::Display, help: impl Into<String>) {
-        self.sink.push(Problem::at(self.at(), format!("{}: {message}", self.path)).help(help));
+        self.push(Problem::at(self.at(), format!("{}: {message}", self.path)).help(help), "");
+    }
+
+    fn push(&self, problem: Problem, key: &str) {
+        self.sink.push(if self.secret || is_secret(key) { problem.secret() } else { problem });
+    }
+
+    /// Notes something worth knowing about one of its keys.
+    pub(crate) fn warn(&self, key: &'static str, message: impl fmt::Display) {
+        let at = self.section.setting(key).map_or(self.at(), |setting| &setting.at);
+        self.sink.warn(format!("{at}: {}.{key}: {message}", self.path));
     }
 
     /// Notes a fault of one of its keys; of the section when the key is absent.
@@ -102,7 +146,7 @@ impl<'a> Fields<'a> {
         match self.setting(key) {
             Some(setting) => {
                 let message = format!("{}.{key}: {message}", self.path);
-                self.sink.push(shown(Problem::at(&setting.value_at, message).help(help), key));
+                self.push(Problem::at(&setting.value_at, message).help(help), key);
             }
             None => self.fault(message, help),
         }
@@ -110,6 +154,7 @@ impl<'a> Fields<'a> {
 
     /// The setting, here only.
     fn own(&self, key: &'static str) -> Option<&'a Setting> {
+        debug_assert!(self.table.is_empty() || schema::find(self.table, key).is_some(), "{key} is not in the table");
         self.asked.borrow_mut().push(key);
         self.section.setting(key)
     }
@@ -130,15 +175,34 @@ impl<'a> Fields<'a> {
         match parse(&setting.value) {
             Ok(value) => Some(value),
             Err(expected) => {
-                let message = if is_secret(key) {
+                let message = if self.secret || is_secret(key) {
                     format!("{}.{key}: the value is not usable", self.path)
                 } else {
                     format!("{}.{key}: '{}' is not usable", self.path, *setting.value)
                 };
-                self.sink.push(shown(Problem::at(&setting.value_at, message).help(expected), key));
+                self.push(Problem::at(&setting.value_at, message).help(expected), key);
                 None
             }
         }
+    }
+
+    /// Items of a list, each read by `parse`; `None` when the key is absent or an item is not usable.
+    pub(crate) fn list<T>(&self, key: &'static str, parse: impl Fn(&str) -> Result<T, Refusal>) -> Option<Vec<T>> {
+        let setting = self.own(key)?;
+        let mut read = Vec::new();
+        let before = self.sink.count();
+        for item in items(setting) {
+            let text = std::str::from_utf8(&item).map_err(|_| "write text".to_owned());
+            match text.and_then(&parse) {
+                Ok(value) => read.push(value),
+                Err(expected) => {
+                    let shown = String::from_utf8_lossy(&item);
+                    let message = format!("{}.{key}: '{shown}' is not usable", self.path);
+                    self.push(Problem::at(&setting.value_at, message).help(expected), key);
+                }
+            }
+        }
+        (self.sink.count() == before).then_some(read)
     }
 
     /// A value that may stand here or above.
@@ -177,17 +241,50 @@ impl<'a> Fields<'a> {
             if asked.contains(&setting.name.as_str()) {
                 continue;
             }
-            let known = asked.iter().copied().chain(sections.iter().copied());
+            if let Some(key) = schema::find(self.table, &setting.name) {
+                self.unasked(key, setting, elsewhere(&setting.name));
+                continue;
+            }
+            let table = self.table.iter().map(|key| key.name);
+            let known = table.chain(asked.iter().copied()).chain(sections.iter().copied());
             let help = elsewhere(&setting.name).unwrap_or_else(|| suggestion(&setting.name, known));
             let message = format!("{}: unknown key '{}'", self.path, setting.name);
-            self.sink.push(Problem::at(&setting.at, message).help(help));
+            self.push(Problem::at(&setting.at, message).help(help), &setting.name);
         }
         for section in &self.section.sections {
             if !sections.contains(&section.name.as_str()) {
                 let message = format!("{}: unknown section '{}'", self.path, section.name);
-                let help = suggestion(&section.name, sections.iter().copied().chain(asked.iter().copied()));
-                self.sink.push(Problem::at(&section.at, message).help(help));
+                let known = sections.iter().chain(asked.iter()).copied().chain(self.table.iter().map(|key| key.name));
+                let help = elsewhere(&section.name).unwrap_or_else(|| suggestion(&section.name, known));
+                self.push(Problem::at(&section.at, message).help(help), "");
             }
+        }
+    }
+
+    /// A key of the table that no reader wanted: it has no effect, or it is refused.
+    fn unasked(&self, key: &Key, setting: &Setting, elsewhere: Option<String>) {
+        let name = &setting.name;
+        if let Err(expected) = key.kind.check(&setting.value) {
+            let message = format!("{}.{name}: '{}' is not usable", self.path, *setting.value);
+            return self.push(Problem::at(&setting.value_at, message).help(expected), name);
+        }
+        match key.fate {
+            Fate::Honoured => {
+                let message = format!("{}.{name} has no meaning here", self.path);
+                let help = elsewhere.unwrap_or_else(|| "remove it".into());
+                self.push(Problem::at(&setting.at, message).help(help), name);
+            }
+            Fate::NoEffect(why) if !means(&setting.value, key.default) => {
+                self.sink.warn(format!("{}: {}.{name} has no effect: {why}", setting.at, self.path));
+            }
+            Fate::Refused(fine, instead) if !fine.iter().any(|fine| means(&setting.value, fine)) => {
+                let message = match fine {
+                    [] => format!("{}.{name} is not supported", self.path),
+                    _ => format!("{}.{name}: '{}' is not supported", self.path, *setting.value),
+                };
+                self.push(Problem::at(&setting.value_at, message).help(instead), name);
+            }
+            Fate::NoEffect(_) | Fate::Refused(..) => {}
         }
     }
 }
@@ -199,12 +296,34 @@ pub(crate) fn suggestion<'a>(word: &str, known: impl Iterator<Item = &'a str>) -
     }
 }
 
-fn is_secret(key: &str) -> bool {
-    key.contains("key")
+/// Whether two spellings are one value.
+fn means(text: &str, other: &str) -> bool {
+    let switches = matches!((switch(text), switch(other)), (Ok(a), Ok(b)) if a == b);
+    let any = number(0..=u64::MAX);
+    switches || text.eq_ignore_ascii_case(other) || matches!((any(text), any(other)), (Ok(a), Ok(b)) if a == b)
 }
 
-fn shown(problem: Problem, key: &str) -> Problem {
-    if is_secret(key) { problem.secret() } else { problem }
+/// Items of a list: those of a message, or what stands between commas; `'…'` keeps commas.
+pub(crate) fn items(setting: &Setting) -> Vec<Zeroizing<Vec<u8>>> {
+    match &setting.items {
+        Some(items) => items.clone(),
+        None => {
+            let mut parts = Vec::new();
+            let mut rest = setting.value.trim_start();
+            while !rest.is_empty() {
+                let quoted = rest.strip_prefix('\'').and_then(|inner| inner.split_once('\''));
+                let (item, tail) = quoted.unwrap_or_else(|| rest.split_at(rest.find(',').unwrap_or(rest.len())));
+                parts.push(item.trim());
+                rest = tail.split_once(',').map_or("", |(_, rest)| rest.trim_start());
+            }
+            parts.retain(|item| !item.is_empty());
+            parts.into_iter().map(|item| Zeroizing::new(item.as_bytes().to_vec())).collect()
+        }
+    }
+}
+
+fn is_secret(key: &str) -> bool {
+    key == "key" || key.ends_with("_key") || key.starts_with("master_key") || key.contains("secret") || key == "pin"
 }
 
 /// `yes` or `no`, in the ways strongSwan takes them.
@@ -249,24 +368,67 @@ pub(crate) fn word_or_number(
     move |text| if text == word { Ok(None) } else { number(text).map(Some).map_err(|e| format!("{e}, or '{word}'")) }
 }
 
+/// Longest time, in seconds: a hundred years, so that sums of times and clocks stay in range.
+const LONGEST_S: u64 = 36_500 * 86_400;
+
 /// A number with a unit of time; seconds without.
-pub(crate) fn time(text: &str) -> Result<Duration, Refusal> {
+pub(crate) fn duration(text: &str) -> Result<Duration, Refusal> {
     scaled(text, &[("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)])
+        .filter(|seconds| *seconds <= LONGEST_S)
         .map(Duration::from_secs)
-        .ok_or_else(|| "write a number with s, m, h or d, for example 8h".into())
+        .ok_or_else(|| "write a number with s, m, h or d, for example 8h, up to 36500d".into())
+}
+
+/// As [`duration`], but not zero.
+pub(crate) fn time(text: &str) -> Result<Duration, Refusal> {
+    duration(text).and_then(|time| {
+        let zero = || "write a time that is not zero, or remove it for no limit".to_owned();
+        (!time.is_zero()).then_some(time).ok_or_else(zero)
+    })
 }
 
 /// A number of bytes, with k, m or g for powers of 1024.
-pub(crate) fn bytes(text: &str) -> Result<u64, Refusal> {
+pub(crate) fn volume(text: &str) -> Result<u64, Refusal> {
     scaled(text, &[("k", 1 << 10), ("m", 1 << 20), ("g", 1 << 30)])
         .ok_or_else(|| "write a number of bytes, with k, m or g for powers of 1024, for example 4g".into())
 }
 
+/// As [`volume`], but not zero.
+pub(crate) fn bytes(text: &str) -> Result<u64, Refusal> {
+    volume(text).and_then(|bytes| {
+        let zero = || "write a number of bytes that is not zero, or remove it for no limit".to_owned();
+        (bytes > 0).then_some(bytes).ok_or_else(zero)
+    })
+}
+
 fn scaled(text: &str, units: &[(&str, u64)]) -> Option<u64> {
+    let any = number(0..=u64::MAX);
+    // The last digit of a hexadecimal number is no unit.
+    if let Ok(plain) = any(text) {
+        return Some(plain);
+    }
     let lower = text.to_ascii_lowercase();
-    let (digits, factor) =
-        units.iter().find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, *factor))).unwrap_or((&lower, 1));
-    number(1..=u64::MAX)(digits.trim()).ok()?.checked_mul(factor)
+    let (digits, factor) = units.iter().find_map(|(unit, factor)| Some((lower.strip_suffix(unit)?, *factor)))?;
+    any(digits.trim_end()).ok()?.checked_mul(factor)
+}
+
+/// A number of bytes in the clear: a crypt offset of EESP or PSP.
+pub(crate) fn offset(text: &str) -> Result<u8, Refusal> {
+    match number(0..=252)(text) {
+        Ok(n) if n % 4 == 0 => Ok(n as u8),
+        _ => Err("write a multiple of 4 from 0 to 252".into()),
+    }
+}
+
+/// A version of PSP; those that do not encrypt only with `gmac`.
+pub(crate) fn psp_version(gmac: bool) -> impl Fn(&str) -> Result<u8, Refusal> {
+    move |text| match number(0..=3)(text) {
+        Ok(n) if n < 2 || gmac => Ok(n as u8),
+        Ok(n) => Err(format!(
+            "version {n} does not encrypt; where that is meant: 'allow_psp_gmac = yes' in the section 'gateway'"
+        )),
+        Err(_) => Err("write 0 (AES-128-GCM) or 1 (AES-256-GCM); 2 and 3 are GMAC".into()),
+    }
 }
 
 /// Octets as `0x…` or `0s…`.
@@ -279,7 +441,7 @@ pub(crate) fn octets(text: &str) -> Result<Secret, Refusal> {
     decoded.map(Secret::new).ok_or_else(|| "write 0x and an even number of hexadecimal digits, or 0s and base64".into())
 }
 
-fn from_hex(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     let nibble = |c: u8| char::from(c).to_digit(16);
     let pairs = text.as_bytes();
     if pairs.is_empty() || !pairs.len().is_multiple_of(2) {
@@ -294,7 +456,7 @@ fn from_hex(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Base64 of RFC 4648 §4, padding required.
-fn from_base64(text: &str) -> Option<Vec<u8>> {
+pub(crate) fn from_base64(text: &str) -> Option<Vec<u8>> {
     let value = |c: u8| match c {
         b'A'..=b'Z' => Some(c - b'A'),
         b'a'..=b'z' => Some(c - b'a' + 26),
@@ -329,7 +491,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
 /// One of some words.
 pub(crate) fn word<T: Copy>(choices: &'static [(&'static str, T)]) -> impl Fn(&str) -> Result<T, Refusal> {
     move |text| {
-        choices.iter().find(|(name, _)| *name == text).map(|(_, value)| *value).ok_or_else(|| {
+        choices.iter().find(|(name, _)| name.eq_ignore_ascii_case(text)).map(|(_, value)| *value).ok_or_else(|| {
             let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
             format!("write one of: {}", names.join(", "))
         })
@@ -365,6 +527,12 @@ mod tests {
         assert_eq!(time("2h"), Ok(Duration::from_secs(7200)));
         assert_eq!((bytes("4k"), bytes("1 G")), (Ok(4096), Ok(1 << 30)));
         assert!(time("h").is_err() && bytes("99999999999g").is_err() && bytes("0").is_err());
+        assert_eq!((duration("0s"), duration("0"), volume("0")), (Ok(Duration::ZERO), Ok(Duration::ZERO), Ok(0)));
+        assert_eq!(
+            (duration("0x1d"), duration("2 D")),
+            (Ok(Duration::from_secs(29)), Ok(Duration::from_secs(172_800)))
+        );
+        assert!(duration("36501d").is_err() && time("0s").is_err() && duration("1 h 2").is_err());
     }
 
     #[test]

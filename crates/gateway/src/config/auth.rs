@@ -1,0 +1,216 @@
+//! The rounds of authentication of a connection: its sections `local…` and `remote…`.
+
+use ike::config::{Auth, AuthMethod, EapType, Revocation};
+use ike::identity::{IdPattern, Identity};
+
+use super::cert::Context;
+use super::problem::nearest;
+use super::proposal::refuse_weak;
+use super::schema::AUTH;
+use super::value::{Fields, Refusal, number, suggestion, word};
+
+/// Whose authentication.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(crate) enum Side {
+    Local,
+    Remote,
+}
+
+impl Side {
+    pub(crate) fn name(self) -> &'static str {
+        if self == Self::Local { "local" } else { "remote" }
+    }
+}
+
+/// Kinds of keys that a constraint begins with.
+const KEYS: &[&str] = &["pubkey", "rsa", "rsa/pss", "ecdsa", "ed25519", "ed448"];
+/// Hashes that a constraint may name.
+const HASHES: &[&str] = &["sha256", "sha384", "sha512", "sha224", "identity", "sha1", "md5"];
+
+/// All rounds of one side, in their order; one that does not say how is by certificate.
+pub(crate) fn rounds(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) -> Vec<Auth> {
+    let sections = fields.section().sections.iter().filter(|section| section.name.starts_with(side.name()));
+    let mut rounds: Vec<(u64, Auth)> = sections
+        .map(|section| {
+            let path = format!("{}.{}", fields.path(), section.name);
+            read(&Fields::of(section, path, AUTH, fields.sink()), side, legacy, context)
+        })
+        .collect();
+    rounds.sort_by_key(|(round, _)| *round);
+    if rounds.is_empty() {
+        return vec![certificate_of_anybody()];
+    }
+    rounds.into_iter().map(|(_, auth)| auth).collect()
+}
+
+fn certificate_of_anybody() -> Auth {
+    Auth {
+        method: AuthMethod::PublicKey(Vec::new()),
+        id: IdPattern::Any,
+        eap_id: None,
+        xauth_id: None,
+        certs: Vec::new(),
+        cacerts: Vec::new(),
+        pubkeys: Vec::new(),
+        groups: Vec::new(),
+        cert_policy: Vec::new(),
+        revocation: Revocation::Relaxed,
+    }
+}
+
+fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) -> (u64, Auth) {
+    let default = certificate_of_anybody();
+    let round = fields.get("round", number(0..=u64::from(u32::MAX))).unwrap_or(0);
+    let method = fields.get("auth", |text| method(text, side, legacy)).unwrap_or(default.method);
+    let text = |text: &str| Ok(text.to_owned());
+    let auth = Auth {
+        id: fields.get("id", pattern).unwrap_or(IdPattern::Any),
+        eap_id: fields.get("eap_id", identity).flatten(),
+        xauth_id: fields.get("xauth_id", text).filter(|id| id != "%any"),
+        certs: context.certificates(fields, false),
+        cacerts: context.certificates(fields, true),
+        pubkeys: context.files(fields, "pubkeys", "pubkey").into_iter().map(|key| key.der).collect(),
+        groups: fields.list("groups", text).unwrap_or_default(),
+        cert_policy: fields.list("cert_policy", oid).unwrap_or_default(),
+        revocation: fields
+            .get(
+                "revocation",
+                word(&[("relaxed", Revocation::Relaxed), ("ifuri", Revocation::IfUri), ("strict", Revocation::Strict)]),
+            )
+            .unwrap_or(default.revocation),
+        method,
+    };
+    let sections: Vec<&str> = fields.section().sections.iter().map(|section| section.name.as_str()).collect();
+    let known: Vec<&str> =
+        sections.into_iter().filter(|name| name.starts_with("cert") || name.starts_with("cacert")).collect();
+    fields.finish(&known, |_| None);
+    if side == Side::Local {
+        for (key, there) in [("groups", !auth.groups.is_empty()), ("cert_policy", !auth.cert_policy.is_empty())] {
+            if there {
+                fields.fault_of(key, "only a peer can be asked for this", "move it to 'remote', or remove it");
+            }
+        }
+    }
+    (round, auth)
+}
+
+/// A value of `auth`.
+fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
+    let lower = text.to_ascii_lowercase();
+    match lower.as_str() {
+        "any" if side == Side::Remote => return Ok(AuthMethod::Any),
+        "any" => return Err("this host has to choose: pubkey, psk, eap-METHOD".into()),
+        "psk" => return Ok(AuthMethod::Psk),
+        "eap" | "eap-dynamic" => return Ok(AuthMethod::Eap(None)),
+        "xauth" | "xauth-generic" => return Ok(AuthMethod::XAuth),
+        _ => {}
+    }
+    if let Some(method) = lower.strip_prefix("eap-") {
+        return match method {
+            "md5" => Ok(AuthMethod::Eap(Some(EapType::Md5))),
+            "mschapv2" => Ok(AuthMethod::Eap(Some(EapType::MsChapV2))),
+            "tls" => Ok(AuthMethod::Eap(Some(EapType::Tls))),
+            _ if method.starts_with("tls:") => {
+                Err("write eap-tls without constraints, and 'cacerts' for the CA that vouches".into())
+            }
+            "radius" | "ttls" | "peap" | "gtc" | "sim" | "aka" | "identity" => {
+                Err(format!("eap-{method} is not supported; write eap-mschapv2, eap-md5 or eap-tls"))
+            }
+            _ => Err(match nearest(method, ["md5", "mschapv2", "tls"]) {
+                Some(name) => format!("did you mean 'eap-{name}'?"),
+                None => "write eap-mschapv2, eap-md5 or eap-tls".into(),
+            }),
+        };
+    }
+    if lower.starts_with("xauth-") {
+        return Err("write xauth: user names and passwords are those of the section 'secrets'".into());
+    }
+    constraints(&lower, legacy).map(AuthMethod::PublicKey)
+}
+
+/// Constraints, each from the word that names its kind of key: `rsa-2048-sha256`, `ike:ecdsa-sha384`.
+fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
+    let mut groups: Vec<String> = Vec::new();
+    let mut after_key = false;
+    for token in text.split('-') {
+        let kind = token.strip_prefix("ike:").unwrap_or(token);
+        if KEYS.contains(&kind) {
+            groups.push(token.to_owned());
+            after_key = matches!(kind, "rsa" | "rsa/pss" | "ecdsa");
+            continue;
+        }
+        let Some(group) = groups.last_mut() else {
+            let known = ["psk", "eap-mschapv2", "eap-md5", "eap-tls", "xauth"].into_iter().chain(KEYS.iter().copied());
+            return Err(match nearest(text, known.clone()) {
+                Some(name) => format!("did you mean '{name}'?"),
+                None => format!("write one of: {}", known.collect::<Vec<_>>().join(", ")),
+            });
+        };
+        let bits = std::mem::take(&mut after_key) && number(1..=65_536)(token).is_ok();
+        if !bits && !HASHES.contains(&token) {
+            return Err(format!(
+                "'{token}' is neither a hash nor a key; {}",
+                suggestion(token, HASHES.iter().copied())
+            ));
+        }
+        refuse_weak(matches!(token, "md5" | "sha1").then_some(token), legacy)?;
+        group.push('-');
+        group.push_str(token);
+    }
+    Ok(if groups == ["pubkey"] { Vec::new() } else { groups })
+}
+
+/// An identity that may be a pattern.
+pub(crate) fn pattern(text: &str) -> Result<IdPattern, Refusal> {
+    IdPattern::parse(text).map_err(|why| why.to_string())
+}
+
+/// An identity; `None` for any.
+pub(crate) fn identity(text: &str) -> Result<Option<Identity>, Refusal> {
+    if matches!(text, "%any" | "%identity" | "*") {
+        return Ok(None);
+    }
+    Identity::parse(text).map(Some).map_err(|why| why.to_string())
+}
+
+fn oid(text: &str) -> Result<String, Refusal> {
+    let arcs: Vec<&str> = text.split('.').collect();
+    let number = |arc: &&str| !arc.is_empty() && arc.bytes().all(|b| b.is_ascii_digit());
+    let fits = arcs.len() >= 2 && arcs.iter().all(number) && matches!(arcs[0], "0" | "1" | "2");
+    fits.then(|| text.to_owned()).ok_or_else(|| "write an OID in numbers, for example 1.3.6.1.4.1.36906".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constraints_are_cut_at_their_keys() {
+        let read = |text: &str| match method(text, Side::Remote, false) {
+            Ok(AuthMethod::PublicKey(groups)) => Ok(groups.join(" ")),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(why) => Err(why),
+        };
+        assert_eq!(read("pubkey"), Ok(String::new()));
+        assert_eq!(read("rsa-2048-sha256-ecdsa-256-sha384"), Ok("rsa-2048-sha256 ecdsa-256-sha384".into()));
+        assert_eq!(read("pubkey-sha256-ike:rsa/pss-sha384"), Ok("pubkey-sha256 ike:rsa/pss-sha384".into()));
+        assert_eq!(read("ed25519"), Ok("ed25519".into()));
+        assert_eq!(read("ike:pubkey-sha384-sha256"), Ok("ike:pubkey-sha384-sha256".into()));
+        for (bad, words) in [
+            ("pubkye", "did you mean 'pubkey'?"),
+            ("rsa-2048-sha265", "did you mean 'sha256'?"),
+            ("rsa-sha1", "too weak"),
+            ("eap-peap", "eap-mschapv2"),
+            ("eap-mschap", "did you mean 'eap-mschapv2'?"),
+            ("xauth-pam", "write xauth"),
+            ("secret", "write one of"),
+            ("rsa-2048-4096", "'4096' is neither"),
+        ] {
+            let why = method(bad, Side::Remote, false).unwrap_err();
+            assert!(why.contains(words), "{bad}: {why}");
+        }
+        assert!(method("rsa-sha1", Side::Remote, true).is_ok());
+        assert_eq!(method("EAP-TLS", Side::Local, false), Ok(AuthMethod::Eap(Some(EapType::Tls))));
+        assert!(method("any", Side::Local, false).is_err());
+    }
+}

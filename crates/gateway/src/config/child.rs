@@ -1,0 +1,266 @@
+//! The sections `children.NAME` of a connection.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ike::config::{Action, ChildConfig, ChildMode, Life, PerCpuSas, StartAction, TsConfig};
+use ike::proposal::{ChildProposal, ChildProtocol};
+
+use super::proposal;
+use super::schema::CHILD;
+use super::ts::{dynamic, selector};
+use super::value::{Fields, Refusal, duration, number, offset, switch, volume, word};
+
+/// All children of a connection.
+pub(crate) fn children(fields: &Fields<'_>, legacy: bool) -> Vec<Arc<ChildConfig>> {
+    each(fields, CHILD, |fields| Arc::new(read(fields, legacy)))
+}
+
+/// Reads the sections below `children` with the keys of `table`.
+pub(crate) fn each<T>(
+    fields: &Fields<'_>,
+    table: &'static [super::schema::Key],
+    read: impl Fn(&Fields<'_>) -> T,
+) -> Vec<T> {
+    let Some(section) = fields.section().section("children") else { return Vec::new() };
+    let path = format!("{}.children", fields.path());
+    let names: Vec<&str> = section.sections.iter().map(|child| child.name.as_str()).collect();
+    Fields::new(section, path.clone(), fields.sink()).finish(&names, |key| {
+        Some(format!("'{key}' belongs into a section of its own: 'children {{ NAME {{ {key} = … }} }}'"))
+    });
+    let child = |child| {
+        let fields = Fields::of(child, format!("{path}.{}", child.name), table, fields.sink());
+        let read = read(&fields);
+        fields.finish(&[], elsewhere);
+        read
+    };
+    section.sections.iter().map(child).collect()
+}
+
+/// Where a key belongs that stands in a child.
+fn elsewhere(key: &str) -> Option<String> {
+    use super::schema::{AUTH, CONNECTION, find};
+    if find(CONNECTION, key).is_some() {
+        return Some(format!("'{key}' is a setting of the connection: move it out of 'children'"));
+    }
+    find(AUTH, key).map(|_| format!("move '{key}' into the section 'local' or 'remote' of the connection"))
+}
+
+fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
+    let flag = |key, default| fields.get(key, switch).unwrap_or(default);
+    let wide = |key| fields.get(key, number(0..=u64::from(u32::MAX))).map_or(0, |n| n as u32);
+    let count = number(0..=u64::MAX);
+    let mode = fields.get("mode", mode).unwrap_or(ChildMode::Tunnel);
+    let proposals = proposals(fields, mode, legacy);
+    let eesp = proposals.iter().any(|proposal| proposal.protocol == ChildProtocol::Eesp);
+    let time = ["rekey_time", "life_time", "rand_time"];
+    let text = |text: &str| Ok::<_, Refusal>(text.to_owned());
+    let child = ChildConfig {
+        name: fields.section().name.clone(),
+        local_ts: selectors(fields, "local_ts"),
+        remote_ts: selectors(fields, "remote_ts"),
+        mode,
+        time: in_time(life(fields, time, |text| duration(text).map(|time| time.as_secs()), 3600)),
+        bytes: life(fields, ["rekey_bytes", "life_bytes", "rand_bytes"], volume, 0),
+        packets: life(fields, ["rekey_packets", "life_packets", "rand_packets"], &count, 0),
+        dpd_action: fields.get("dpd_action", action).unwrap_or(Action::Clear),
+        start_action: fields.get("start_action", start_action).unwrap_or_default(),
+        close_action: fields.get("close_action", action).unwrap_or(Action::Clear),
+        inactivity: fields.get("inactivity", duration).unwrap_or_default(),
+        priority: wide("priority"),
+        interface: None,
+        reqid: wide("reqid"),
+        replay_window: fields.get("replay_window", number(0..=65_536)).map_or(1024, |packets| packets as u32),
+        per_cpu_sas: fields.get("per_cpu_sas", per_cpu_sas).unwrap_or(PerCpuSas::No),
+        tfc_padding: fields.get("tfc_padding", tfc).unwrap_or(0),
+        copy_df: flag("copy_df", true),
+        copy_ecn: flag("copy_ecn", true),
+        copy_dscp: fields.get("copy_dscp", copy_dscp).unwrap_or(true),
+        sha256_96: flag("sha256_96", false),
+        eesp_max_sub_sa_id: fields.get("eesp_max_sub_sa_id", number(0..=65_535)).map(|id| id as u16),
+        eesp_max_crypt_offset: fields
+            .get("eesp_max_crypt_offset", offset)
+            .map(|bytes| bytes / 4)
+            .filter(|units| *units > 0),
+        updown: fields.get("updown", text),
+        proposals,
+    };
+    check(fields, &child, eesp);
+    child
+}
+
+/// What contradicts itself.
+fn check(fields: &Fields<'_>, child: &ChildConfig, eesp: bool) {
+    if child.per_cpu_sas != PerCpuSas::No && !child.start_action.trap {
+        fields.warn("per_cpu_sas", "a CPU gets its Child SA when it has a packet: add 'start_action = trap'");
+    }
+    if !eesp {
+        for key in ["eesp_max_sub_sa_id", "eesp_max_crypt_offset"] {
+            if fields.section().setting(key).is_some() {
+                fields.fault_of(key, "no EESP is offered", "add 'eesp_proposals = default', or remove it");
+            }
+        }
+    }
+    let ah = child.proposals.iter().any(|proposal| proposal.protocol == ChildProtocol::Ah);
+    if child.mode == ChildMode::Beet && ah {
+        fields.fault_of(
+            "mode",
+            "BEET exists for ESP and EESP only",
+            "use tunnel or transport, or remove 'ah_proposals'",
+        );
+    }
+    if matches!(child.mode, ChildMode::Pass | ChildMode::Drop) && child.start_action.start {
+        fields.fault_of("start_action", "a policy without SA cannot be started", "write 'start_action = trap'");
+    }
+    for (key, rekey, life) in [
+        ("life_time", child.time.rekey.as_secs(), child.time.life.as_secs()),
+        ("life_bytes", child.bytes.rekey, child.bytes.life),
+        ("life_packets", child.packets.rekey, child.packets.life),
+    ] {
+        if life > 0 && life < rekey {
+            let soft = key.replace("life", "rekey");
+            fields.fault_of(
+                key,
+                format!("the Child SA would end before {soft}"),
+                format!("write more than {soft}, or remove it"),
+            );
+        }
+    }
+}
+
+/// Of all protocols, in the order in which their keys stand; ESP by default.
+fn proposals(fields: &Fields<'_>, mode: ChildMode, legacy: bool) -> Vec<ChildProposal> {
+    let place = |key: &str| fields.section().settings.iter().position(|setting| setting.name == key);
+    let mut keys = [
+        ("eesp_proposals", ChildProtocol::Eesp),
+        ("esp_proposals", ChildProtocol::Esp),
+        ("ah_proposals", ChildProtocol::Ah),
+    ];
+    keys.sort_by_key(|(key, _)| place(key));
+    let lists = keys.map(|(key, protocol)| fields.list(key, |text| proposal::child(protocol, text, legacy)));
+    let written = keys.iter().any(|(key, _)| place(key).is_some());
+    let read: Vec<ChildProposal> = lists.into_iter().flatten().flatten().flatten().collect();
+    if !written && !matches!(mode, ChildMode::Pass | ChildMode::Drop) {
+        return ChildProposal::defaults(ChildProtocol::Esp);
+    }
+    read
+}
+
+pub(crate) fn selectors(fields: &Fields<'_>, key: &'static str) -> Vec<TsConfig> {
+    fields.list(key, selector).filter(|read| !read.is_empty()).unwrap_or_else(|| vec![dynamic()])
+}
+
+/// Soft limit, hard limit and chance: the hard limit is 10 % above the soft one, chance takes the difference.
+fn life(
+    fields: &Fields<'_>,
+    [rekey, life, rand]: [&'static str; 3],
+    parse: impl Fn(&str) -> Result<u64, Refusal>,
+    default: u64,
+) -> Life<u64> {
+    let (soft, hard, chance) = (fields.get(rekey, &parse), fields.get(life, &parse), fields.get(rand, &parse));
+    limits(soft, hard, chance, default)
+}
+
+fn limits(soft: Option<u64>, hard: Option<u64>, chance: Option<u64>, default: u64) -> Life<u64> {
+    let tenth_off = |n: u64| (u128::from(n) * 10 / 11) as u64;
+    let rekey = soft.unwrap_or_else(|| hard.map_or(default, tenth_off));
+    let life = hard.unwrap_or_else(|| rekey.saturating_add(rekey / 10));
+    Life { rekey, life, rand: chance.unwrap_or_else(|| life.saturating_sub(rekey)) }
+}
+
+fn in_time(life: Life<u64>) -> Life<Duration> {
+    let s = Duration::from_secs;
+    Life { rekey: s(life.rekey), life: s(life.life), rand: s(life.rand) }
+}
+
+fn mode(text: &str) -> Result<ChildMode, Refusal> {
+    match text.to_ascii_lowercase().as_str() {
+        "transport_proxy" => Err("write 'mode = transport': the proxy mode of Mobile IPv6 is not supported".into()),
+        "iptfs" => Err("write 'mode = tunnel': IP-TFS is not supported".into()),
+        _ => word(&[
+            ("tunnel", ChildMode::Tunnel),
+            ("transport", ChildMode::Transport),
+            ("beet", ChildMode::Beet),
+            ("pass", ChildMode::Pass),
+            ("drop", ChildMode::Drop),
+        ])(text),
+    }
+}
+
+/// `dpd_action` and `close_action` take the same words.
+fn action(text: &str) -> Result<Action, Refusal> {
+    word(&[
+        ("none", Action::Clear),
+        ("clear", Action::Clear),
+        ("trap", Action::Trap),
+        ("route", Action::Trap),
+        ("start", Action::Restart),
+        ("restart", Action::Restart),
+    ])(text)
+}
+
+pub(crate) fn start_action(text: &str) -> Result<StartAction, Refusal> {
+    let mut actions = StartAction::default();
+    for part in text.split('|') {
+        let action = action(part.trim()).map_err(|_| "write none, trap, start or trap|start".to_owned())?;
+        actions.trap |= action == Action::Trap;
+        actions.start |= action == Action::Restart;
+    }
+    Ok(actions)
+}
+
+fn per_cpu_sas(text: &str) -> Result<PerCpuSas, Refusal> {
+    if text.eq_ignore_ascii_case("encap") {
+        return Ok(PerCpuSas::Encap);
+    }
+    let yes = switch(text).map_err(|_| "write yes, no or encap".to_owned())?;
+    Ok(if yes { PerCpuSas::Yes } else { PerCpuSas::No })
+}
+
+fn tfc(text: &str) -> Result<u16, Refusal> {
+    if text.eq_ignore_ascii_case("mtu") {
+        return Ok(u16::MAX);
+    }
+    number(0..=65_534)(text).map(|bytes| bytes as u16).map_err(|why| format!("{why}, or mtu"))
+}
+
+fn copy_dscp(text: &str) -> Result<bool, Refusal> {
+    match text.to_ascii_lowercase().as_str() {
+        "out" => Ok(true),
+        "no" => Ok(false),
+        "in" | "yes" => {
+            Err("write out or no: the outer header is not protected, so its DSCP is not copied inwards".into())
+        }
+        _ => Err("write out or no".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_follow_from_each_other() {
+        let of = |soft, hard, chance, default| {
+            let life = limits(soft, hard, chance, default);
+            (life.rekey, life.life, life.rand)
+        };
+        assert_eq!(of(None, None, None, 3600), (3600, 3960, 360));
+        assert_eq!(of(Some(600), None, None, 3600), (600, 660, 60));
+        assert_eq!(of(None, Some(1100), None, 3600), (1000, 1100, 100));
+        assert_eq!(of(Some(0), None, None, 3600), (0, 0, 0));
+        assert_eq!(of(None, None, None, 0), (0, 0, 0));
+        assert_eq!(of(Some(600), Some(700), Some(5), 0), (600, 700, 5));
+        assert_eq!(of(Some(u64::MAX), None, None, 0), (u64::MAX, u64::MAX, 0));
+        assert_eq!(of(Some(600), Some(0), None, 0), (600, 0, 0));
+    }
+
+    #[test]
+    fn actions_have_two_names_each() {
+        assert_eq!(start_action("trap|start"), Ok(StartAction { trap: true, start: true }));
+        assert_eq!(start_action("start | trap"), Ok(StartAction { trap: true, start: true }));
+        assert_eq!(start_action("route"), Ok(StartAction { trap: true, start: false }));
+        assert_eq!((action("clear"), action("Restart")), (Ok(Action::Clear), Ok(Action::Restart)));
+        assert!(start_action("begin").is_err() && start_action("").is_err() && action("trap|start").is_err());
+    }
+}

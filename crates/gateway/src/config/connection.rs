@@ -1,0 +1,374 @@
+//! The sections of `connections`: how one kind of peer is reached, trusted and served.
+//!
+//! A [`Keyed`] connection still has the names of hosts in it. [`Named::resolve`] asks for their addresses, when the
+//! configuration is loaded and as often as the daemon likes.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ike::config::{Childless, Connection, Fragmentation, Retransmit, SendCert, Unique, Version};
+use wire::AddrRange;
+
+use super::auth::{Side, identity, rounds};
+use super::cert::Context;
+use super::child;
+use super::outside::Resolve;
+use super::proposal;
+use super::psp::PspConfig;
+use super::schema::{CONNECTION, PSP};
+use super::syntax::Section;
+use super::value::{Fields, Refusal, Sink, duration, number, parsed, switch, word};
+
+/// Where a peer, or this host, may be found.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Host {
+    /// One address or several.
+    Range(AddrRange),
+    /// A name that has to be asked for.
+    Name(String),
+}
+
+/// A connection whose hosts may have names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    /// Everything but addresses.
+    pub connection: Connection,
+    /// `local_addrs`; any when empty.
+    pub local: Vec<Host>,
+    /// `remote_addrs`; any when empty.
+    pub remote: Vec<Host>,
+}
+
+impl Named {
+    /// Whether there is a name to ask for.
+    pub fn has_names(&self) -> bool {
+        self.local.iter().chain(&self.remote).any(|host| matches!(host, Host::Name(_)))
+    }
+
+    /// The connection with all addresses that its names have now. Waits for the resolver.
+    ///
+    /// # Errors
+    /// A name without addresses, in words. An absent peer must not turn into "any peer".
+    pub fn resolve(&self, resolve: Resolve<'_>) -> Result<Arc<Connection>, String> {
+        let name = &self.connection.name;
+        let of = |key: &str, hosts: &[Host]| {
+            addresses(hosts, resolve).map_err(|why| format!("connections.{name}.{key}: {why}"))
+        };
+        Ok(Arc::new(Connection {
+            local_addrs: of("local_addrs", &self.local)?,
+            remote_addrs: of("remote_addrs", &self.remote)?,
+            ..self.connection.clone()
+        }))
+    }
+}
+
+/// Addresses of `hosts`, in their order.
+pub(crate) fn addresses(hosts: &[Host], resolve: Resolve<'_>) -> Result<Vec<AddrRange>, String> {
+    let mut ranges = Vec::new();
+    for host in hosts {
+        match host {
+            Host::Range(range) => ranges.push(*range),
+            Host::Name(name) => {
+                let found = resolve(name).map_err(|why| format!("'{name}' has no address: {why}"))?;
+                if found.is_empty() {
+                    return Err(format!("'{name}' has no address"));
+                }
+                ranges.extend(found.into_iter().map(|addr| AddrRange { start: addr, end: addr }));
+            }
+        }
+    }
+    Ok(ranges)
+}
+
+/// What a section of `connections` describes.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Keyed {
+    /// Keys by IKE.
+    Ike(Box<Named>),
+    /// Keys by the key service of PSP.
+    Psp(Box<PspConfig>),
+}
+
+/// Reads one section; after faults what it returns means nothing.
+pub(crate) fn read(section: &Section, path: &str, context: &Context<'_>, sink: &Sink) -> Keyed {
+    let psp = section.setting("protocol").is_some_and(|setting| setting.value.eq_ignore_ascii_case("psp"));
+    let table = if psp { PSP } else { CONNECTION };
+    let fields = Fields::of(section, path.to_owned(), table, sink);
+    let _ = fields.get("protocol", word(&[("ike", false), ("psp", true)]));
+    let read = if psp {
+        Keyed::Psp(Box::new(PspConfig::read(&fields, context)))
+    } else {
+        Keyed::Ike(Box::new(ike_connection(&fields, context)))
+    };
+    let named = |name: &&str| *name == "children" || name.starts_with("local") || name.starts_with("remote");
+    let sections: Vec<&str> = section.sections.iter().map(|section| section.name.as_str()).filter(named).collect();
+    fields.finish(&sections, |key| elsewhere(key, psp));
+    read
+}
+
+/// Where a key belongs that stands in the connection itself.
+fn elsewhere(key: &str, psp: bool) -> Option<String> {
+    use super::schema::{AUTH, CHILD, PSP_CHILD, find};
+    let child = if psp { PSP_CHILD } else { CHILD };
+    if matches!(key, "local" | "remote") {
+        return Some(format!(
+            "'{key}' is a section: '{key} {{ auth = …  id = … }}', one setting per line; addresses are '{key}_addrs'"
+        ));
+    }
+    if find(child, key).is_some() {
+        return Some(format!("move '{key}' into a child: 'children {{ NAME {{ {key} = … }} }}'"));
+    }
+    if find(AUTH, key).is_some() {
+        return Some(format!("move '{key}' into the section 'local' or 'remote'"));
+    }
+    (psp && find(CONNECTION, key).is_some()).then(|| format!("'{key}' is a setting of IKE; remove it"))
+}
+
+fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
+    let legacy = fields.get("allow_legacy", switch).unwrap_or(context.gateway.allow_legacy);
+    let flag = |key, default| fields.get(key, switch).unwrap_or(default);
+    let time = |key| fields.get(key, duration);
+    let port = |key| fields.get(key, number(1..=65_535)).map_or(500, |port| port as u16);
+    let wide = |key, default| fields.get(key, number(0..=u64::from(u32::MAX))).map_or(default, |n| n as u32);
+    let life = Lifetimes::of(time("rekey_time"), time("reauth_time"), time("over_time"), time("rand_time"));
+    let proposals: Vec<_> = fields
+        .list("proposals", |text| proposal::ike(text, legacy))
+        .map(|read| read.into_iter().flatten().collect())
+        .filter(|read: &Vec<_>| !read.is_empty())
+        .unwrap_or_else(ike::proposal::IkeProposal::defaults);
+    let text = |text: &str| Ok::<_, Refusal>(text.to_owned());
+    let connection = Connection {
+        name: fields.section().name.clone(),
+        version: fields
+            .get("version", word(&[("0", Version::Any), ("1", Version::V1), ("2", Version::V2)]))
+            .unwrap_or(Version::Any),
+        local_addrs: Vec::new(),
+        remote_addrs: Vec::new(),
+        local_port: port("local_port"),
+        remote_port: port("remote_port"),
+        proposals,
+        vips: fields.list("vips", vip).unwrap_or_default(),
+        aggressive: flag("aggressive", false),
+        pull: flag("pull", true),
+        encap: flag("encap", false),
+        mobike: flag("mobike", true),
+        dpd_delay: time("dpd_delay").unwrap_or_default(),
+        dpd_timeout: time("dpd_timeout").unwrap_or_default(),
+        fragmentation: fields
+            .get(
+                "fragmentation",
+                word(&[
+                    ("yes", Fragmentation::Yes),
+                    ("accept", Fragmentation::Accept),
+                    ("no", Fragmentation::No),
+                    ("force", Fragmentation::Force),
+                ]),
+            )
+            .unwrap_or(Fragmentation::Yes),
+        childless: fields
+            .get(
+                "childless",
+                word(&[
+                    ("allow", Childless::Allow),
+                    ("prefer", Childless::Prefer),
+                    ("force", Childless::Force),
+                    ("never", Childless::Never),
+                ]),
+            )
+            .unwrap_or(Childless::Allow),
+        send_certreq: flag("send_certreq", true),
+        send_cert: fields
+            .get(
+                "send_cert",
+                word(&[("ifasked", SendCert::IfAsked), ("always", SendCert::Always), ("never", SendCert::Never)]),
+            )
+            .unwrap_or(SendCert::IfAsked),
+        ppk_id: fields.get("ppk_id", identity).flatten(),
+        ppk_required: flag("ppk_required", false),
+        keyingtries: wide("keyingtries", 1),
+        unique: fields
+            .get(
+                "unique",
+                word(&[
+                    ("no", Unique::No),
+                    ("never", Unique::Never),
+                    ("keep", Unique::Keep),
+                    ("replace", Unique::Replace),
+                ]),
+            )
+            .unwrap_or(Unique::No),
+        reauth_time: life.reauth,
+        rekey_time: life.rekey,
+        over_time: life.over,
+        rand_time: life.rand,
+        dscp: fields.get("dscp", dscp).unwrap_or(0),
+        pools: fields.list("pools", text).unwrap_or_default(),
+        local: rounds(fields, Side::Local, legacy, context),
+        remote: rounds(fields, Side::Remote, legacy, context),
+        children: child::children(fields, legacy),
+        retransmit: retransmit(fields),
+    };
+    if connection.ppk_required && connection.ppk_id.is_none() {
+        fields.fault_of(
+            "ppk_required",
+            "no key is named",
+            "add 'ppk_id = …', the 'id' of a section 'ppk' of 'secrets'",
+        );
+    }
+    let (local, remote) = (hosts(fields, "local_addrs"), hosts(fields, "remote_addrs"));
+    check_reachable(fields, &connection, &remote);
+    Named { connection, local, remote }
+}
+
+/// A connection that is to begin needs somebody to begin with.
+fn check_reachable(fields: &Fields<'_>, connection: &Connection, remote: &[Host]) {
+    let single = |host: &Host| match host {
+        Host::Range(range) => range.start == range.end,
+        Host::Name(_) => true,
+    };
+    let begins = connection.children.iter().find(|child| child.start_action.start || child.start_action.trap);
+    if let Some(child) = begins.filter(|_| !remote.iter().any(single)) {
+        // A trap that cannot lead anywhere is what strongSwan accepts for transport mode to any peer.
+        if child.start_action.start {
+            let message = format!("the child '{}' is to start, but no peer has an address", child.name);
+            fields.fault_of(
+                "remote_addrs",
+                message,
+                "write the address or the name of the peer, or remove 'start_action'",
+            );
+        }
+    }
+}
+
+/// `local_addrs` or `remote_addrs`; empty for any.
+pub(crate) fn hosts(fields: &Fields<'_>, key: &'static str) -> Vec<Host> {
+    let listed = fields.list(key, host).unwrap_or_default();
+    if listed.contains(&None) { Vec::new() } else { listed.into_iter().flatten().collect() }
+}
+
+/// One host; `None` for any.
+fn host(text: &str) -> Result<Option<Host>, Refusal> {
+    match text {
+        "%any" | "0.0.0.0" | "::" => return Ok(None),
+        "%any4" => return Ok(Some(Host::Range(AddrRange::ANY_V4))),
+        "%any6" => return Ok(Some(Host::Range(AddrRange::ANY_V6))),
+        _ => {}
+    }
+    if let Ok(range) = text.parse() {
+        return Ok(Some(Host::Range(range)));
+    }
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && label.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_'))
+    };
+    let labels: Vec<&str> = text.strip_suffix('.').unwrap_or(text).split('.').collect();
+    // A last label of digits would be an address that was mistyped.
+    let is_name = text.len() <= 253
+        && labels.iter().copied().all(label)
+        && labels.last().is_some_and(|last| !last.bytes().all(|b| b.is_ascii_digit()));
+    is_name
+        .then(|| Some(Host::Name(text.to_owned())))
+        .ok_or_else(|| "write an address, a network, FIRST-LAST, the name of a host, or %any".into())
+}
+
+fn vip(text: &str) -> Result<IpAddr, Refusal> {
+    match text {
+        "%any" | "%any4" | "%config" | "%config4" => Ok([0, 0, 0, 0].into()),
+        "%any6" | "%config6" => Ok(IpAddr::V6(std::net::Ipv6Addr::UNSPECIFIED)),
+        _ => parsed("write an address, 0.0.0.0 or :: for any of the family")(text),
+    }
+}
+
+fn dscp(text: &str) -> Result<u8, Refusal> {
+    let six = text.len() <= 6 && text.bytes().all(|b| matches!(b, b'0' | b'1'));
+    u8::from_str_radix(text, 2)
+        .ok()
+        .filter(|_| six)
+        .ok_or_else(|| "write six binary digits, for example 101110 for EF".into())
+}
+
+/// Times of an IKE SA.
+struct Lifetimes {
+    rekey: Duration,
+    reauth: Duration,
+    over: Duration,
+    rand: Duration,
+}
+
+impl Lifetimes {
+    /// With strongSwan's defaults: 4 h unless reauthentication is asked for; 10 % over; chance takes at most half.
+    fn of(rekey: Option<Duration>, reauth: Option<Duration>, over: Option<Duration>, rand: Option<Duration>) -> Self {
+        let rekey = rekey.unwrap_or(if reauth.is_some() { Duration::ZERO } else { Duration::from_secs(4 * 3600) });
+        let reauth = reauth.unwrap_or_default();
+        let (longer, shorter) = (rekey.max(reauth), rekey.min(reauth));
+        let over = over.unwrap_or(longer / 10);
+        let sooner = if shorter.is_zero() { longer } else { shorter };
+        Self { rekey, reauth, over, rand: rand.unwrap_or(over.min(sooner / 2)) }
+    }
+}
+
+fn retransmit(fields: &Fields<'_>) -> Retransmit {
+    let default = Retransmit::default();
+    let factor = |text: &str| {
+        let read = text.parse::<f64>().ok().filter(|factor| (1.0..=10.0).contains(factor));
+        read.ok_or_else(|| "write a factor from 1 to 10, for example 1.8".to_owned())
+    };
+    Retransmit {
+        timeout: fields.get("retransmit_timeout", super::value::time).unwrap_or(default.timeout),
+        base: fields.get("retransmit_base", factor).unwrap_or(default.base),
+        tries: fields.get("retransmit_tries", number(0..=100)).map_or(default.tries, |tries| tries as u32),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_addresses_or_names() {
+        for (text, there) in [
+            ("192.0.2.1", "192.0.2.1/32"),
+            ("10.0.0.0/8", "10.0.0.0/8"),
+            ("10.0.0.1-10.0.0.7", "10.0.0.1-10.0.0.7"),
+            ("2001:db8::1", "2001:db8::1/128"),
+            ("%any6", "::/0"),
+            ("sun.example.org", "sun.example.org"),
+            ("localhost", "localhost"),
+            ("a-b.example.", "a-b.example."),
+        ] {
+            let shown = match host(text) {
+                Ok(Some(Host::Range(range))) => range.to_string(),
+                Ok(Some(Host::Name(name))) => name,
+                other => panic!("{text}: {other:?}"),
+            };
+            assert_eq!(shown, there);
+        }
+        assert_eq!(host("%any"), Ok(None));
+        for bad in ["192.0.2.300", "10.0.0.0/33", "sun..example", "sun example", "%an", "1.2.3", ""] {
+            assert!(host(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn times_of_an_ike_sa_default_as_in_strongswan() {
+        let s = Duration::from_secs;
+        let of = |rekey: Option<u64>, reauth: Option<u64>, over: Option<u64>, rand: Option<u64>| {
+            let life = Lifetimes::of(rekey.map(s), reauth.map(s), over.map(s), rand.map(s));
+            (life.rekey.as_secs(), life.reauth.as_secs(), life.over.as_secs(), life.rand.as_secs())
+        };
+        assert_eq!(of(None, None, None, None), (14_400, 0, 1440, 1440));
+        assert_eq!(of(None, Some(3600), None, None), (0, 3600, 360, 360));
+        assert_eq!(of(Some(600), Some(3600), None, None), (600, 3600, 360, 300));
+        assert_eq!(of(Some(600), None, Some(500), None), (600, 0, 500, 300));
+        assert_eq!(of(Some(0), None, None, None), (0, 0, 0, 0));
+        assert_eq!(of(Some(600), None, None, Some(0)), (600, 0, 60, 0));
+    }
+
+    #[test]
+    fn dscp_is_binary() {
+        assert_eq!((dscp("101110"), dscp("000000"), dscp("0")), (Ok(46), Ok(0), Ok(0)));
+        assert!(dscp("46").is_err() && dscp("1011100").is_err() && dscp("+1").is_err() && dscp("").is_err());
+    }
+}

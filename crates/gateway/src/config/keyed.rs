@@ -1,0 +1,218 @@
+//! The sections of swanctl.conf together, and one at a time as vici loads them.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use ike::config::{Connection, PoolConfig};
+
+use super::authority::Authority;
+use super::cert::{CertDirs, Certificates, Context};
+use super::connection::{self, Keyed, Named};
+use super::gateway::Gateway;
+use super::outside::Outside;
+use super::pool;
+use super::problem::{Problem, Problems, nearest};
+use super::psp::PspConfig;
+use super::secret::{self, SecretEntry, SecretKind};
+use super::syntax::Section;
+use super::value::{Fields, Sink};
+
+/// What the sections `connections`, `secrets`, `pools` and `authorities` hold.
+#[derive(Clone, Debug, Default)]
+pub struct KeyedSections {
+    /// Connections with the addresses that their names had when the configuration was loaded.
+    pub connections: Vec<Arc<Connection>>,
+    /// Connections with names of hosts in them, to resolve again; one without addresses is not in `connections`.
+    pub named: Vec<Named>,
+    /// Peers of the PSP key service.
+    pub psp: Vec<PspConfig>,
+    /// Pools of virtual addresses.
+    pub pools: Vec<PoolConfig>,
+    /// Shared secrets and passphrases.
+    pub secrets: Vec<SecretEntry>,
+    /// Certification authorities.
+    pub authorities: Vec<Authority>,
+    /// Certificates that connections and authorities name.
+    pub certificates: Certificates,
+    /// Files in the folders beside the configuration.
+    pub cert_dirs: CertDirs,
+}
+
+/// Sections that are read here.
+pub(crate) const SECTIONS: &[&str] = &["connections", "secrets", "pools", "authorities"];
+
+impl KeyedSections {
+    pub(crate) fn read(root: &Section, gateway: &Gateway, outside: &Outside<'_>, sink: &Sink) -> Self {
+        let context = Context::new(outside, gateway);
+        let mut read = Self::default();
+        let before = sink.count();
+        for (section, path) in each(root, "connections", sink) {
+            match connection::read(section, &path, &context, sink) {
+                Keyed::Ike(named) => read.add(*named, outside, sink),
+                Keyed::Psp(psp) => read.psp.push(*psp),
+            }
+        }
+        read.secrets =
+            each(root, "secrets", sink).flat_map(|(section, path)| secret::read(section, &path, sink)).collect();
+        read.pools = each(root, "pools", sink).filter_map(|(section, path)| pool::read(section, &path, sink)).collect();
+        read.authorities = each(root, "authorities", sink)
+            .filter_map(|(section, path)| Authority::read(section, &path, &context, sink))
+            .collect();
+        read.certificates = context.certificates.into_inner();
+        if sink.count() == before {
+            read.check(root, sink);
+        }
+        read
+    }
+
+    fn add(&mut self, named: Named, outside: &Outside<'_>, sink: &Sink) {
+        match named.resolve(outside.resolve) {
+            Ok(connection) => self.connections.push(connection),
+            Err(why) => sink.warn(format!("{why}; the connection waits until the name can be resolved")),
+        }
+        if named.has_names() {
+            self.named.push(named);
+        }
+    }
+
+    /// What only all of it together tells.
+    fn check(&self, root: &Section, sink: &Sink) {
+        let names: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
+        for section in root.section("connections").map(|s| s.sections.as_slice()).unwrap_or_default() {
+            let Some(setting) = section.setting("pools") else { continue };
+            for pool in setting.value.split(',').map(str::trim).filter(|pool| !pool.is_empty() && !names.contains(pool))
+            {
+                let message = format!("connections.{}.pools: there is no pool '{pool}'", section.name);
+                let help = match names.as_slice() {
+                    [] => format!("add 'pools {{ {pool} {{ addrs = 10.3.0.0/24 }} }}', one setting per line"),
+                    _ => nearest(pool, names.iter().copied())
+                        .map(|name| format!("did you mean '{name}'?"))
+                        .unwrap_or_else(|| format!("write one of: {}", names.join(", "))),
+                };
+                sink.push(Problem::at(&setting.value_at, message).help(help));
+            }
+        }
+        for (i, pool) in self.pools.iter().enumerate() {
+            let overlaps =
+                |other: &&PoolConfig| pool.addrs.start <= other.addrs.end && other.addrs.start <= pool.addrs.end;
+            if let Some(other) = self.pools[..i].iter().find(overlaps) {
+                let message = format!("pools.{}: its addresses are also those of pool '{}'", pool.name, other.name);
+                let at = root.section("pools").and_then(|s| s.section(&pool.name)).map_or(&root.at, |s| &s.at);
+                sink.push(Problem::at(at, message).help("an address belongs to one pool; choose other ranges"));
+            }
+        }
+    }
+
+    /// Whether there is anything to agree keys for.
+    pub fn is_empty(&self) -> bool {
+        self.connections.is_empty() && self.named.is_empty() && self.psp.is_empty()
+    }
+
+    /// Lists the folders beside the configuration, and says which passphrase has no file.
+    pub(crate) fn collect(&mut self, folder: &Path, warnings: &mut Vec<String>) {
+        self.cert_dirs = CertDirs::collect(folder);
+        for entry in self.secrets.iter().filter(|entry| entry.kind.is_passphrase()) {
+            let Some(file) = &entry.file else { continue };
+            let is_it = |path: &std::path::PathBuf| {
+                path.file_name().is_some_and(|name| name.to_string_lossy().eq_ignore_ascii_case(file))
+            };
+            if !self.cert_dirs.of(entry.kind.name()).iter().any(is_it) {
+                let folder = folder.join(entry.kind.name());
+                warnings.push(format!("secrets.{}: there is no file '{file}' in {}", entry.name, folder.display()));
+            }
+        }
+    }
+
+    /// Secrets of one kind.
+    pub fn secrets_of(&self, kind: SecretKind) -> impl Iterator<Item = &SecretEntry> {
+        self.secrets.iter().filter(move |entry| entry.kind == kind)
+    }
+}
+
+/// The sections below `name` with their paths; settings beside them are faults.
+fn each<'a>(root: &'a Section, name: &'static str, sink: &'a Sink) -> impl Iterator<Item = (&'a Section, String)> {
+    if let Some(section) = root.section(name) {
+        let names: Vec<&str> = section.sections.iter().map(|s| s.name.as_str()).collect();
+        let fields = match name {
+            "secrets" => Fields::secret(section, name.into(), &[], sink),
+            _ => Fields::new(section, name.into(), sink),
+        };
+        fields.finish(&names, |key| {
+            Some(format!(
+                "settings of '{name}' belong into a section of their own: '{name} {{ NAME {{ {key} = … }} }}'"
+            ))
+        });
+    }
+    let sections = root.section(name).map(|section| section.sections.as_slice()).unwrap_or_default();
+    sections.iter().map(move |section| (section, format!("{name}.{}", section.name)))
+}
+
+/// A connection that vici loads.
+#[derive(Clone, Debug)]
+pub struct LoadedConnection {
+    /// What it is.
+    pub connection: Keyed,
+    /// Certificates that came with it.
+    pub certificates: Certificates,
+    /// What is not wrong but worth knowing.
+    pub warnings: Vec<String>,
+}
+
+/// Reads the message of `load-conn`: one section, named like the connection. Whether its pools exist is not looked at.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load_connection(
+    message: &Section,
+    outside: &Outside<'_>,
+    gateway: &Gateway,
+) -> Result<LoadedConnection, Problems> {
+    let section = only(message, "a connection")?;
+    let (sink, context) = (Sink::default(), Context::new(outside, gateway));
+    let connection = connection::read(section, &section.name, &context, &sink);
+    finish(
+        &sink,
+        LoadedConnection {
+            connection,
+            certificates: context.certificates.into_inner(),
+            warnings: sink.take_warnings(),
+        },
+    )
+}
+
+/// Reads the message of `load-pool`: one section, named like the pool.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load_pool(message: &Section) -> Result<PoolConfig, Problems> {
+    let section = only(message, "a pool")?;
+    let sink = Sink::default();
+    let pool = pool::read(section, &section.name, &sink);
+    finish(&sink, pool)?.ok_or_else(|| Problem::whole(format!("{}: not a pool", section.name)).into())
+}
+
+/// Reads the message of `load-authority`: one section, named like the authority.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn load_authority(message: &Section, outside: &Outside<'_>, gateway: &Gateway) -> Result<Authority, Problems> {
+    let section = only(message, "an authority")?;
+    let sink = Sink::default();
+    let authority = Authority::read(section, &section.name, &Context::new(outside, gateway), &sink);
+    finish(&sink, authority)?.ok_or_else(|| Problem::whole(format!("{}: not an authority", section.name)).into())
+}
+
+fn only<'a>(message: &'a Section, what: &str) -> Result<&'a Section, Problems> {
+    match (message.settings.as_slice(), message.sections.as_slice()) {
+        ([], [section]) => Ok(section),
+        _ => {
+            let text = format!("the message is not {what}: it has to be one section with its name");
+            Err(Problem::at(&message.at, text).help("send 'NAME { key = value … }'").into())
+        }
+    }
+}
+
+fn finish<T>(sink: &Sink, read: T) -> Result<T, Problems> {
+    let problems = sink.take();
+    if problems.is_empty() { Ok(read) } else { Err(Problems(problems)) }
+}

@@ -1,0 +1,57 @@
+//! Messages of vici as sections: `load-conn` and its kin carry the keys of swanctl.conf, with lists as lists and
+//! certificates as octets.
+
+use zeroize::Zeroizing;
+
+use super::problem::Origin;
+use super::syntax::{Section, Setting};
+use crate::vici::{Message, Value};
+
+/// Values that are octets even where they look like text.
+const OCTETS: &[&str] = &["data", "certs", "cacerts", "pubkeys", "cacert"];
+
+impl Section {
+    /// The section that `message` is, for messages about it called `name`: usually the command.
+    pub fn of_message(name: &str, message: &Message) -> Self {
+        fill(name, &Origin::message(name), message)
+    }
+}
+
+impl From<&Message> for Section {
+    fn from(message: &Message) -> Self {
+        Self::of_message("", message)
+    }
+}
+
+fn fill(name: &str, at: &Origin, message: &Message) -> Section {
+    let mut section = Section::new(name, at.clone());
+    for (name, value) in &message.entries {
+        match value {
+            Value::Section(inner) if section.section(name).is_none() => section.sections.push(fill(name, at, inner)),
+            Value::Text(_) | Value::List(_) if section.setting(name).is_none() => {
+                section.settings.push(setting(name, at, value));
+            }
+            _ => {} // the first one counts
+        }
+    }
+    section
+}
+
+fn setting(name: &str, at: &Origin, value: &Value) -> Setting {
+    let items = match value {
+        Value::List(items) => items.clone(),
+        Value::Text(octets) => vec![octets.clone()],
+        Value::Section(_) => Vec::new(),
+    };
+    let texts: Vec<&str> = items.iter().filter_map(|item| std::str::from_utf8(item).ok()).collect();
+    // Room for all of it, so that no half of a secret stays behind in a buffer that grew.
+    let mut text = Zeroizing::new(String::with_capacity(texts.iter().map(|text| text.len() + 2).sum()));
+    for (i, part) in texts.iter().enumerate() {
+        text.push_str(if i == 0 { "" } else { ", " });
+        text.push_str(part);
+    }
+    let is_list = matches!(value, Value::List(_)) || texts.len() < items.len() || OCTETS.contains(&name);
+    // A text that stands for a list is split as in a file.
+    let items = is_list.then_some(items);
+    Setting { name: name.to_owned(), at: at.clone(), value: text, value_at: at.clone(), items }
+}

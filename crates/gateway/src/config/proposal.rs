@@ -1,0 +1,36 @@
+//! Proposals in strongSwan's words, and what of them is too weak.
+
+use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
+
+use super::value::Refusal;
+
+/// One item of `proposals`: `default` is several.
+pub(crate) fn ike(text: &str, legacy: bool) -> Result<Vec<IkeProposal>, Refusal> {
+    if text.eq_ignore_ascii_case("default") {
+        return Ok(IkeProposal::defaults());
+    }
+    let proposal = IkeProposal::parse(text).map_err(|why| why.to_string())?;
+    refuse_weak(proposal.weak(), legacy)?;
+    Ok(vec![proposal])
+}
+
+/// One item of `esp_proposals`, `ah_proposals`, `eesp_proposals`.
+pub(crate) fn child(protocol: ChildProtocol, text: &str, legacy: bool) -> Result<Vec<ChildProposal>, Refusal> {
+    if text.eq_ignore_ascii_case("default") {
+        return Ok(ChildProposal::defaults(protocol));
+    }
+    let proposal = ChildProposal::parse(protocol, text).map_err(|why| why.to_string())?;
+    refuse_weak(proposal.weak(), legacy)?;
+    Ok(vec![proposal])
+}
+
+/// Weak algorithms have to be permitted.
+pub(crate) fn refuse_weak(weak: Option<&str>, legacy: bool) -> Result<(), Refusal> {
+    match weak {
+        Some(weak) if !legacy => Err(format!(
+            "'{weak}' is too weak to be used by default: leave it out; where a peer has nothing better: \
+             'allow_legacy = yes' in the connection"
+        )),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,85 @@
+//! PSP with manual keys.
+
+use super::super::value::{Fields, Refusal, Secret, list, number, octets, offset, psp_version, switch};
+use super::keys::check_length;
+use super::{HalfProto, Shared};
+
+pub(super) fn spi(text: &str) -> Result<u32, Refusal> {
+    let raw = number(0..=u64::from(u32::MAX))(text)? as u32;
+    if raw & 0x7fff_ffff == 0 { Err("the low 31 bits of a PSP SPI must not all be 0".into()) } else { Ok(raw) }
+}
+
+fn masters(fields: &Fields<'_>) -> [Option<Secret>; 2] {
+    ["master_key_0", "master_key_1"].map(|key| {
+        let master = fields.get_own(key, octets)?;
+        check_length(fields, key, &master, 32, "a master key")?;
+        Some(master)
+    })
+}
+
+pub(super) fn outbound(fields: &Fields<'_>, shared: &Shared<'_>, spi: u32) -> Option<HalfProto> {
+    let version_written = fields.setting("version").is_some();
+    let version = fields.get("version", psp_version(shared.gateway.allow_psp_gmac)).or((!version_written).then_some(0));
+    let key = fields.get_own("key", octets);
+    let masters = masters(fields);
+    let crypt_offset = fields.get_own("crypt_offset", offset).unwrap_or(0);
+    let cookie = fields.get_own("cookie", number(0..=u64::MAX));
+    let sample = fields.get_own("sample", switch).unwrap_or(false);
+    let drop = fields.get_own("drop", switch).unwrap_or(false);
+    let source_port = fields.get_own("source_port", number(1..=65_535)).map(|n| n as u16);
+    let version = version?;
+    let slot = (spi >> 31) as usize;
+    let names = ["master_key_0", "master_key_1"];
+    let written = |key: &str| fields.section().setting(key).is_some();
+    if written("key") {
+        check_length(
+            fields,
+            "key",
+            key.as_ref()?,
+            if version % 2 == 0 { 16 } else { 32 },
+            "the traffic key of this version",
+        )?;
+    } else if !written(names[slot]) {
+        let help =
+            format!("write the traffic key that the receiver derived for SPI {spi:#x}, or its '{}'", names[slot]);
+        fields.fault("'key' is missing", help);
+        return None;
+    } else if masters[slot].is_none() {
+        return None;
+    }
+    Some(HalfProto::PspOut { version, key, masters, crypt_offset, cookie, sample, drop, source_port })
+}
+
+fn spi_range(text: &str) -> Result<(u32, u32), Refusal> {
+    let (first, last) = text.split_once('-').unwrap_or((text, text));
+    let (first, last) = (spi(first.trim())?, spi(last.trim())?);
+    if first > last || first >> 31 != last >> 31 {
+        return Err("write FIRST-LAST, both with the same bit 31".into());
+    }
+    Ok((first, last))
+}
+
+pub(super) fn inbound(fields: &Fields<'_>, shared: &Shared<'_>) -> Option<HalfProto> {
+    let written = fields.setting("version").is_some();
+    let version_of = fields.get("version", psp_version(shared.gateway.allow_psp_gmac)).or((!written).then_some(0));
+    let masters = masters(fields);
+    let issued = fields.need_own("issued", list(spi_range));
+    let versions = fields.get_own("versions", list(psp_version(shared.gateway.allow_psp_gmac)));
+    let max_crypt_offset = fields.get_own("max_crypt_offset", offset).unwrap_or(0);
+    let honour_drop = fields.get_own("honour_drop", switch).unwrap_or(false);
+    let issued = issued?;
+    for (first, last) in &issued {
+        let slot = (first >> 31) as usize;
+        let name = ["master_key_0", "master_key_1"][slot];
+        if fields.section().setting(name).is_none() {
+            let message = format!("SPIs {first:#x} to {last:#x} belong to '{name}', which is missing");
+            fields.fault_of("issued", message, format!("add '{name} = 0x…' (32 bytes)"));
+            return None;
+        }
+    }
+    let versions = match versions {
+        Some(list) => list.iter().fold(0, |bits, version| bits | 1 << version),
+        None => 1 << version_of?,
+    };
+    Some(HalfProto::PspIn { masters, issued, versions, max_crypt_offset, honour_drop })
+}

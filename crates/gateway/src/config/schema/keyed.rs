@@ -1,0 +1,316 @@
+//! Keys of the sections `connections`, `secrets`, `pools` and `authorities`, named as in swanctl.conf.
+
+use super::Kind::{Bytes, Dscp, Files, List, Number, Secret, Switch, Text, Time, Words};
+use super::{Key, key};
+
+const WIDE: u64 = u32::MAX as u64;
+const ACTIONS: &[&str] = &["none", "clear", "trap", "route", "start", "restart"];
+const IF_ID: &str =
+    "remove it: Weir's own device, see 'tun' in the section 'gateway', takes the place of an XFRM interface";
+const MARK: &str =
+    "remove it and select by local_ts and remote_ts; Weir's own packets carry 'fwmark' of the section 'gateway'";
+const MEDIATION: &str = "remove it: mediation is no IETF protocol; write the address of the peer";
+const TOKEN: &str = "remove it and put the key or certificate into a file: tokens and smartcards are not supported";
+
+/// `connections.NAME`.
+pub(crate) const CONNECTION: &[Key] = &[
+    key(
+        "protocol",
+        Words(&["ike", "psp"]),
+        "ike",
+        "How keys are agreed: IKE for ESP, AH and EESP, or the key service of PSP",
+    ),
+    key("version", Words(&["0", "1", "2"]), "0", "Version of IKE; 0 answers both and starts with 2"),
+    key(
+        "local_addrs",
+        List("addresses, networks, ranges, names"),
+        "%any",
+        "Addresses of this host; the first single one is used to start from",
+    ),
+    key(
+        "remote_addrs",
+        List("addresses, networks, ranges, names"),
+        "%any",
+        "Addresses of the peer; without a single one this host only answers",
+    ),
+    key("local_port", Number(1, 65_535), "500", "UDP port of this host; 4500 starts with the marker of NAT traversal"),
+    key("remote_port", Number(1, 65_535), "500", "UDP port of the peer"),
+    key("proposals", List("IKE proposals"), "default", "Algorithms for the IKE SA, the best first"),
+    key("allow_legacy", Switch, "that of gateway", "Permits weak algorithms in this connection"),
+    key("vips", List("addresses"), "", "Virtual addresses to ask for; 0.0.0.0 and :: ask for any"),
+    key("aggressive", Switch, "no", "IKEv1: Aggressive Mode"),
+    key("pull", Switch, "yes", "IKEv1: ask for virtual addresses instead of waiting for them"),
+    key("dscp", Dscp, "000000", "DSCP of IKE packets"),
+    key("encap", Switch, "no", "ESP in UDP even where there is no NAT"),
+    key("mobike", Switch, "yes", "Follow the peer to other addresses (RFC 4555)"),
+    key("dpd_delay", Time, "0s", "Silence after which the peer is asked whether it lives; 0 never asks"),
+    key("dpd_timeout", Time, "0s", "IKEv1: silence after which the peer is dead"),
+    key("fragmentation", Words(&["yes", "accept", "no", "force"]), "yes", "Fragments of IKE messages (RFC 7383)"),
+    key("childless", Words(&["allow", "prefer", "force", "never"]), "allow", "IKE SAs without Child SA (RFC 6023)"),
+    key("send_certreq", Switch, "yes", "Ask for certificates by the names of the trusted CAs"),
+    key("send_cert", Words(&["ifasked", "always", "never"]), "ifasked", "When to send certificates"),
+    key("ocsp", Words(&["reply", "never", "request", "both"]), "reply", "OCSP in IKE (RFC 4806)").refused(
+        &["reply", "never"],
+        "put CRLs into x509crl and write 'revocation = strict' for the peer; OCSP is not supported",
+    ),
+    key("ppk_id", Text, "", "Post-quantum preshared key to use or accept (RFC 8784)"),
+    key("ppk_required", Switch, "no", "Refuse a peer without such a key"),
+    key("keyingtries", Number(0, WIDE), "1", "How often to try to reach the peer; 0 never gives up"),
+    key(
+        "unique",
+        Words(&["no", "never", "keep", "replace"]),
+        "no",
+        "What a second IKE SA of the same peer does to the first",
+    ),
+    key("reauth_time", Time, "0s", "Time between authentications; 0 is never"),
+    key("rekey_time", Time, "4h; 0s with reauth_time", "Time between rekeyings of the IKE SA; 0 is never"),
+    key("over_time", Time, "10 % of the longer of both", "Time after these at which the IKE SA ends whatever happens"),
+    key("rand_time", Time, "over_time, at most half of the shorter", "Up to this much is taken off by chance"),
+    key("pools", List("names"), "", "Pools from which clients get addresses"),
+    key("retransmit_timeout", Time, "4s", "Wait before the first retransmission"),
+    key("retransmit_base", Text, "1.8", "Factor from one wait to the next, 1 to 10"),
+    key("retransmit_tries", Number(0, 100), "5", "Retransmissions before the peer is given up"),
+    key("if_id_in", Text, "0", "XFRM interface").refused(&["0"], IF_ID),
+    key("if_id_out", Text, "0", "XFRM interface").refused(&["0"], IF_ID),
+    key("mediation", Switch, "no", "Mediation server").refused(&["no"], MEDIATION),
+    key("mediated_by", Text, "", "Mediation").refused(&[], MEDIATION),
+    key("mediation_peer", Text, "", "Mediation").refused(&[], MEDIATION),
+];
+
+/// `local…` and `remote…` of a connection.
+pub(crate) const AUTH: &[Key] = &[
+    key(
+        "auth",
+        Text,
+        "pubkey",
+        "`pubkey`, `psk`, `eap`, `eap-md5`, `eap-mschapv2`, `eap-tls`, `xauth`; of the peer also `any`. Constraints as in `rsa-2048-sha256`, `ike:ecdsa-sha384`",
+    ),
+    key("id", Text, "%any", "Identity; of the peer with `*`. `%any` takes that of the certificate, or the address"),
+    key("round", Number(0, WIDE), "0", "Order of several rounds (RFC 4739), then that of the file"),
+    key("certs", Files, "", "Certificates to use, or those that are accepted; relative to x509"),
+    key("cacerts", Files, "", "CA certificates, one of which has to vouch; relative to x509ca"),
+    key("pubkeys", Files, "", "Raw public keys to use, or those that are accepted; relative to pubkey"),
+    key("eap_id", Text, "id", "Identity inside EAP"),
+    key("xauth_id", Text, "id", "IKEv1: user name of XAuth"),
+    key("groups", List("names"), "", "Groups, to one of which the peer has to belong"),
+    key("cert_policy", List("OIDs"), "", "Policies that the certificate of the peer has to carry"),
+    key("revocation", Words(&["relaxed", "ifuri", "strict"]), "relaxed", "What a missing CRL means"),
+    key("aaa_id", Text, "id of the peer", "Identity of an AAA server")
+        .refused(&[], "remove it: EAP-TLS expects the identity of the peer"),
+    key("ca_id", Text, "", "Identity of a CA").refused(&[], "name its certificate: 'cacerts = FILE'"),
+];
+
+/// `cert…` and `cacert…` of `local…` and `remote…`.
+pub(crate) const CERT: &[Key] = &[
+    key("file", Text, "required", "Certificate"),
+    key("handle", Text, "", "Certificate on a token").refused(&[], TOKEN),
+    key("slot", Text, "", "Slot of a token").refused(&[], TOKEN),
+    key("module", Text, "", "Module of a token").refused(&[], TOKEN),
+];
+
+/// `children.NAME` of a connection.
+pub(crate) const CHILD: &[Key] = &[
+    key("esp_proposals", List("ESP proposals"), "default, without others", "Algorithms of ESP, the best first"),
+    key("ah_proposals", List("AH proposals"), "", "Algorithms of AH"),
+    key("eesp_proposals", List("EESP proposals"), "", "Algorithms of EESP: AEAD ciphers, `sskdf…` for Sub SAs"),
+    key("local_ts", List("selectors"), "dynamic", "What this side protects"),
+    key("remote_ts", List("selectors"), "dynamic", "What the other side protects"),
+    key(
+        "mode",
+        Words(&["tunnel", "transport", "beet", "pass", "drop", "transport_proxy", "iptfs"]),
+        "tunnel",
+        "Mode; `pass` and `drop` are policies without SA. `transport_proxy` and `iptfs` are refused",
+    ),
+    key("rekey_time", Time, "1h, or 10 % below life_time", "Time between rekeyings; 0 is never"),
+    key("life_time", Time, "10 % above rekey_time", "Time after which the Child SA ends"),
+    key("rand_time", Time, "life_time − rekey_time", "Up to this much is taken off rekey_time by chance"),
+    key("rekey_bytes", Bytes, "0, or 10 % below life_bytes", "Bytes between rekeyings; 0 is never"),
+    key("life_bytes", Bytes, "10 % above rekey_bytes", "Bytes after which the Child SA ends"),
+    key("rand_bytes", Bytes, "life_bytes − rekey_bytes", "Up to this much is taken off rekey_bytes by chance"),
+    key("rekey_packets", Number(0, u64::MAX), "0, or 10 % below life_packets", "Packets between rekeyings; 0 is never"),
+    key("life_packets", Number(0, u64::MAX), "10 % above rekey_packets", "Packets after which the Child SA ends"),
+    key(
+        "rand_packets",
+        Number(0, u64::MAX),
+        "life_packets − rekey_packets",
+        "Up to this much is taken off rekey_packets by chance",
+    ),
+    key(
+        "start_action",
+        Text,
+        "none",
+        "On load: `none`, `trap` waits for a packet, `start` begins at once, `trap\\|start`",
+    ),
+    key("dpd_action", Words(ACTIONS), "clear", "When the peer is dead: `clear`, `trap`, `restart`"),
+    key("close_action", Words(ACTIONS), "none", "When the peer ends the Child SA: `none`, `trap`, `start`"),
+    key("inactivity", Time, "0s", "Ends a Child SA without traffic; 0 is never"),
+    key(
+        "per_cpu_sas",
+        Words(&["no", "yes", "encap"]),
+        "no",
+        "A Child SA for each CPU (RFC 9611); wants `trap` in start_action",
+    ),
+    key(
+        "replay_window",
+        Number(0, 65_536),
+        "1024",
+        "Packets that may arrive late, 0 checks nothing; 1 to 31 count as 32, with EESP 1 to 63 as 64",
+    ),
+    key("priority", Number(0, WIDE), "0", "Order among policies, lower first; 0 lets the selectors decide"),
+    key("reqid", Number(0, WIDE), "0", "Request ID of listings; 0 chooses one"),
+    key("updown", Text, "", "Command to run on up and down"),
+    key("tfc_padding", Text, "0", "Smallest ESP packet in bytes, or `mtu`"),
+    key("copy_df", Switch, "yes", "Copy DF to the outer header"),
+    key("copy_ecn", Switch, "yes", "Carry congestion marks across the tunnel"),
+    key(
+        "copy_dscp",
+        Words(&["out", "no", "in", "yes"]),
+        "out",
+        "Copy DSCP to the outer header; `in` and `yes` are refused",
+    ),
+    key("sha256_96", Switch, "no", "HMAC-SHA-256 cut to 96 bits, for old peers"),
+    key("eesp_max_sub_sa_id", Number(0, 65_535), "no limit", "EESP: highest Sub SA ID that this side accepts"),
+    key(
+        "eesp_max_crypt_offset",
+        Number(0, 252),
+        "refuse",
+        "EESP: largest crypt offset in bytes that this side accepts, a multiple of 4",
+    ),
+    key("hostaccess", Switch, "no", "Word for the updown command")
+        .no_effect("Weir filters nothing between its peer and this host"),
+    key("policies_fwd_out", Switch, "no", "Forward policies outwards")
+        .no_effect("policies hold for forwarded packets in both directions"),
+    key("icmp", Switch, "no", "ICMP errors from outside of the selectors")
+        .no_effect("an error passes where the selectors include its sender"),
+    key("policies", Switch, "yes", "Install policies")
+        .refused(&["yes"], "remove it: a Child SA without policies protects nothing here"),
+    key("ipcomp", Switch, "no", "IPComp")
+        .refused(&["no"], "write 'ipcomp = no': compression is not supported, and it lets lengths tell of contents"),
+    key("hw_offload", Words(&["no", "auto", "yes", "crypto", "packet"]), "no", "Offload to a device")
+        .refused(&["no", "auto"], "write 'hw_offload = auto', or remove it: Weir works in user space"),
+    key("interface", Text, "", "Interface of the policies")
+        .refused(&[], "remove it and say by local_ts which traffic is meant: policies hold on Weir's own device"),
+    key("mark_in", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
+    key("mark_in_sa", Switch, "no", "Netfilter mark").refused(&["no"], MARK),
+    key("mark_out", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
+    key("set_mark_in", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
+    key("set_mark_out", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
+    key("if_id_in", Text, "0", "XFRM interface").refused(&["0"], IF_ID),
+    key("if_id_out", Text, "0", "XFRM interface").refused(&["0"], IF_ID),
+    key("label", Text, "", "Security label")
+        .refused(&[], "remove it: security labels are not supported; use local_ts and remote_ts"),
+    key("label_mode", Words(&["system", "simple", "selinux"]), "system", "Meaning of a label")
+        .no_effect("there are no labels"),
+];
+
+/// A connection with `protocol = psp`.
+pub(crate) const PSP: &[Key] = &[
+    key(
+        "protocol",
+        Words(&["ike", "psp"]),
+        "ike",
+        "`psp`: keys by the key service of PSP, over TLS 1.3 with certificates on both sides",
+    ),
+    key("local_addrs", List("addresses, names"), "%any", "Address of this host for the key service and for packets"),
+    key(
+        "remote_addrs",
+        List("addresses, names"),
+        "%any",
+        "Addresses of the peer; without a single one this host only answers",
+    ),
+    key("local_port", Number(1, 65_535), "psp_port of gateway", "TCP port of this host's key service"),
+    key("remote_port", Number(1, 65_535), "psp_port of gateway", "TCP port of the peer's key service"),
+    key(
+        "dpd_delay",
+        Time,
+        "30s",
+        "Silence on the key channel after which the peer is asked whether it lives; 0 never asks",
+    ),
+    key("keyingtries", Number(0, WIDE), "1", "How often to try to reach the peer; 0 never gives up"),
+];
+
+/// A child of a connection with `protocol = psp`.
+pub(crate) const PSP_CHILD: &[Key] = &[
+    key(
+        "psp_version",
+        List("0 to 3"),
+        "0",
+        "Versions, the best first: 0 AES-128-GCM, 1 AES-256-GCM; 2 and 3 are GMAC and need `allow_psp_gmac`",
+    ),
+    key("mode", Words(&["tunnel", "transport"]), "tunnel", "Mode"),
+    key("local_ts", List("selectors"), "dynamic", "What this side protects"),
+    key("remote_ts", List("selectors"), "dynamic", "What the other side protects"),
+    key(
+        "crypt_offset",
+        Number(0, 252),
+        "0",
+        "Bytes after the IV to leave in the clear, a multiple of 4; the peer has to accept it",
+    ),
+    key("max_crypt_offset", Number(0, 252), "0", "Largest crypt offset that is accepted"),
+    key("cookie", Number(0, u64::MAX), "", "Virtualisation cookie to send"),
+    key(
+        "replay_window",
+        Number(0, 65_536),
+        "1024",
+        "Packets that may arrive late, where the peer says that its IVs count packets; 1 to 31 count as 32",
+    ),
+    key("rekey_time", Time, "12h", "Time between new keys, at most 24 h"),
+    key("rekey_packets", Number(1, 1 << 48), "4294967296", "Packets between new keys"),
+    key(
+        "start_action",
+        Text,
+        "none",
+        "On load: `none`, `trap` waits for a packet, `start` begins at once, `trap\\|start`",
+    ),
+    key("copy_df", Switch, "yes", "Copy DF to the outer header"),
+    key("copy_ecn", Switch, "yes", "Carry congestion marks across the tunnel"),
+    key("copy_dscp", Words(&["out", "no"]), "out", "Copy DSCP to the outer header"),
+];
+
+/// A section of `secrets`.
+pub(crate) const SECRET: &[Key] = &[
+    key("secret", Secret, "required", "The secret, or the passphrase of a key file; of key files several: `secret-1`")
+        .many(),
+    key("id", Text, "anybody", "`ike`, `eap`, `xauth`, `ntlm`, `ppk`: whose it is; several: `id-1`, `id-2`").many(),
+    key(
+        "file",
+        Text,
+        "required for key files",
+        "`private`, `rsa`, `ecdsa`, `pkcs8`, `pkcs12`: file in the folder of that name",
+    ),
+    key("handle", Text, "", "`token`: key on a token").refused(&[], TOKEN),
+    key("slot", Text, "", "`token`: slot").refused(&[], TOKEN),
+    key("module", Text, "", "`token`: module").refused(&[], TOKEN),
+    key("pin", Secret, "", "`token`: PIN").refused(&[], TOKEN),
+];
+
+/// A section of `pools`.
+pub(crate) const POOL: &[Key] = &[
+    key(
+        "addrs",
+        Text,
+        "required",
+        "Network or range to give addresses from; of a network neither the first nor the last",
+    ),
+    key("dns", List("addresses"), "", "DNS servers"),
+    key("nbns", List("addresses"), "", "NetBIOS name servers"),
+    key("dhcp", List("addresses"), "", "DHCP servers"),
+    key("netmask", List("addresses"), "", "Netmask of the client's network"),
+    key("server", List("addresses"), "", "Attribute `INTERNAL_IP4_SERVER`, `INTERNAL_IP6_SERVER`"),
+    key("subnet", List("networks"), "", "Networks behind this host"),
+    key("p_cscf", List("addresses"), "", "Servers of RFC 7651"),
+    key("split_include", List("networks"), "", "Networks to send here (Unity)"),
+    key("split_exclude", List("networks"), "", "Networks not to send here (Unity)"),
+];
+
+/// A section of `authorities`.
+pub(crate) const AUTHORITY: &[Key] = &[
+    key("cacert", Files, "required", "Certificate of the CA, relative to x509ca"),
+    key("file", Text, "", "The same by its absolute path"),
+    key("crl_uris", List("URIs"), "", "Where its CRLs are: `file://` or `http://`"),
+    key("ocsp_uris", List("URIs"), "", "OCSP servers").no_effect("OCSP is not supported; CRLs are"),
+    key("cert_uri_base", Text, "", "Hash-and-URL of certificates").no_effect("certificates are always sent whole"),
+    key("handle", Text, "", "CA certificate on a token").refused(&[], TOKEN),
+    key("slot", Text, "", "Slot of a token").refused(&[], TOKEN),
+    key("module", Text, "", "Module of a token").refused(&[], TOKEN),
+];

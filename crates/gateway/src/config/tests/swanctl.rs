@@ -1,0 +1,511 @@
+//! Files of swanctl, and the messages that it makes of them.
+
+use std::io;
+use std::time::Duration;
+
+use ike::config::{Action, AuthMethod, ChildMode, EapType, PerCpuSas, Revocation, StartAction, Unique, Version};
+use ike::identity::IdPattern;
+use ike::proposal::ChildProtocol;
+
+use super::*;
+use crate::vici::Message;
+
+/// A SEQUENCE: as far as a configuration looks into a certificate.
+const DER: &[u8] = &[0x30, 3, 2, 1, 5];
+
+fn a_file(path: &Path) -> io::Result<Vec<u8>> {
+    if path.to_string_lossy().contains("absent") { Err(io::ErrorKind::NotFound.into()) } else { Ok(DER.to_vec()) }
+}
+
+fn an_address(name: &str) -> io::Result<Vec<std::net::IpAddr>> {
+    match name {
+        "sun.example" => Ok(vec!["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()]),
+        _ => Err(io::Error::other("no such host")),
+    }
+}
+
+fn outside() -> Outside<'static> {
+    Outside { folder: "/etc/weir".into(), read: &a_file, resolve: &an_address }
+}
+
+fn swanctl(text: &str) -> Result<Config, Problems> {
+    let file = SourceFile { name: "swanctl.conf".into(), text: Zeroizing::new(text.into()) };
+    check(&syntax::parse(file, Path::new("."))?, Purpose::Gateway, &outside())
+}
+
+fn told(text: &str) -> String {
+    swanctl(text).err().map(|problems| format!("{problems}\n{}", problems.render(false))).unwrap_or_default()
+}
+
+/// A faultless file in which lines can be exchanged.
+const GOOD: &str = "\
+connections {
+    home {
+        remote_addrs = sun.example
+        version = 2
+        proposals = aes256-sha256-x25519
+        rekey_time = 2h
+        local {
+            auth = pubkey
+            certs = moon.pem
+            id = moon.example
+        }
+        remote {
+            auth = pubkey
+            id = sun.example
+        }
+        children {
+            net {
+                local_ts = 10.2.0.0/24
+                remote_ts = 10.1.0.0/24, 10.3.0.0/24[tcp/https]
+                esp_proposals = aes256gcm16-x25519
+                start_action = trap
+            }
+        }
+    }
+}
+secrets {
+    ike-sun {
+        id-1 = sun.example
+        secret = \"open sesame\"
+    }
+}
+pools {
+    clients {
+        addrs = 10.3.0.0/24
+        dns = 10.1.0.1
+    }
+}
+authorities {
+    root {
+        cacert = ca.pem
+    }
+}
+";
+
+#[test]
+fn per_cpu_sas_over_certificates_load_as_published() {
+    for (text, own, peer) in [
+        (include_str!("sun.conf"), "sun.strongswan.org", "192.168.0.20"),
+        (include_str!("moon.conf"), "moon.strongswan.org", "192.168.0.10"),
+    ] {
+        let config = swanctl(text).unwrap_or_else(|problems| panic!("{problems}"));
+        let [connection] = config.keyed.connections.as_slice() else { panic!("not one connection") };
+        assert_eq!((connection.name.as_str(), connection.version, connection.mobike), ("lake", Version::V2, false));
+        assert_eq!(connection.remote_addrs[0].start.to_string(), peer);
+        let IdPattern::Like(id) = &connection.local[0].id else { panic!("no identity") };
+        assert_eq!(id.data, own.as_bytes());
+        assert_eq!(connection.local[0].certs.len(), 1);
+        assert_eq!(config.keyed.certificates.end_entities.len(), 1);
+        let [child] = connection.children.as_slice() else { panic!("not one child") };
+        assert_eq!(
+            (child.name.as_str(), child.mode, child.per_cpu_sas),
+            ("water", ChildMode::Transport, PerCpuSas::Yes)
+        );
+        assert_eq!(child.start_action, StartAction { trap: true, start: false });
+        assert_eq!(child.updown.as_deref(), Some("/usr/local/libexec/ipsec/_updown iptables"));
+        assert!(child.local_ts[0].addrs.is_none() && child.remote_ts[0].addrs.is_none());
+        assert_eq!(config.warnings.len(), 1);
+        assert!(config.warnings[0].contains(":23:17: connections.lake.children.water.hostaccess has no effect"));
+    }
+}
+
+#[test]
+fn what_is_not_written_is_as_in_strongswan() {
+    let config = swanctl("connections {\n a {\n children {\n b {\n }\n }\n }\n}").unwrap();
+    let connection = &config.keyed.connections[0];
+    assert_eq!((connection.version, connection.unique, connection.keyingtries), (Version::Any, Unique::No, 1));
+    assert_eq!((connection.local_port, connection.remote_port, connection.dscp), (500, 500, 0));
+    assert!(connection.mobike && connection.pull && connection.send_certreq && !connection.encap);
+    assert!(connection.local_addrs.is_empty() && connection.remote_addrs.is_empty());
+    assert!(!connection.proposals.is_empty());
+    let s = Duration::from_secs;
+    assert_eq!((connection.rekey_time, connection.over_time, connection.rand_time), (s(14_400), s(1440), s(1440)));
+    assert_eq!((connection.dpd_delay, connection.reauth_time), (Duration::ZERO, Duration::ZERO));
+    for auth in connection.local.iter().chain(&connection.remote) {
+        assert_eq!((&auth.method, &auth.id), (&AuthMethod::PublicKey(Vec::new()), &IdPattern::Any));
+    }
+    let child = &connection.children[0];
+    assert_eq!((child.time.rekey, child.time.life, child.time.rand), (s(3600), s(3960), s(360)));
+    assert_eq!((child.bytes.rekey, child.bytes.life, child.packets.rekey), (0, 0, 0));
+    assert_eq!((child.mode, child.replay_window, child.dpd_action), (ChildMode::Tunnel, 1024, Action::Clear));
+    assert!(child.copy_df && child.copy_ecn && child.copy_dscp && !child.sha256_96);
+    assert!(child.proposals.iter().all(|proposal| proposal.protocol == ChildProtocol::Esp));
+}
+
+#[test]
+fn a_faultless_file_is_read_as_written() {
+    let config = swanctl(GOOD).unwrap();
+    let keyed = &config.keyed;
+    let connection = &keyed.connections[0];
+    assert_eq!(connection.remote_addrs.len(), 2);
+    assert_eq!(connection.children[0].remote_ts[1].ports, wire::PortRange::single(443));
+    assert!(keyed.named[0].has_names());
+    assert_eq!(keyed.secrets[0].octets(), b"open sesame");
+    assert_eq!(
+        (keyed.secrets[0].kind, keyed.secrets[0].ids.as_slice()),
+        (SecretKind::Ike, &["sun.example".to_owned()][..])
+    );
+    assert_eq!(keyed.pools[0].attributes, [(3, vec![10, 1, 0, 1])]);
+    assert_eq!(keyed.certificates.authorities[0].from, "/etc/weir/x509ca/ca.pem");
+}
+
+#[test]
+fn a_name_without_address_waits_and_is_never_anybody() {
+    let config = swanctl(&GOOD.replace("remote_addrs = sun.example", "remote_addrs = venus.example")).unwrap();
+    assert!(config.keyed.connections.is_empty());
+    assert!(config.warnings[0].contains("connections.home.remote_addrs: 'venus.example' has no address: no such host"));
+    let resolve: Resolve<'_> = &|_: &str| Ok(vec!["192.0.2.9".parse().unwrap()]);
+    assert_eq!(config.keyed.named[0].resolve(resolve).unwrap().remote_addrs[0].start.to_string(), "192.0.2.9");
+}
+
+#[test]
+fn every_fault_is_told_with_place_and_remedy() {
+    let child = "start_action = trap";
+    for (line, instead, place, message, help) in [
+        ("version = 2", "version = 3", "swanctl.conf:4:19", "connections.home.version: '3'", "0, 1, 2"),
+        ("version = 2", "verson = 2", "swanctl.conf:4:9", "unknown key 'verson'", "did you mean 'version'?"),
+        ("version = 2", "local = 192.0.2.1", "swanctl.conf:4:9", "unknown key 'local'", "addresses are 'local_addrs'"),
+        ("version = 2", "local_ts = 10.0.0.0/8", "swanctl.conf:4:9", "unknown key 'local_ts'", "into a child"),
+        ("version = 2", "auth = psk", "swanctl.conf:4:9", "unknown key 'auth'", "section 'local' or 'remote'"),
+        ("version = 2", "dscp = 46", "swanctl.conf:4:16", "'46'", "six binary digits"),
+        ("version = 2", "mobike = maybe", "swanctl.conf:4:18", "'maybe'", "yes or no"),
+        ("version = 2", "if_id_in = 42", "swanctl.conf:4:20", "if_id_in: '42' is not supported", "Weir's own device"),
+        ("version = 2", "mediation = yes", "swanctl.conf:4:21", "mediation: 'yes' is not supported", "remove it"),
+        ("version = 2", "ocsp = both", "swanctl.conf:4:16", "ocsp: 'both'", "x509crl"),
+        ("version = 2", "keyingtries = -1", "swanctl.conf:4:23", "'-1'", "from 0x0"),
+        ("version = 2", "ppk_required = yes", "swanctl.conf:4:24", "no key is named", "ppk_id"),
+        ("version = 2", "retransmit_base = 0.5", "swanctl.conf:4:27", "'0.5'", "1 to 10"),
+        ("version = 2", "pools = client", "swanctl.conf:4:17", "no pool 'client'", "did you mean 'clients'?"),
+        ("rekey_time = 2h", "rekey_time = 2w", "swanctl.conf:6:22", "'2w'", "s, m, h or d"),
+        ("remote_addrs = sun.example", "remote_addrs = 192.0.2.300", "swanctl.conf:3:24", "'192.0.2.300'", "%any"),
+        ("aes256-sha256-x25519", "aes256-nonsense", "swanctl.conf:5:21", "connections.home.proposals", "nonsense"),
+        ("aes256-sha256-x25519", "aes256-sha256-modp1024", "swanctl.conf:5:21", "modp1024", "allow_legacy = yes"),
+        ("auth = pubkey", "auth = pubkye", "swanctl.conf:8:20", "'pubkye'", "did you mean 'pubkey'?"),
+        ("auth = pubkey", "auth = eap-ttls", "swanctl.conf:8:20", "'eap-ttls'", "eap-mschapv2"),
+        (
+            "certs = moon.pem",
+            "certs = absent.pem",
+            "swanctl.conf:9:21",
+            "cannot read /etc/weir/x509/absent.pem",
+            "absolute path",
+        ),
+        ("certs = moon.pem", "certs = 0x3003", "swanctl.conf:9:21", "neither DER nor PEM", "openssl"),
+        ("certs = moon.pem", "groups = staff", "swanctl.conf:9:22", "only a peer", "move it to 'remote'"),
+        (
+            "certs = moon.pem",
+            "cert1 {\n handle = 17\n }",
+            "swanctl.conf:10:11",
+            "handle is not supported",
+            "into a file",
+        ),
+        ("certs = moon.pem", "aaa_id = x", "swanctl.conf:9:22", "aaa_id is not supported", "identity of the peer"),
+        ("10.2.0.0/24", "10.2.0.0/33", "swanctl.conf:18:28", "net.local_ts: '10.2.0.0/33'", "dynamic"),
+        ("aes256gcm16-x25519", "nonsense", "swanctl.conf:20:33", "net.esp_proposals: 'nonsense'", "nonsense"),
+        (child, "start_action = begin", "swanctl.conf:21:32", "'begin'", "trap|start"),
+        (child, "mark_out = 42/0xff", "swanctl.conf:21:28", "mark_out: '42/0xff' is not supported", "local_ts"),
+        (child, "hw_offload = packet", "swanctl.conf:21:30", "'packet' is not supported", "hw_offload = auto"),
+        (child, "ipcomp = yes", "swanctl.conf:21:26", "ipcomp: 'yes'", "ipcomp = no"),
+        (child, "label = system_u", "swanctl.conf:21:25", "label is not supported", "remote_ts"),
+        (child, "interface = eth0", "swanctl.conf:21:29", "interface is not supported", "local_ts"),
+        (child, "mode = iptfs", "swanctl.conf:21:24", "'iptfs'", "mode = tunnel"),
+        (child, "mode = beet\nah_proposals = sha256", "swanctl.conf:21:24", "BEET", "tunnel or transport"),
+        (child, "copy_dscp = yes", "swanctl.conf:21:29", "'yes'", "out or no"),
+        (child, "life_time = 30m\nrekey_time = 1h", "swanctl.conf:21:29", "would end before rekey_time", "remove it"),
+        (child, "eesp_max_sub_sa_id = 4", "swanctl.conf:21:38", "no EESP is offered", "eesp_proposals"),
+        (child, "replay_window = 70000", "swanctl.conf:21:33", "'70000'", "from 0x0 to 0x10000"),
+        (child, "version = 2", "swanctl.conf:21:17", "unknown key 'version'", "move it out of 'children'"),
+        (child, "rekey_byte = 4g", "swanctl.conf:21:17", "unknown key 'rekey_byte'", "did you mean 'rekey_bytes'?"),
+        ("children {", "childs {", "swanctl.conf:16:9", "unknown section 'childs'", "did you mean"),
+        ("ike-sun {", "ikk-sun {", "swanctl.conf:27:5", "no secret begins with 'ikk-sun'", "begin the name"),
+        ("ike-sun {", "token1 {", "swanctl.conf:27:5", "tokens and smartcards", "private"),
+        ("ike-sun {", "rsa-sun {", "swanctl.conf:27:5", "'file' is missing", "folder rsa"),
+        ("ike-sun {", "ntlm-sun {", "swanctl.conf:29:18", "secret: the value is not usable", "16 bytes"),
+        (
+            "addrs = 10.3.0.0/24",
+            "adrs = 10.3.0.0/24",
+            "swanctl.conf:34:9",
+            "unknown key 'adrs'",
+            "did you mean 'addrs'?",
+        ),
+        ("addrs = 10.3.0.0/24", "addrs = 10.3.0.255/24", "swanctl.conf:34:17", "'10.3.0.255/24'", "last address"),
+        ("dns = 10.1.0.1", "dns = ns.example", "swanctl.conf:35:15", "'ns.example'", "an address"),
+        ("cacert = ca.pem", "crl_uris = ca.crl", "swanctl.conf:40:20", "'ca.crl'", "file://"),
+        ("cacert = ca.pem", "", "swanctl.conf:39:5", "'cacert' is missing", "x509ca"),
+        (
+            "connections {",
+            "conections {",
+            "swanctl.conf:1:1",
+            "unknown section 'conections'",
+            "did you mean 'connections'?",
+        ),
+        ("pools {", "defaults {", "swanctl.conf:32:1", "unknown section 'defaults'", "refer to it"),
+    ] {
+        assert!(GOOD.contains(line), "{line}");
+        let told = told(&GOOD.replacen(line, instead, 1));
+        assert!(
+            told.contains(place) && told.contains(message) && told.contains(help),
+            "{line:?} => {instead:?}:\n{told}\nwanted {place:?} {message:?} {help:?}"
+        );
+    }
+}
+
+#[test]
+fn no_secret_is_ever_shown() {
+    for (line, instead) in [
+        ("secret = \"open sesame\"", "secrt = \"open sesame\""),
+        ("secret = \"open sesame\"", "secret \"open sesame\""),
+        ("secret = \"open sesame\"", "secret =\nsesame"),
+        ("secret = \"open sesame\"", "secret = \"open sesame"),
+        ("secret = \"open sesame\"", "secret = 0ssesame"),
+        ("secret = \"open sesame\"", "pin = \"open sesame\""),
+        ("secret = \"open sesame\"", "handle = \"open sesame\""),
+        ("ike-sun {", "ntlm {"),
+        ("ike-sun {", "token {"),
+        ("ike-sun {", "key = sesame\n x {"),
+    ] {
+        let told = told(&GOOD.replacen(line, instead, 1));
+        assert!(!told.is_empty() && !told.contains("sesame"), "{instead}: {told}");
+    }
+    let config = swanctl(GOOD).unwrap();
+    assert!(!format!("{:?}", config.keyed).contains("sesame"));
+}
+
+#[test]
+fn secrets_are_text_or_octets() {
+    let read = |section: &str| {
+        let config = swanctl(&format!("secrets {{\n{section}\n}}")).unwrap_or_else(|problems| panic!("{problems}"));
+        config.keyed.secrets.iter().map(|entry| (entry.kind, entry.octets().to_vec())).collect::<Vec<_>>()
+    };
+    assert_eq!(read("ike {\n secret = 0x00ff\n}"), [(SecretKind::Ike, vec![0, 255])]);
+    assert_eq!(read("eap-bob {\n id = bob\n secret = 0sZm9v\n}"), [(SecretKind::Eap, b"foo".to_vec())]);
+    assert_eq!(read("xauth {\n secret = two  words\n}"), [(SecretKind::Xauth, b"two words".to_vec())]);
+    let both = read("pkcs12 {\n file = a.p12\n secret = 0x00\n secret-2 = b\n}");
+    assert_eq!(both, [(SecretKind::Pkcs12, b"0x00".to_vec()), (SecretKind::Pkcs12, b"b".to_vec())]);
+    assert_eq!(read("private-key {\n file = a\n secret = x\n}"), [(SecretKind::Private, b"x".to_vec())]);
+}
+
+#[test]
+fn rounds_are_sorted_and_sections_of_files_may_be_referred_to() {
+    let config = swanctl(
+        "base {\n local-1 {\n auth = psk\n }\n}\nconnections {\n a : base {\n local-2 {\n round = 1\n auth = eap-mschapv2\n \
+         eap_id = bob\n }\n remote-a {\n round = 2\n auth = eap\n revocation = strict\n }\n remote-b {\n auth = any\n }\n }\n}",
+    )
+    .unwrap_or_else(|problems| panic!("{problems}"));
+    let connection = &config.keyed.connections[0];
+    let methods = |rounds: &[ike::config::Auth]| rounds.iter().map(|auth| auth.method.clone()).collect::<Vec<_>>();
+    assert_eq!(methods(&connection.local), [AuthMethod::Psk, AuthMethod::Eap(Some(EapType::MsChapV2))]);
+    assert_eq!(methods(&connection.remote), [AuthMethod::Any, AuthMethod::Eap(None)]);
+    assert_eq!(connection.remote[1].revocation, Revocation::Strict);
+}
+
+#[test]
+fn proposals_of_several_protocols_keep_the_order_of_the_file() {
+    let protocols = |keys: &str| {
+        let config =
+            swanctl(&format!("connections {{\n a {{\n children {{\n b {{\n{keys}\n }}\n }}\n }}\n}}")).unwrap();
+        let child = &config.keyed.connections[0].children[0];
+        let mut protocols: Vec<ChildProtocol> = child.proposals.iter().map(|p| p.protocol).collect();
+        protocols.dedup();
+        (protocols, child.eesp_max_crypt_offset, child.replay_window)
+    };
+    let (eesp, esp, ah) = (ChildProtocol::Eesp, ChildProtocol::Esp, ChildProtocol::Ah);
+    let both =
+        "esp_proposals = aes128gcm16\n eesp_proposals = aes256gcm16\n eesp_max_crypt_offset = 32\n replay_window = 40";
+    assert_eq!(protocols(both), (vec![esp, eesp], Some(8), 40));
+    assert_eq!(protocols("eesp_proposals = default\n esp_proposals = default"), (vec![eesp, esp], None, 1024));
+    assert_eq!(protocols("ah_proposals = sha256\n replay_window = 0"), (vec![ah], None, 0));
+    assert_eq!(protocols("mode = drop"), (vec![], None, 1024));
+}
+
+#[test]
+fn peers_of_the_psp_key_service_are_connections() {
+    let psp = |out: &str, inner: &str| {
+        format!(
+            "connections {{\n a {{\n protocol = psp\n remote_addrs = sun.example\n{out}\n local {{\n certs = a.pem\n }}\n \
+             remote {{\n id = sun.example\n }}\n children {{\n b {{\n local_ts = 10.0.0.0/8\n{inner}\n }}\n }}\n }}\n}}"
+        )
+    };
+    let config = swanctl(&psp("", "psp_version = 1, 0\n crypt_offset = 8\n mode = transport\n cookie = 7")).unwrap();
+    let [peer] = config.keyed.psp.as_slice() else { panic!("not one peer") };
+    assert_eq!((peer.local_port, peer.remote_port, peer.dpd_delay), (1000, 1000, Duration::from_secs(30)));
+    assert_eq!(peer.resolve(&an_address).unwrap().1.len(), 2);
+    let child = &peer.children[0];
+    assert_eq!((child.versions.as_slice(), child.mode, child.crypt_offset), (&[1, 0][..], PspMode::Transport, 8));
+    assert_eq!((child.cookie, child.rekey_time, child.replay_window), (Some(7), Duration::from_secs(43_200), 1024));
+    for (out, inner, message, help) in [
+        ("", "psp_version = 2", "version 2 does not encrypt", "allow_psp_gmac"),
+        ("", "esp_proposals = default", "unknown key 'esp_proposals'", "remove it"),
+        ("", "crypt_offset = 5", "'5'", "multiple of 4"),
+        ("", "rekey_time = 25h", "'25h'", "up to 24h"),
+        ("mobike = no", "", "unknown key 'mobike'", "setting of IKE"),
+        ("local-2 {\n auth = psk\n }", "", "several rounds", "remove the others"),
+        ("psp_version = 1", "", "unknown key 'psp_version'", "into a child"),
+    ] {
+        let told = told(&psp(out, inner));
+        assert!(told.contains(message) && told.contains(help), "{out:?} {inner:?}: {told}");
+    }
+}
+
+#[test]
+fn messages_of_vici_carry_the_same_keys() {
+    let mut local = Message::new();
+    local.set("auth", "pubkey").set_list("certs", [std::str::from_utf8(DER).unwrap()]);
+    let mut child = Message::new();
+    child.set_list("esp_proposals", ["default"]).set("mode", "transport");
+    child.set_list("remote_ts", ["10.1.0.0/24", "dynamic[udp/1701]"]);
+    let mut children = Message::new();
+    children.set_section("net", child);
+    let mut connection = Message::new();
+    connection.set_list("remote_addrs", ["192.0.2.1"]).set("version", "2");
+    connection.set_section("local", local).set_section("children", children);
+    let mut message = Message::new();
+    message.set_section("home", connection);
+    let gateway = Gateway::default();
+    let loaded = load_connection(&Section::of_message("load-conn", &message), &Outside::nothing(), &gateway);
+    let loaded = loaded.unwrap_or_else(|problems| panic!("{problems}"));
+    let Keyed::Ike(named) = loaded.connection else { panic!("not IKE") };
+    assert_eq!(named.connection.children[0].remote_ts.len(), 2);
+    assert_eq!((named.connection.local[0].certs.len(), loaded.certificates.end_entities[0].der.as_slice()), (1, DER));
+    let resolved = named.resolve(&an_address).unwrap();
+    assert_eq!(resolved.remote_addrs[0].start.to_string(), "192.0.2.1");
+
+    let mut wrong = Message::new();
+    wrong.set_section("home", {
+        let mut inner = Message::new();
+        inner.set("verson", "2").set_list("certs", ["x"]);
+        inner
+    });
+    let section = Section::of_message("load-conn", &wrong);
+    let told = load_connection(&section, &Outside::nothing(), &gateway).err().unwrap().to_string();
+    assert!(told.starts_with("load-conn: home: unknown key 'verson' (did you mean 'version'?)"), "{told}");
+    assert!(load_connection(&Section::from(&Message::new()), &Outside::nothing(), &gateway).is_err());
+}
+
+#[test]
+fn pools_authorities_and_secrets_come_by_vici_as_well() {
+    let in_section = |name: &str, inner: Message| {
+        let mut message = Message::new();
+        message.set_section(name, inner);
+        Section::of_message("load", &message)
+    };
+    let mut pool = Message::new();
+    pool.set("addrs", "10.3.0.0/28").set_list("dns", ["10.1.0.1", "2001:db8::1"]).set_list("25", ["example.org"]);
+    let pool = load_pool(&in_section("clients", pool)).unwrap();
+    assert_eq!((pool.name.as_str(), pool.attributes.len()), ("clients", 3));
+    assert_eq!(pool.attributes[2], (25, b"example.org".to_vec()));
+
+    let mut authority = Message::new();
+    authority.set("cacert", DER).set_list("crl_uris", ["file:///etc/weir/ca.crl"]);
+    let authority = load_authority(&in_section("ca", authority), &Outside::nothing(), &Gateway::default()).unwrap();
+    assert_eq!((authority.cacert.der.as_slice(), authority.crl_uris.len()), (DER, 1));
+
+    let mut shared = Message::new();
+    shared.set("id", "ike-1").set("type", "IKE").set("data", [0, 0xff, b','].as_slice());
+    shared.set_list("owners", ["C=CH, CN=moon", "moon.example"]);
+    let entry = load_shared(&Section::of_message("load-shared", &shared)).unwrap();
+    assert_eq!((entry.octets(), entry.ids.len(), entry.ids[0].as_str()), (&[0, 0xff, b','][..], 2, "C=CH, CN=moon"));
+    let mut wrong = Message::new();
+    wrong.set("type", "IKEE").set("data", "hidden");
+    let told = load_shared(&Section::of_message("load-shared", &wrong)).err().unwrap().to_string();
+    assert!(told.contains("'IKEE' (did you mean 'ike'?)") && !told.contains("hidden"), "{told}");
+}
+
+#[test]
+fn the_examples_of_the_documentation_are_right() {
+    let text = include_str!("../../../../../docs/configuration.md");
+    let blocks: Vec<&str> = text.split("```\n").skip(1).step_by(2).collect();
+    let mut read = 0;
+    for block in blocks.iter().filter(|block| block.starts_with("connections") || block.starts_with("secrets")) {
+        swanctl(block).unwrap_or_else(|problems| panic!("{problems}\n{block}"));
+        read += 1;
+    }
+    assert_eq!(read, 2);
+}
+
+#[test]
+fn single_quotes_keep_commas_in_lists() {
+    let text =
+        GOOD.replace("cacert = ca.pem", "cacert = ca.pem\n crl_uris = 'ldap://x/cn=a, o=b', http://x/y, file:///z");
+    let config = swanctl(&text).unwrap_or_else(|problems| panic!("{problems}"));
+    assert_eq!(config.keyed.authorities[0].crl_uris, ["ldap://x/cn=a, o=b", "http://x/y", "file:///z"]);
+    assert!(config.warnings.iter().any(|warning| warning.contains("file:// and http:// only")));
+}
+
+#[test]
+fn every_word_and_default_of_the_table_is_taken() {
+    use crate::config::schema::{self, Fate, Kind};
+    let in_child = |line: &str| format!("connections {{\n a {{\n children {{\n b {{\n{line}\n }}\n }}\n }}\n}}");
+    let in_connection = |line: &str| format!("connections {{\n a {{\n{line}\n }}\n}}");
+    for (keys, child) in [(schema::CONNECTION, false), (schema::CHILD, true)] {
+        for key in keys.iter().filter(|key| key.fate == Fate::Honoured) {
+            let mut values: Vec<String> = match key.kind {
+                Kind::Words(words) => words.iter().map(|word| (*word).to_owned()).collect(),
+                Kind::Switch => vec!["yes".into(), "no".into(), "Enabled".into()],
+                Kind::Number(low, high) => vec![low.to_string(), high.to_string()],
+                Kind::Time => vec!["30m".into(), "1800".into()],
+                Kind::Bytes => vec!["1g".into()],
+                _ => Vec::new(),
+            };
+            values.extend((!key.default.is_empty() && !key.default.contains(' ')).then(|| key.default.to_owned()));
+            let alone = [
+                "ppk_required",
+                "protocol",
+                "eesp_max_sub_sa_id",
+                "eesp_max_crypt_offset",
+                "life_bytes",
+                "life_packets",
+            ];
+            let refused = ["transport_proxy", "iptfs", "in", "refuse"];
+            values.retain(|value| {
+                let refused = refused.contains(&value.as_str()) || (key.name == "copy_dscp" && value == "yes");
+                !refused && !alone.contains(&key.name)
+            });
+            for value in values {
+                let line = format!("{} = {value}", key.name);
+                let told = told(&if child { in_child(&line) } else { in_connection(&line) });
+                // A hard limit below the default soft one is a fault of both, not of the value.
+                assert!(told.is_empty() || told.contains("would end before"), "{} = {value}: {told}", key.name);
+            }
+        }
+    }
+}
+
+/// Lines of a file with everything in it.
+const EVERYTHING: &str = include_str!("../../../../../fuzz/seeds/config/keyed");
+
+#[test]
+fn a_file_with_everything_is_read() {
+    let config = swanctl(EVERYTHING).unwrap_or_else(|problems| panic!("{problems}"));
+    let keyed = &config.keyed;
+    assert_eq!((keyed.connections.len(), keyed.psp.len(), keyed.secrets.len(), keyed.pools.len()), (1, 1, 3, 1));
+    let connection = &keyed.connections[0];
+    assert_eq!((connection.dscp, connection.remote_addrs.len(), connection.local.len()), (46, 4, 2));
+    assert!(connection.children[1].proposals.is_empty());
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::test_runner::Config::with_cases(128))]
+    #[test]
+    fn no_mixture_of_lines_and_values_panics(
+        picks in proptest::collection::vec((0..100usize, 0..100usize, 0..5u8), 0..80),
+    ) {
+        let lines: Vec<&str> = EVERYTHING.lines().collect();
+        let mut text = String::from("connections {\n a {\n");
+        for (key, value, how) in picks {
+            let (line, other) = (lines[key % lines.len()], lines[value % lines.len()]);
+            let exchanged = line.split_once('=').zip(other.split_once('=')).map(|((key, _), (_, value))| {
+                format!("{key}={value}")
+            });
+            match how {
+                0 | 1 => text.push_str(line),
+                2 | 3 => text.push_str(&exchanged.unwrap_or_default()),
+                _ => text.push('}'),
+            }
+            text.push('\n');
+        }
+        if let Err(problems) = swanctl(&text) {
+            proptest::prop_assert!(!problems.render(false).is_empty());
+        }
+    }
+}
