@@ -211,3 +211,236 @@ pub(crate) fn parse_signature_hashes(data: &[u8]) -> Vec<HashId> {
     }
     hashes
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::proposal::{ChildProposal, ChildProtocol, SequenceNumbers};
+
+    pub(crate) fn unhex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+        let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("digits");
+        digits.chunks(2).map(pair).collect()
+    }
+
+    fn secret(text: &str) -> Secret {
+        Secret::new(unhex(text))
+    }
+
+    fn suite(prf: Prf, enc: &str, integ: Option<&str>) -> IkeSuite {
+        IkeSuite {
+            enc: crypto::EncAlg::by_name(enc).expect("a cipher"),
+            integ: integ.map(|name| crypto::IntegAlg::by_name(name).expect("an integrity algorithm")),
+            prf,
+            ke: crypto::ike::KeMethod::X25519,
+            additional: vec![],
+            slots: vec![],
+        }
+    }
+
+    fn child(protocol: ChildProtocol, words: &str, sskdf: bool) -> ChildSuite {
+        let proposal = ChildProposal::parse(protocol, words).expect("a proposal");
+        ChildSuite {
+            protocol,
+            enc: proposal.enc.first().copied(),
+            integ: proposal.integ.first().copied(),
+            ke: None,
+            additional: vec![],
+            slots: vec![],
+            sn: SequenceNumbers::Bits64,
+            sskdf: proposal.sskdf.first().copied().flatten().filter(|_| sskdf),
+        }
+    }
+
+    const NI: &str = "3651fef5c9c35e93";
+    const NR: &str = "c09a8b90a3f04d59";
+    const GIR: &str = "d084a30166a50fb7325c3960874a839449ef9741c2f4f947d0201dd8c1269273d79509f37e3ca3eb4fa2fe2a28254e28\
+        9cd3f34dad4eb4df1a07685a4b8a94fa61e2491f7598b3ce65547ff133b3f63d1ac4175eaa695033f3cedb026a6873a3\
+        6455172a8540b8a5d23a0143bed0390ee49b168269d75fffee9fb62be965993c";
+    const GIR_NEW: &str = "52f00ab174c25d5b7139ae5ff4e8e9eddee5992d2e36adf8a559ffd90dab1442e4fbe429d320c0f33552a17d1557fa41\
+        ea70e8fb916c4fa27ed52b5f8ebd8461afa78f1159159a64055ac5f6319e29c28eae58cbc6847770f32c3fed1d047504\
+        84f854790f95e9ec01bc5bc461f24966462e359511329305038e94deb6dd42c2";
+    const SPI_I: [u8; 8] = [0x8e, 0x5c, 0x3a, 0xe5, 0x07, 0x22, 0x16, 0x84];
+    const SPI_R: [u8; 8] = [0xb1, 0xf2, 0x01, 0xbb, 0x15, 0x5c, 0x3a, 0xcd];
+
+    fn with_seed<T>(test: impl FnOnce(&Seed<'_>) -> T) -> T {
+        let (ni, nr) = (unhex(NI), unhex(NR));
+        test(&Seed { nonce_i: &ni, nonce_r: &nr, spi_i: &SPI_I, spi_r: &SPI_R })
+    }
+
+    fn all(keys: &IkeKeys) -> Vec<u8> {
+        let parts = [&keys.sk_d, &keys.sk_ai, &keys.sk_ar, &keys.sk_ei, &keys.sk_er, &keys.sk_pi, &keys.sk_pr];
+        parts.map(Secret::as_slice).concat()
+    }
+
+    fn both((i, r): (HalfKeys, HalfKeys)) -> Vec<u8> {
+        [&i.enc[..], &i.integ, &r.enc, &r.integ].concat()
+    }
+
+    /// NIST CAVP, SP 800-135 IKEv2 with SHA-1: IKE SA, Child SA without and with key exchange, rekeying.
+    #[test]
+    fn keys_of_nist() {
+        with_seed(|seed| {
+            let suite = suite(Prf::HmacSha1, "aes128", Some("sha1"));
+            let skeyseed = skeyseed(suite.prf, seed, &unhex(GIR));
+            assert_eq!(skeyseed.to_vec(), unhex("cd2e8050137832245f1dbacc6e4f0a92f94d45d6"));
+            let keys = IkeKeys::derive(&suite, &skeyseed, seed);
+            let dkm = "6f1b12cad3cbe097b35430356d869d54cddb0198ec859174d53ceb92dddedbe2436db69f60977c58fa63bbb667f8d369\
+                20b109baae8f6c61a9ac49feda01843225d080ec5539d5881a25521ffb2a0a91874a9c0a27fcc2d717eb8963a9e3a89c\
+                7ab264757284c28cf8c3ca40576f4220b052b1fb8e9ad60ba3c80557323331a8cbb89f20";
+            assert_eq!(all(&keys), unhex(dkm));
+            assert_eq!((keys.sk_ei.len(), keys.sk_ai.len(), keys.sk_d.len()), (16, 20, 20));
+
+            let esp = child(ChildProtocol::Esp, "aes128-sha1", false);
+            let plain = child_keys(suite.prf, &keys.sk_d, &[], seed.nonce_i, seed.nonce_r, &esp);
+            let dkm = "4727dc0ef94eb326ce131cf282fb652faa638ad0ddae3786a11bcc0309876009f8c485de011ad962c5b1ca8a41ff8145\
+                445749079c5686e26ffebbc342f06981f3da745e11ca0976";
+            assert_eq!(both(plain), unhex(dkm));
+            let new = [secret(GIR_NEW)];
+            let with_ke = child_keys(suite.prf, &keys.sk_d, &new, seed.nonce_i, seed.nonce_r, &esp);
+            let dkm = "b109c21ad4c0797768c1cec9e63554681e48f224bca7f23c20c4ea7041983451e9aa1d5408656c8a975ff1b9d9a12c75\
+                ffeb64bdecb30174664cccb4e14f1c377b7f6d1525af77c7";
+            assert_eq!(both(with_ke), unhex(dkm));
+
+            let rekeyed = skeyseed_rekey(suite.prf, &keys.sk_d, &new, seed);
+            assert_eq!(rekeyed.to_vec(), unhex("3b03bce748c96d5e8306918d2ff89b68f0648da3"));
+        });
+    }
+
+    /// The same inputs with SHA-256.
+    #[test]
+    fn keys_of_nist_with_sha256() {
+        with_seed(|seed| {
+            let suite = suite(Prf::HmacSha256, "aes128gcm16", None);
+            let skeyseed = skeyseed(suite.prf, seed, &unhex(GIR));
+            assert_eq!(skeyseed.to_vec(), unhex("efaa7ab0eaa85a3d0be2100cd4b6fe00ff5025a9eafddb3ef518e9f0d3fe60e6"));
+            let keys = IkeKeys::derive(&suite, &skeyseed, seed);
+            assert_eq!(
+                all(&keys)[..64],
+                unhex(
+                    "462b9dd525d4fd71169174272779e704baf62c6231779ae9efe8c58b21916b42\
+                    010164af2111ebd762f6916ca9a6f0ee05c8b320e4ee27705521de2589adea18"
+                )
+            );
+            // An AEAD has a salt behind its key and no SK_a (RFC 5282 §7.1).
+            assert_eq!((keys.sk_ai.len(), keys.sk_ei.len()), (0, 20));
+            assert!(keys.message_keys(&suite).is_ok());
+            let rekeyed = skeyseed_rekey(suite.prf, &keys.sk_d, &[secret(GIR_NEW)], seed);
+            assert_eq!(rekeyed.to_vec(), unhex("90722c42bd849e9b72d240fc254174270fa8295de6f0338dafc303a9ec104f12"));
+        });
+    }
+
+    #[test]
+    fn old_aes_functions_take_64_bits_of_each_nonce() {
+        let (ni, nr) = ([1; 32], [2; 20]);
+        let seed = Seed { nonce_i: &ni, nonce_r: &nr, spi_i: &SPI_I, spi_r: &SPI_R };
+        for prf in [Prf::AesXcbc, Prf::AesCmac] {
+            let key = [[1; 8], [2; 8]].concat();
+            assert!(skeyseed(prf, &seed, b"shared") == prf.compute(&key, &[b"shared"]));
+        }
+        let key = [&ni[..], &nr].concat();
+        assert!(skeyseed(Prf::HmacSha256, &seed, b"shared") == Prf::HmacSha256.compute(&key, &[b"shared"]));
+    }
+
+    /// RFC 9370: SK(0) stands before the nonces and the others behind.
+    #[test]
+    fn additional_secrets_have_their_places() {
+        let prf = Prf::HmacSha256;
+        let (sk_d, shared) = (secret("0102"), [secret("aa"), secret("bb"), secret("cc")]);
+        with_seed(|seed| {
+            let input = [&[0xaa][..], seed.nonce_i, seed.nonce_r, &[0xbb, 0xcc]].concat();
+            assert!(skeyseed_rekey(prf, &sk_d, &shared, seed) == prf.compute(&sk_d, &[&input]));
+            let esp = child(ChildProtocol::Esp, "aes256gcm16", false);
+            let mut want = vec![0; 72];
+            prf.plus(&sk_d, &[&input], &mut want);
+            assert_eq!(both(child_keys(prf, &sk_d, &shared, seed.nonce_i, seed.nonce_r, &esp)), want);
+
+            let suite = suite(prf, "aes256gcm16", None);
+            let first = IkeKeys::derive(&suite, &sk_d, seed);
+            let second = first.after_intermediate(&suite, &shared[0], seed);
+            let input = [&[0xaa][..], seed.nonce_i, seed.nonce_r].concat();
+            let again = IkeKeys::derive(&suite, &prf.compute(&first.sk_d, &[&input]), seed);
+            assert_eq!(all(&second), all(&again));
+            assert_ne!(all(&second), all(&first));
+        });
+    }
+
+    #[test]
+    fn roots_of_eesp_take_the_place_of_keys() {
+        let (prf, sk_d) = (Prf::HmacSha256, secret("0102"));
+        let derive = |suite: &ChildSuite| child_keys(prf, &sk_d, &[], b"nonce i", b"nonce r", suite);
+        let mut want = vec![0; 96];
+        prf.plus(&sk_d, &[b"nonce inonce r"], &mut want);
+        let suite = child(ChildProtocol::Eesp, "aes128gcm16-sskdfsha384", true);
+        let (i, r) = derive(&suite);
+        assert_eq!((&i.enc[..], &r.enc[..]), (&want[..48], &want[48..]));
+        assert!(i.integ.is_empty() && r.integ.is_empty());
+        let (i, r) = derive(&child(ChildProtocol::Eesp, "aes128gcm16-sskdfsha384", false));
+        assert_eq!((&i.enc[..], &r.enc[..]), (&want[..20], &want[20..40]));
+        let (i, r) = derive(&child(ChildProtocol::Ah, "sha256", false));
+        assert_eq!((&i.integ[..], &r.integ[..], i.enc.len()), (&want[..32], &want[32..64], 0));
+    }
+
+    #[test]
+    fn a_ppk_changes_what_is_derived_and_not_what_protects() {
+        let suite = suite(Prf::HmacSha384, "aes256gcm16", None);
+        with_seed(|seed| {
+            let before = IkeKeys::derive(&suite, &secret("01"), seed);
+            let mut after = IkeKeys::derive(&suite, &secret("01"), seed);
+            after.mix_ppk(suite.prf, &secret("77"));
+            for (old, new) in
+                [(&before.sk_d, &after.sk_d), (&before.sk_pi, &after.sk_pi), (&before.sk_pr, &after.sk_pr)]
+            {
+                let mut want = vec![0; 48];
+                suite.prf.plus(&[0x77], &[old], &mut want);
+                assert_eq!(new.to_vec(), want);
+            }
+            assert!(before.sk_ei == after.sk_ei && before.sk_er == after.sk_er);
+        });
+    }
+
+    #[test]
+    fn intermediate_exchanges_are_chained() {
+        let (prf, mut int_auth) = (Prf::HmacSha256, IntAuth::default());
+        assert!(int_auth.octets(1).is_empty());
+        let mut header = [0x11; 28];
+        (header[16], header[24]) = (53, 0xff);
+        let first = PayloadType::KE;
+        int_auth.request(prf, b"pi", &header, first, b"inner");
+        int_auth.response(prf, b"pr", &header, first, b"answer");
+        // Written out: 5 bytes inside, 4 + 5 of payload, 28 + 4 + 5 of message.
+        let mut clear = header;
+        clear[16] = 46;
+        clear[24..].copy_from_slice(&[0, 0, 0, 37]);
+        let i1 = prf.compute(b"pi", &[&clear, &[34, 0, 0, 9], b"inner"]);
+        clear[27] = 38;
+        let r1 = prf.compute(b"pr", &[&clear, &[34, 0, 0, 10], b"answer"]);
+        assert_eq!(int_auth.octets(2), [&i1[..], &r1, &[0, 0, 0, 2]].concat());
+        int_auth.request(prf, b"pi2", &header, first, b"inner");
+        int_auth.response(prf, b"pr2", &header, first, b"answer");
+        let r2 = prf.compute(b"pr2", &[&r1, &clear, &[34, 0, 0, 10], b"answer"]);
+        clear[27] = 37;
+        let i2 = prf.compute(b"pi2", &[&i1, &clear, &[34, 0, 0, 9], b"inner"]);
+        assert_eq!(int_auth.octets(3), [&i2[..], &r2, &[0, 0, 0, 3]].concat());
+    }
+
+    #[test]
+    fn auth_covers_message_nonce_and_identity() {
+        let id = Identity::parse("moon").expect("an identity");
+        let prf = Prf::HmacSha256;
+        let octets = auth_octets(b"message nonce", prf, b"sk_p", &id, b"int");
+        let hash = prf.compute(b"sk_p", &[b"\x02\0\0\0moon"]);
+        assert_eq!(octets, [&b"message nonce"[..], &hash, b"int"].concat());
+        let padded = prf.compute(b"secret", &[b"Key Pad for IKEv2"]);
+        assert!(psk_auth(prf, b"secret", &octets) == prf.compute(&padded, &[&octets]));
+        assert!(psk_auth(prf, b"secret", &octets) != psk_auth(prf, b"secret ", &octets));
+    }
+
+    #[test]
+    fn hash_lists_are_read_with_a_bound() {
+        assert_eq!(signature_hashes(), [0, 2, 0, 3, 0, 4, 0, 5]);
+        assert_eq!(parse_signature_hashes(&[0, 2, 0, 9, 0, 2, 0]), [HashId(2), HashId(9)]);
+        let many: Vec<u8> = (0..5000u16).flat_map(u16::to_be_bytes).collect();
+        assert_eq!(parse_signature_hashes(&many).len(), 32);
+    }
+}

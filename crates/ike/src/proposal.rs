@@ -5,6 +5,8 @@
 
 mod choice;
 mod names;
+#[cfg(test)]
+mod tests;
 mod transforms;
 mod words;
 

@@ -133,3 +133,75 @@ fn first_block(hash: Hash, parts: [&[u8]; 2], block_len: usize) -> Vec<u8> {
     iv.truncate(block_len);
     iv
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::unhex;
+    use super::*;
+
+    /// NIST CAVP, SP 800-135 IKEv1 with signatures and SHA-1.
+    #[test]
+    fn keys_of_nist() {
+        let nonces = unhex("ced5635da6796075 6244b427712fb776");
+        let shared = unhex(
+            "2a2e0bbe8da3657a83f3d35826e49e2d38e557e912a1b9e6c30c63577b3eab715466202862027f2c26f3090743555579\
+            611771db0b92bef93834432a3a7762fc8a0f4889fd281d6082770d10a40d7bad61e832f041e620d6787e7f62ab2861dd\
+            fbe272e0d9d3cdec5f1bbf750e24b8b32d6d714968ad69ce5086c32ad2742ebc",
+        );
+        let cookies: [u8; 16] = unhex("382e5c8b0a3fa307 ba4b7616700a2413").try_into().expect("16 bytes");
+        let skeyid = skeyid_signature(Prf::HmacSha1, &nonces, &shared);
+        assert_eq!(skeyid.to_vec(), unhex("dc37ac99de6dcfbd1ee74af7fb36f9b4b0a7829d"));
+        let keys = V1Keys::derive(Prf::HmacSha1, skeyid, &shared, &cookies);
+        assert_eq!(keys.skeyid_d.to_vec(), unhex("486293ed547adb562cefdaf43d3d8457b196f2b6"));
+        assert_eq!(keys.skeyid_a.to_vec(), unhex("f4053b5ca07e59bb41b8f401037ca90b72b3917e"));
+        assert_eq!(keys.skeyid_e.to_vec(), unhex("49a1d53a80fb77e663552964fbbcb45092021473"));
+    }
+
+    fn keys() -> V1Keys {
+        let skeyid = skeyid_psk(Prf::HmacSha1, b"secret", b"nonces");
+        assert!(skeyid == Prf::HmacSha1.compute(b"secret", &[b"nonces"]));
+        V1Keys::derive(Prf::HmacSha1, skeyid, b"g^xy", &[7; 16])
+    }
+
+    #[test]
+    fn a_long_cipher_key_is_expanded() {
+        let (prf, keys) = (Prf::HmacSha1, keys());
+        assert_eq!(keys.cipher_key(prf, 16).to_vec(), keys.skeyid_e[..16]);
+        assert_eq!(keys.cipher_key(prf, 20).to_vec(), keys.skeyid_e.to_vec());
+        let k1 = prf.compute(&keys.skeyid_e, &[&[0]]);
+        let k2 = prf.compute(&keys.skeyid_e, &[&k1]);
+        assert_eq!(keys.cipher_key(prf, 32).to_vec(), [&k1[..], &k2[..12]].concat());
+    }
+
+    #[test]
+    fn quick_mode_keys_feed_back() {
+        let (prf, keys) = (Prf::HmacSha1, keys());
+        let quick = QuickMode { shared: b"qm", protocol: 3, spi: &[1, 2, 3, 4], nonce_i: b"ni", nonce_r: b"nr" };
+        let seed = b"qm\x03\x01\x02\x03\x04ninr";
+        let k1 = prf.compute(&keys.skeyid_d, &[seed]);
+        let k2 = prf.compute(&keys.skeyid_d, &[&k1, seed]);
+        assert_eq!(keys.quick_mode(prf, &quick, 36).to_vec(), [&k1[..], &k2[..16]].concat());
+        let other = keys.quick_mode(prf, &QuickMode { spi: &[1, 2, 3, 5], ..quick }, 36);
+        assert!(other != keys.quick_mode(prf, &quick, 36));
+        assert!(keys.quick_mode(prf, &quick, 0).is_empty());
+    }
+
+    #[test]
+    fn hashes_cover_what_the_rfc_lists() {
+        let (prf, keys) = (Prf::HmacSha1, keys());
+        let (i, r) = (Side { public: b"gi", cookie: b"cookie-i" }, Side { public: b"gr", cookie: b"cookie-r" });
+        let skeyid = |text: &[u8]| prf.compute(&keys.skeyid, &[text]).to_vec();
+        assert_eq!(keys.hash_phase1(prf, i, r, b"sa", b"id"), skeyid(b"gigrcookie-icookie-rsaid"));
+        assert_eq!(keys.hash_phase1(prf, r, i, b"sa", b"id"), skeyid(b"grgicookie-rcookie-isaid"));
+        let skeyid_a = |text: &[u8]| prf.compute(&keys.skeyid_a, &[text]).to_vec();
+        assert_eq!(keys.hash_1(prf, 0x01020304, b"rest"), skeyid_a(b"\x01\x02\x03\x04rest"));
+        assert_eq!(keys.hash_2(prf, 0x01020304, b"ni", b"rest"), skeyid_a(b"\x01\x02\x03\x04nirest"));
+        assert_eq!(keys.hash_3(prf, 0x01020304, b"ni", b"nr"), skeyid_a(b"\0\x01\x02\x03\x04ninr"));
+    }
+
+    #[test]
+    fn ivs_start_from_a_hash() {
+        assert_eq!(phase1_iv(Hash::Sha1, b"gi", b"gr", 16), Hash::Sha1.digest(&[b"gigr"])[..16]);
+        assert_eq!(phase2_iv(Hash::Md5, b"block", 1, 8), Hash::Md5.digest(&[b"block\0\0\0\x01"])[..8]);
+    }
+}

@@ -180,7 +180,10 @@ fn distinct(slots: &[Vec<Transform>], chosen: &mut Vec<Transform>, steps: &mut u
             continue;
         }
         chosen.push(*transform);
-        if distinct(rest, chosen, steps) {
+        // What is left to later slots decides early whether it is worth going on.
+        let open =
+            |transform: &Transform| transform.id == NONE || chosen.iter().all(|before| before.id != transform.id);
+        if rest.iter().all(|slot| slot.iter().any(open)) && distinct(rest, chosen, steps) {
             return true;
         }
         chosen.pop();
