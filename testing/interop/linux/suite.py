@@ -4,9 +4,7 @@ Runs as the first process of its own namespaces (see run.sh): its end is the end
 """
 
 import hashlib
-import json
 import os
-import select
 import subprocess
 import sys
 import time
@@ -17,12 +15,10 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 import transfer  # noqa: E402
 from cases import CASES, INNER, NETWORK, OUTER, PREFIX, algorithms  # noqa: E402
 from gateway import Failed, Gateway  # noqa: E402
+from uml import Guest  # noqa: E402
 
 TAP = "tap0"
-BOOT_S = 60
-ANSWER_S = 45
 TRANSFER_BYTES = 1_000_000
-MARK = "\x1eguest:"
 # Host to guest, and back.
 SPI_OUT, SPI_IN = 0x1001, 0x2002
 
@@ -36,61 +32,6 @@ def sh(script):
     done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise Failed(f"cannot set up this side: {done.stderr.strip()}")
-
-
-class Guest:
-    """The kernel under `linux.uml`, and the process in there that does what it is told."""
-
-    def __init__(self, lab):
-        modules = os.path.join(lab, "kernel", "lib")
-        os.makedirs(modules, exist_ok=True)
-        if not os.path.exists(os.path.join(modules, "modules")):
-            os.symlink("/usr/lib/uml/modules", os.path.join(modules, "modules"))
-        modprobe = os.path.join(lab, "modprobe")
-        with open(modprobe, "w", encoding="ascii") as file:
-            file.write(f'#!/bin/sh\nexec modprobe -d {lab}/kernel "$@"\n')
-        os.chmod(modprobe, 0o755)
-        command = [
-            "linux.uml", "mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
-            f"vec0:transport=tap,ifname={TAP},depth=128,gro=1", f"init={HERE}/guest.sh",
-            f"g_lab={lab}", f"g_here={HERE}", "con0=fd:0,fd:1", "con=null", "quiet", "panic=-1"]
-        # Its scratch memory is a file where TMPDIR points to, and its management socket lives below HOME.
-        environment = {**os.environ, "HOME": lab, "TMPDIR": "/dev/shm" if os.access("/dev/shm", os.W_OK) else lab}
-        self.log = open(os.path.join(lab, "guest.log"), "wb")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        stderr=self.log, env=environment, start_new_session=True)
-        self.pending = b""
-        self.answer(BOOT_S)
-
-    def answer(self, patience_s):
-        """The next answer; what the kernel says in between goes to the log."""
-        deadline = time.monotonic() + patience_s
-        while True:
-            line, newline, rest = self.pending.partition(b"\n")
-            if newline:
-                self.pending = rest
-                text = line.decode(errors="replace").strip("\r")
-                if text.startswith(MARK):
-                    return json.loads(text.removeprefix(MARK))
-                self.log.write(line + b"\n")
-                continue
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
-                raise TimeoutError(f"the guest did not answer within {patience_s} s")
-            chunk = os.read(self.process.stdout.fileno(), 65536)
-            if not chunk:
-                raise TimeoutError("the guest ended")
-            self.pending += chunk
-
-    def ask(self, **request):
-        self.process.stdin.write(json.dumps(request).encode() + b"\n")
-        self.process.stdin.flush()
-        return self.answer(ANSWER_S)
-
-    def sh(self, script):
-        """Runs a script there; returns exit status and output."""
-        reply = self.ask(sh=script)
-        return reply["rc"], reply["out"].strip()
 
 
 def prepare_host():
@@ -320,7 +261,7 @@ def main():
         prepare_host()
         transfer.serve_forever()
         started = time.monotonic()
-        guest = Guest(lab)
+        guest = Guest(lab, HERE, TAP)
         print(f"guest: {guest.sh('uname -sr')[1]}, ready after {time.monotonic() - started:.1f} s")
         prepare_guest(guest)
     except (Failed, OSError) as error:

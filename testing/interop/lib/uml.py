@@ -1,0 +1,69 @@
+"""A Linux kernel of the distribution as a process (User Mode Linux), and the process in there that does what it is told."""
+
+import json
+import os
+import select
+import subprocess
+import time
+
+BOOT_S = 60
+ANSWER_S = 45
+MARK = "\x1eguest:"
+
+
+class Guest:
+    """Boots with the host's file system as its root, read-only, and `here`/guest.sh as its first process.
+
+    `tap` is a tap device of this namespace, or of the one that `within` enters; the guest sees it as vec0.
+    """
+
+    def __init__(self, lab, here, tap, within=()):
+        modules = os.path.join(lab, "kernel", "lib")
+        os.makedirs(modules, exist_ok=True)
+        if not os.path.exists(os.path.join(modules, "modules")):
+            os.symlink("/usr/lib/uml/modules", os.path.join(modules, "modules"))
+        modprobe = os.path.join(lab, "modprobe")
+        with open(modprobe, "w", encoding="ascii") as file:
+            file.write(f'#!/bin/sh\nexec modprobe -d {lab}/kernel "$@"\n')
+        os.chmod(modprobe, 0o755)
+        command = [
+            *within, "linux.uml", "mem=256M", "root=/dev/root", "rootfstype=hostfs", "rootflags=/", "ro",
+            f"vec0:transport=tap,ifname={tap},depth=128,gro=1", f"init={here}/guest.sh",
+            f"g_lab={lab}", f"g_here={here}", "con0=fd:0,fd:1", "con=null", "quiet", "panic=-1"]
+        # Its scratch memory is a file where TMPDIR points to, and its management socket lives below HOME.
+        environment = {**os.environ, "HOME": lab, "TMPDIR": "/dev/shm" if os.access("/dev/shm", os.W_OK) else lab}
+        self.log = open(os.path.join(lab, "guest.log"), "wb")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=self.log, env=environment, start_new_session=True)
+        self.pending = b""
+        self.answer(BOOT_S)
+
+    def answer(self, patience_s):
+        """The next answer; what the kernel says in between goes to the log."""
+        deadline = time.monotonic() + patience_s
+        while True:
+            line, newline, rest = self.pending.partition(b"\n")
+            if newline:
+                self.pending = rest
+                text = line.decode(errors="replace").strip("\r")
+                if text.startswith(MARK):
+                    return json.loads(text.removeprefix(MARK))
+                self.log.write(line + b"\n")
+                continue
+            left = deadline - time.monotonic()
+            if left <= 0 or not select.select([self.process.stdout], [], [], left)[0]:
+                raise TimeoutError(f"the guest did not answer within {patience_s} s")
+            chunk = os.read(self.process.stdout.fileno(), 65536)
+            if not chunk:
+                raise TimeoutError("the guest ended")
+            self.pending += chunk
+
+    def ask(self, **request):
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+        return self.answer(ANSWER_S)
+
+    def sh(self, script):
+        """Runs a script there; returns exit status and output."""
+        reply = self.ask(sh=script)
+        return reply["rc"], reply["out"].strip()
