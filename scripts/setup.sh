@@ -31,15 +31,27 @@ python3-scapy|/usr/lib/python3/dist-packages/scapy
 user-mode-linux|linux.uml
 busybox-static|busybox
 kmod|modprobe
+nftables|nft
 openssl|openssl
 strongswan-swanctl|swanctl"
+# A peer to test IKE against. Where a strongSwan is in use already, nothing is added to it.
+strongswan_needs='
+strongswan-charon|/usr/lib/ipsec/charon
+strongswan-pki|pki
+libcharon-extra-plugins|/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so
+libcharon-extauth-plugins|/usr/lib/ipsec/plugins/libstrongswan-eap-mschapv2.so
+libstrongswan-standard-plugins|/usr/lib/ipsec/plugins/libstrongswan-openssl.so
+libstrongswan-extra-plugins|/usr/lib/ipsec/plugins/libstrongswan-curve25519.so'
 
 case $want in
 build) needs=$build_needs ;;
 fuzz) needs="$build_needs
 g++|c++" ;;
 demo) needs=$demo_needs ;;
-test) needs=$test_needs ;;
+test)
+    needs=$test_needs
+    [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
+    ;;
 *)
     echo "usage: $0 build|test|demo|fuzz" >&2
     exit 2
@@ -81,9 +93,21 @@ install_packages() {
     done
     [ ${#known[@]} -gt 0 ] || return 0
     say "installing ${known[*]}"
+    # Programs to test with, none of which is a service here: policy-rc.d keeps them from being started now, and
+    # strongSwan's from being started with the machine.
+    local policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        # shellcheck disable=SC2064 # as it is now
+        trap "${as_root[*]-} rm -f $policy" EXIT
+        printf '#!/bin/sh\nexit 101\n' | "${as_root[@]}" tee "$policy" >/dev/null
+        "${as_root[@]}" chmod 755 "$policy"
+    fi
     if ! apt -q -y --no-install-recommends install "${known[@]}"; then
         tail -n 20 "$log" >&2
         say "installation failed; repeat by hand: apt-get install ${known[*]}"
+    fi
+    if [[ " ${known[*]} " == *" strongswan-charon "* ]] && have systemctl; then
+        "${as_root[@]}" systemctl disable strongswan-starter ipsec >/dev/null 2>&1 || true
     fi
     rm -f "$log"
 }

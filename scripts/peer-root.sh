@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Makes a folder with a newer Debian and its strongSwan, for testing/interop/strongswan: peers that speak raw ESP in user
+# space, ML-KEM, PPK. About half a minute and 600 MB; nothing in it is ever started as a service.
+#
+#     scripts/peer-root.sh forky /var/tmp/forky      # strongSwan 6.1; trixie has 6.0
+#     STRONGSWAN_ROOT=/var/tmp/forky make test
+#
+# To remove it: rm -rf --one-file-system DIR.
+set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin
+release=${1:-} root=${2:-}
+mirror=${MIRROR:-http://deb.debian.org/debian}
+packages=(strongswan-charon strongswan-swanctl libcharon-extra-plugins libcharon-extauth-plugins
+    libstrongswan-standard-plugins libstrongswan-extra-plugins iproute2)
+
+say() { printf 'peer-root: %s\n' "$*" >&2; }
+case $release in
+trixie) script=trixie ;;
+forky) script=sid ;; # An older debootstrap does not know the name; its rules are those of sid.
+*)
+    echo "usage: $0 trixie|forky DIR" >&2
+    exit 2
+    ;;
+esac
+[ -n "$root" ] || { say "which folder?" && exit 2; }
+[ "$(id -u)" -eq 0 ] || { say "debootstrap needs root" && exit 1; }
+command -v debootstrap >/dev/null || { say "please install debootstrap" && exit 1; }
+if [ -x "$root/usr/lib/ipsec/charon" ]; then
+    say "$root has strongSwan already"
+    exit 0
+fi
+if [ -e "$root" ] && [ -n "$(ls -A "$root")" ] && [ ! -e "$root/etc/debian_version" ]; then
+    say "$root exists and holds something else"
+    exit 1
+fi
+mkdir -p "$root"
+root=$(cd "$root" && pwd)
+
+say "Debian $release in $root (log: $root.log)"
+exec 3>"$root.log"
+[ -e "$root/etc/debian_version" ] ||
+    debootstrap --variant=minbase "$release" "$root" "$mirror" "/usr/share/debootstrap/scripts/$script" >&3 2>&1
+printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
+chmod 755 "$root/usr/sbin/policy-rc.d"
+# A machine whose clock is ahead of the mirror's release file would refuse it.
+echo 'Acquire::Check-Valid-Until "false";' >"$root/etc/apt/apt.conf.d/99peer"
+cp -L /etc/resolv.conf "$root/etc/resolv.conf"
+
+# /proc for the maintainer scripts, in a mount namespace that ends with the command.
+unshare --mount sh -ec '
+    mount -t proc proc "$1/proc"
+    root=$1
+    shift
+    export DEBIAN_FRONTEND=noninteractive
+    chroot "$root" apt-get -q update
+    exec chroot "$root" apt-get -q -y --no-install-recommends install "$@"
+' sh "$root" "${packages[@]}" </dev/null >&3 2>&1
+say "done: $(chroot "$root" dpkg-query -W -f '${Package} ${Version}' strongswan-charon), $(du -sh "$root" | cut -f1)"

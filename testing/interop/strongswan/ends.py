@@ -1,0 +1,278 @@
+"""The two ends of a scenario: Weir; strongSwan here, in another root, or in a kernel of its own. All are driven alike."""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+import vici  # noqa: E402
+from gateway import WEIR, Failed  # noqa: E402
+from net import wait_for  # noqa: E402
+
+CHARON = "/usr/lib/ipsec/charon"
+PLUGINS = ("random nonce aes aesni sha1 sha2 md5 mgf1 hmac kdf gmp curve25519 x509 revocation constraints pubkey pkcs1 "
+           "pkcs8 pem openssl gcm ccm ctr chapoly cmac xcbc drbg ml fips-prf {kernel} socket-default vici updown attr "
+           "eap-identity eap-md5 eap-mschapv2 eap-tls counters")
+CHARON_CONF = """charon {{
+  load_modular = no
+  load = {plugins}
+  retransmit_timeout = 1.0
+  retransmit_base = 1.5
+  retransmit_tries = 4
+  delete_rekeyed_delay = 2
+  make_before_break = yes
+  keep_alive = 2s
+{more}
+  filelog {{
+    log {{
+      path = {log}
+      time_format = %T
+      default = 1
+      ike = 2
+      knl = 1
+      flush_line = yes
+    }}
+  }}
+  plugins {{
+    vici {{
+      socket = unix://{socket}
+    }}
+    kernel-libipsec {{
+      raw_esp = {raw_esp}
+    }}
+  }}
+}}
+"""
+# Weir has these in a connection, strongSwan in strongswan.conf.
+OWN_KEYS = re.compile(r"^\s*retransmit_(timeout|base|tries)\s*=.*\n", re.M)
+
+
+class End:
+    """A daemon with its folder. `actor` is "weir" or "peer": the end it stands at."""
+
+    def __init__(self, actor, host, folder, config):
+        self.actor, self.host, self.folder, self.config = actor, host, folder, config
+        self.socket = os.path.join(folder, "vici")
+        self.process = None
+        os.makedirs(folder, exist_ok=True)
+
+    def write(self, name, text):
+        path = os.path.join(self.folder, name)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text)
+        return path
+
+    def swanctl(self, *arguments, patience_s=40):
+        """Exit status and output of `swanctl`."""
+        command = ["swanctl", *arguments, "--uri", f"unix://{self.socket}"]
+        environment = {**os.environ, "SWANCTL_DIR": self.folder, "STRONGSWAN_CONF": self.write("plain.conf", "")}
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace",
+                                  timeout=patience_s, check=False)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"{self.actor}: swanctl {' '.join(arguments)} hangs") from None
+        return done.returncode, done.stdout + done.stderr
+
+    def sas(self):
+        """IKE SAs by name of the connection, each a dictionary as in list-sas, with the name in "name"."""
+        try:
+            events, _ = vici.listing(self.socket, "list-sas", "list-sa")
+        except OSError as error:
+            raise Failed(f"{self.actor}: list-sas: {error or type(error).__name__}; {self.last_words()}") from None
+        return [{"name": name, **sa} for event in events for name, sa in event.items()]
+
+    def pools(self):
+        _, reply = vici.listing(self.socket, "get-pools", "list-sa")
+        return reply
+
+    def last_words(self):
+        return " | ".join(self.log().splitlines()[-3:]) or "it said nothing"
+
+    def alive(self):
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self):
+        """Ends it without a chance to say anything to anybody."""
+        if self.alive():
+            self.process.kill()
+            self.process.wait()
+
+    def stop(self):
+        """Ends it; whether it did so by itself and in order."""
+        if not self.alive():
+            return True
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            return self.process.wait(10) == 0
+        except subprocess.TimeoutExpired:
+            self.kill()
+            return False
+
+
+class Weir(End):
+    """`weir up` on a scenario's file, with a section of its own for what a run decides."""
+
+    kind = "weir"
+
+    def __init__(self, actor, host, folder, config, more=""):
+        super().__init__(actor, host, folder, config)
+        self.more = more
+        self.said = os.path.join(folder, "weir.log")
+
+    def start(self):
+        own = {
+            "tun": "weir0",
+            "socket": os.path.join(self.folder, "weir.sock"),
+            "vici": self.socket,
+            "state_dir": os.path.join(self.folder, "state"),
+            "log": os.environ.get("WEIR_LOG", "info"),
+        }
+        lines = "".join(f"    {key} = {value}\n" for key, value in own.items())
+        self.write("swanctl.conf", f"{self.config}\ngateway {{\n{lines}{self.more}\n}}\n")
+        before = self.log()
+        with open(self.said, "a", encoding="utf-8") as log:
+            self.process = self.host.popen([WEIR, "up", "--config", os.path.join(self.folder, "swanctl.conf")],
+                                           stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+
+        def ready():
+            if not self.alive():
+                said = self.log()[len(before):].strip()
+                raise Failed(f"{self.actor}: weir up ended with status {self.process.returncode}: {said[-1500:]}")
+            return "weir: ready" in self.log()[len(before):]
+
+        wait_for(lambda: f"weir up is not ready: {self.last_words()}", ready, 20)
+
+    def log(self):
+        if not os.path.exists(self.said):
+            return ""
+        with open(self.said, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+class Charon(End):
+    """strongSwan in the namespace of a host with its userspace data plane, from this machine's packages or from `root`."""
+
+    kind = "strongswan"
+    program = CHARON
+    kernel = "kernel-libipsec kernel-netlink"
+
+    def __init__(self, actor, host, folder, config, root=None, more=""):
+        super().__init__(actor, host, folder, OWN_KEYS.sub("", config))
+        self.root, self.more = root, more
+        self.said = os.path.join(folder, "charon.log")
+
+    def configure(self, seen_as):
+        """Writes its files; it sees its folder as `seen_as`."""
+        self.write("strongswan.conf", CHARON_CONF.format(
+            plugins=PLUGINS.format(kernel=self.kernel), log=os.path.join(seen_as, os.path.basename(self.said)),
+            socket=os.path.join(seen_as, "vici"), raw_esp="yes" if self.root else "no",
+            more="".join(f"  {line}\n" for line in self.more.splitlines())))
+        self.write("swanctl.conf", self.config)
+        self.write("plain.conf", "")
+
+    def start(self):
+        if os.path.exists(self.socket):
+            os.unlink(self.socket)
+        if self.root:
+            self.configure("/mnt")
+            script = f"""
+                mount --bind /dev {self.root}/dev
+                mount --bind {self.folder} {self.root}/mnt
+                mount -t proc proc {self.root}/proc
+                mount -t tmpfs run {self.root}/run
+                exec chroot {self.root} env STRONGSWAN_CONF=/mnt/strongswan.conf {CHARON}"""
+        else:
+            self.configure(self.folder)
+            script = f"mount -t tmpfs run /run; STRONGSWAN_CONF={self.folder}/strongswan.conf exec {self.program}"
+        with open(os.path.join(self.folder, "charon.out"), "a", encoding="utf-8") as out:
+            # The namespace of the host first, while /run is still the one that names it.
+            self.process = self.host.popen(["unshare", "--mount", "sh", "-ec", script], stdin=subprocess.DEVNULL,
+                                           stdout=out, stderr=subprocess.STDOUT)
+
+        def ready():
+            if not self.alive():
+                raise Failed(f"{self.actor}: charon ended with status {self.process.returncode}: {self.last_words()}")
+            return os.path.exists(self.socket)
+
+        wait_for("charon", ready, 20)
+        code, out = self.swanctl("--load-all")
+        if code != 0:
+            raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
+
+    def log(self):
+        if not os.path.exists(self.said):
+            return ""
+        with open(self.said, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+class GuestCharon(Charon):
+    """strongSwan in a kernel of its own: raw ESP and AH by Linux itself."""
+
+    kernel = "kernel-netlink"
+
+    def __init__(self, actor, host, folder, config, guest, more=""):
+        super().__init__(actor, host, folder, config, more=more)
+        self.guest = guest
+        self.running = False
+
+    def start(self):
+        self.configure("/run/peer")
+        self.guest.must(f"rm -rf /run/peer; mkdir -p /run/peer; echo 3 >/proc/sys/vm/drop_caches; cp -r {self.folder}/. /run/peer/")
+        self.guest.must(f"STRONGSWAN_CONF=/run/peer/strongswan.conf setsid {CHARON} </dev/null >/run/peer/charon.out 2>&1 &\n"
+                        "for i in $(seq 100); do [ -S /run/peer/vici ] && exit 0; sleep 0.05; done; cat /run/peer/charon.out; exit 1")
+        self.running = True
+        code, out = self.swanctl("--load-all")
+        if code != 0:
+            raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
+
+    def swanctl(self, *arguments, patience_s=40):
+        words = " ".join(f"'{word}'" for word in arguments)
+        return self.guest.sh(f"SWANCTL_DIR=/run/peer STRONGSWAN_CONF=/run/peer/plain.conf swanctl {words} --uri unix:///run/peer/vici",
+                             patience_s)
+
+    def sas(self):
+        reply = self.guest.ask(vici=["/run/peer/vici", "list-sas", "list-sa"])
+        if "wrong" in reply:
+            raise Failed(f"{self.actor}: list-sas: {reply['wrong']}; {self.last_words()}")
+        return [{"name": name, **sa} for event in reply["events"] for name, sa in event.items()]
+
+    def log(self):
+        return self.guest.sh("cat /run/peer/charon.log")[1] if self.running or self.guest else ""
+
+    def alive(self):
+        return self.running
+
+    def kill(self):
+        self.guest.sh("kill -9 $(cat /run/charon.pid); rm -f /run/charon.pid; ip xfrm state flush; ip xfrm policy flush")
+        self.running = False
+
+    def stop(self):
+        if self.running:
+            with open(self.said, "w", encoding="utf-8") as file:
+                file.write(self.log())
+            self.guest.sh("kill $(cat /run/charon.pid); for i in $(seq 60); do [ -e /run/charon.pid ] || break; sleep 0.05; done; "
+                          "ip xfrm state flush; ip xfrm policy flush")
+            self.running = False
+        return True
+
+
+def unconfined(folder):
+    """A copy of charon. Profiles that confine the installed one go by its path, and would keep it from files here."""
+    return shutil.copy(CHARON, os.path.join(folder, "charon"))
+
+
+def available(root=None):
+    """Why strongSwan cannot run here, or None."""
+    wanted = [CHARON, "/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.so"]
+    for file in wanted:
+        file = os.path.join(root or "/", file.lstrip("/"))
+        if not os.path.exists(file):
+            return f"there is no {file}"
+    return None
+
+

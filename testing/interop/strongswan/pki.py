@@ -1,0 +1,84 @@
+"""Throw-away certificates by strongSwan's `pki`, made once per run: a CA per kind of key, a leaf for each end.
+
+`rsa`, `ecdsa256`, `ecdsa384`, `ed25519` are valid; `expired` has expired, `revoked` stands on the CRL of its CA, `client`
+and `server` are for EAP-TLS. Files are named NAME-END, CAs ca-KIND.
+"""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+from gateway import Failed  # noqa: E402
+
+KINDS = {"rsa": ("rsa", 2048), "ecdsa256": ("ecdsa", 256), "ecdsa384": ("ecdsa", 384), "ed25519": ("ed25519", None)}
+# Name of a certificate: the kind of key, and what is special about it.
+NAMES = {**{kind: kind for kind in KINDS}, "expired": "ecdsa256", "revoked": "ecdsa256"}
+ENDS = ("weir", "peer")
+
+
+def pki(*arguments, out=None):
+    done = subprocess.run(["pki", *arguments], capture_output=True, check=False)
+    if done.returncode != 0:
+        raise Failed(f"pki {' '.join(arguments)}: {done.stderr.decode(errors='replace').strip()}")
+    if out:
+        with open(os.open(out, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(done.stdout)
+
+
+class Pki:
+    """The folder with everything."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        os.makedirs(folder, exist_ok=True)
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(self._ca, KINDS))
+            list(pool.map(lambda both: self._leaf(*both), [(name, end) for name in NAMES for end in ENDS]))
+        for end in ENDS:
+            self._revoke(end)
+
+    def path(self, *parts):
+        return os.path.join(self.folder, "-".join(parts))
+
+    def _key(self, kind, path):
+        algorithm, bits = KINDS[kind]
+        pki("--gen", "--type", algorithm, *(["--size", str(bits)] if bits else []), "--outform", "pem", out=path)
+
+    def _ca(self, kind):
+        self._key(kind, self.path("ca", kind + ".key"))
+        pki("--self", "--ca", "--lifetime", "3650", "--in", self.path("ca", kind + ".key"), "--type", KINDS[kind][0],
+            "--dn", f"C=CH, O=Lab, CN=Lab CA {kind}", "--outform", "pem", out=self.path("ca", kind + ".pem"))
+
+    def _leaf(self, name, end):
+        kind = NAMES[name]
+        self._key(kind, self.path(name, end + ".key"))
+        dates = ["--lifetime", "1000"]
+        if name == "expired":
+            dates = ["--not-before", "01.01.20 00:00:00", "--not-after", "01.02.20 00:00:00"]
+        pki("--issue", *dates, "--type", "priv", "--in", self.path(name, end + ".key"),
+            "--cacert", self.path("ca", kind + ".pem"), "--cakey", self.path("ca", kind + ".key"),
+            "--dn", f"C=CH, O=Lab, CN={end}.lab", "--san", f"{end}.lab", "--flag", "serverAuth", "--flag", "clientAuth",
+            "--flag", "ikeIntermediate", "--outform", "pem", out=self.path(name, end + ".pem"))
+
+    def _revoke(self, end):
+        """One CRL with both, the second built upon the first."""
+        last = self.path("ca", "ecdsa256.crl")
+        more = ["--lastcrl", last] if os.path.exists(last) else []
+        pki("--signcrl", "--cacert", self.path("ca", "ecdsa256.pem"), "--cakey", self.path("ca", "ecdsa256.key"),
+            *more, "--reason", "key-compromise", "--cert", self.path("revoked", end + ".pem"), out=last + ".new")
+        os.replace(last + ".new", last)
+
+    def install(self, folder, end, own, trusted, crl):
+        """What one end needs: its certificates and keys, the CAs it trusts, perhaps the CRL."""
+        wanted = [("x509", f"{name}-{end}.pem") for name in own]
+        wanted += [("private", f"{name}-{end}.key") for name in own]
+        wanted += [("x509ca", f"ca-{kind}.pem") for kind in trusted]
+        wanted += [("x509crl", "ca-ecdsa256.crl")] if crl else []
+        for place, file in wanted:
+            os.makedirs(os.path.join(folder, place), mode=0o700, exist_ok=True)
+            target = os.path.join(folder, place, file)
+            if not os.path.exists(target):
+                os.link(self.path(file), target)

@@ -1,0 +1,349 @@
+"""A scenario as its folder describes it, and what the words of its steps do.
+
+A step is a line of words; the first names a method of `Run` (with `_` for `-`), the rest are its arguments. "weir" and
+"peer" are the two ends; "initiator" and "responder" are who they are in this run.
+"""
+
+import os
+import re
+import shlex
+import sys
+import time
+import tomllib
+from dataclasses import dataclass, field
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+from gateway import Failed  # noqa: E402
+from net import INNER, INNER6, OTHER, OUTER, PROTECTED, WIRE, Pings, wait_for  # noqa: E402
+
+TOPOLOGIES = ("direct", "ipv4", "nat-weir", "nat-peer", "uml")
+
+
+@dataclass
+class Scenario:
+    """scenario.toml."""
+
+    name: str
+    folder: str
+    purpose: str
+    steps: list
+    # What the scenario shows.
+    rfc: list = field(default_factory=list)
+    # What lies between: a wire, one without IPv6, a router that translates the addresses of one end, the wire of a guest
+    # kernel.
+    topology: str = "direct"
+    # Each is a run of its own.
+    initiators: list = field(default_factory=lambda: ["weir", "peer"])
+    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT.
+    strongswan: str = "debian"
+    # Names of certificates of each end, see pki.py; whether both get the CRL.
+    certificates: dict = field(default_factory=dict)
+    crl: bool = False
+    # Lines for the section `charon` of strongswan.conf.
+    charon: str = ""
+    # Lines for the section `gateway` of Weir.
+    gateway: str = ""
+    # Why it cannot pass yet; it is then run only when it is named.
+    pending: str = ""
+
+    @classmethod
+    def load(cls, folder):
+        with open(os.path.join(folder, "scenario.toml"), "rb") as file:
+            loaded = cls(name=os.path.basename(folder), folder=folder, **tomllib.load(file))
+        if loaded.topology not in TOPOLOGIES:
+            raise ValueError(f"{folder}: topology is one of {', '.join(TOPOLOGIES)}")
+        for step in loaded.steps:
+            word = shlex.split(step)[0].replace("-", "_")
+            if not hasattr(Run, word):
+                raise ValueError(f"{folder}: there is no step '{step}'")
+        return loaded
+
+    def config(self, end):
+        name = {"weir": "weir.conf", "peer": "swanctl.conf"}[end]
+        with open(os.path.join(self.folder, name), encoding="utf-8") as file:
+            return file.read()
+
+    def runs(self):
+        """Name of a run, and who initiates in it."""
+        if len(self.initiators) == 1:
+            return [(self.name, self.initiators[0])]
+        return [(f"{self.name}-by-{initiator}", initiator) for initiator in self.initiators]
+
+
+def children(sa):
+    return list(sa.get("child-sas", {}).values())
+
+
+def established(sas):
+    return [sa for sa in sas if sa.get("state") == "ESTABLISHED"]
+
+
+def installed(sas):
+    """Child SAs in use: those that were replaced stay listed for a while."""
+    return [child for sa in sas for child in children(sa) if child.get("state") == "INSTALLED"]
+
+
+class Run:
+    """One scenario under way. The methods are its steps."""
+
+    def __init__(self, scenario, initiator, network, ends, capture):
+        self.scenario, self.network, self.ends, self.capture = scenario, network, ends, capture
+        self.who = {"weir": "weir", "peer": "peer", "initiator": initiator, "responder": OTHER[initiator]}
+        self.pings = None
+        self.inner, self.inner6 = dict(INNER), dict(INNER6)
+
+    def go(self):
+        for step in self.scenario.steps:
+            word, *arguments = shlex.split(step)
+            try:
+                getattr(self, word.replace("-", "_"))(*[self.who.get(argument, argument) for argument in arguments])
+            except Failed as why:
+                raise Failed(f"{step}: {why}") from None
+        self.capture.stop()
+        self.nothing_in_the_clear()
+
+    def nothing_in_the_clear(self):
+        clear = self.capture.matching(f"not ({PROTECTED})")
+        if clear:
+            raise Failed(f"{len(clear)} packets on the wire in the clear, the first: {clear[0]}")
+
+    # Steps: what somebody does.
+
+    def initiate(self, outcome="works", child="net"):
+        """The initiator brings up its Child SA; or `fails` to."""
+        self._initiate(["--child", child], outcome)
+
+    def initiate_ike(self, name, outcome="works"):
+        """The initiator brings up an IKE SA without Child SA."""
+        self._initiate(["--ike", name], outcome)
+
+    def _initiate(self, what, outcome):
+        code, out = self.ends[self.who["initiator"]].swanctl("--initiate", *what, "--timeout", "30")
+        if outcome == "works" and code != 0:
+            raise Failed(f"swanctl: {' | '.join(out.strip().splitlines()[-4:])}; {self._last_words()}")
+        if outcome == "fails" and code == 0:
+            raise Failed("it was expected to fail")
+
+    def rekey(self, what, end, name="net"):
+        """`end` replaces the `ike` SA or the `child` SA; waits until both ends use the new one, and only that."""
+        before = self._keys(what)
+        self._swanctl(end, "--rekey", f"--{what}", name)
+        wait_for(lambda: f"the {what} SA was not replaced on both ends: {before} then {self._keys(what)}; {self._last_words()}",
+                 lambda: self._replaced(what, before), 15)
+
+    def reauth(self, end, name="net"):
+        """`end` authenticates anew; both ends then have one IKE SA, another one."""
+        before = self._keys("ike")
+        self._swanctl(end, "--rekey", "--ike", name, "--reauth")
+        wait_for(lambda: f"no new IKE SA: {before} then {self._keys('ike')}; {self._last_words()}",
+                 lambda: self._replaced("ike", before), 15)
+        self.up()
+
+    def terminate(self, what, end, name="net"):
+        self._swanctl(end, "--terminate", f"--{what}", name)
+
+    def kill(self, end):
+        self.ends[end].kill()
+
+    def start(self, end):
+        self.ends[end].start()
+
+    def stop(self, end):
+        if not self.ends[end].stop():
+            raise Failed(f"{end} did not end in order: {self.ends[end].last_words()}")
+
+    def move(self, end, address):
+        """Another address takes the place of the first one of `end`."""
+        host = self.network.hosts[end]
+        host.sh(f"ip addr add {address}/24 dev wire; ip addr del {OUTER[end]}/24 dev wire")
+        if end == "weir":
+            host.sh(f"ip route replace default via {OUTER['peer']}")
+
+    def half_open(self, count):
+        """Begins so many IKE SAs with the responder and leaves them there: the last first message of the
+        initiator, each time with another SPI."""
+        first = self.capture.last_payload("udp dst port 500 and udp[26] = 34 and udp[16:4] = 0 and udp[20:4] = 0")
+        request = "import os, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); " + \
+            f"m = bytes.fromhex('{first.hex()}'); " + \
+            f"[s.sendto(os.urandom(8) + m[8:], ('{OUTER[self.who['responder']]}', 500)) for _ in range({int(count)})]"
+        self.network.hosts[self.who["initiator"]].run(["/usr/bin/python3", "-c", request])
+
+    def wait(self, seconds):
+        time.sleep(float(seconds))
+
+    # Steps: traffic.
+
+    def ping(self, *options):
+        """Pings of two sizes from each end to the other, all answered. `v6`; `outer`: the hosts' own addresses; `from END`."""
+        addresses = self.inner6 if "v6" in options else OUTER if "outer" in options else self.inner
+        senders = [options[options.index("from") + 1]] if "from" in options else OTHER
+        for end in senders:
+            for size in (56, 1300):
+                out = self._ping(end, addresses[end], addresses[OTHER[end]], "-c", "5", "-i", "0.02", "-W", "3", "-s", str(size))
+                if ", 0% packet loss" not in out:
+                    raise Failed(f"from {end}, {size} bytes: {verdict(out)}; {self._counts()}")
+
+    def first_packet(self, end, patience_s="10"):
+        """One ping from `end`, held until there is an SA for it, is answered."""
+        out = self._ping(end, self.inner[end], self.inner[OTHER[end]], "-c", "1", "-W", patience_s)
+        if ", 0% packet loss" not in out:
+            raise Failed(f"{verdict(out)}; {self._last_words()}")
+
+    def blocked(self, end):
+        """Pings from `end` are not answered. That they do not leave in the clear either is looked at in the end."""
+        out = self._ping(end, self.inner[end], self.inner[OTHER[end]], "-c", "3", "-i", "0.1", "-W", "1")
+        if ", 100% packet loss" not in out:
+            raise Failed(f"from {end}: {verdict(out)}")
+
+    def recovers(self, end, patience_s="20"):
+        """Pings from `end` are answered again before long."""
+        def answered():
+            return ", 0% packet loss" in self._ping(end, self.inner[end], self.inner[OTHER[end]], "-c", "2", "-i", "0.1", "-W", "1")
+        wait_for(lambda: f"no answers; {self._last_words()}", answered, float(patience_s))
+
+    def traffic(self, order, allowed="0"):
+        """`on`: 100 pings a second from Weir until `off`; then no more than `allowed` of them were lost."""
+        if order == "on":
+            self.pings = Pings(self.network.hosts["weir"], self.inner["weir"], self.inner["peer"], 0.01)
+            return
+        lost, sent = self.pings.lost()
+        if sent < 20:
+            raise Failed(f"only {sent} pings were sent")
+        if not -int(allowed) <= lost <= int(allowed):
+            raise Failed(f"{lost} of {sent} packets were lost")
+
+    def iperf(self, seconds="2"):
+        """TCP through the tunnel, Weir to peer."""
+        server = self.network.hosts["peer"].popen(["iperf", "-s", "-B", self.inner["peer"]], stdout=-3, stderr=-3)
+        try:
+            time.sleep(0.3)
+            out = self.network.hosts["weir"].run(["iperf", "-c", self.inner["peer"], "-B", self.inner["weir"], "-t", seconds, "-f", "m"]).stdout
+            rates = re.findall(r"([\d.]+) Mbits/sec", out)
+            if not rates or float(rates[-1]) < 1:
+                raise Failed(f"iperf: {' | '.join(out.strip().splitlines()[-3:])}")
+        finally:
+            server.kill()
+            server.wait()
+
+    # Steps: what has to hold.
+
+    def up(self, *expected):
+        """Both ends use one IKE SA and the same Child SAs; what was replaced may be listed for a while. KEY=VALUE: what both say of them, `%` is any text."""
+        wait_for(lambda: f"not up: {self._states()}; {self._last_words()}", self._same_on_both_ends, 10)
+        for end in self.ends:
+            sa = established(self.ends[end].sas())[0]
+            said = {**sa, **(installed([sa])[0] if installed([sa]) else {})}
+            for key, value in (word.split("=", 1) for word in expected):
+                if not re.fullmatch(value.replace("%", ".*"), str(said.get(key, ""))):
+                    raise Failed(f"{end} says {key}={said.get(key)} instead of {value}")
+
+    def children(self, count):
+        """So many Child SAs on both ends."""
+        wait_for(lambda: f"{self._states()}", lambda: all(len(installed(end.sas())) == int(count) for end in self.ends.values()))
+
+    def gone(self, *ends):
+        """No IKE SA is left."""
+        for end in ends or self.ends:
+            wait_for(lambda: f"{end} still has {self._states()}", lambda: not self.ends[end].sas(), 25)
+
+    def selectors(self, ours, theirs):
+        """The traffic selectors that were agreed, Weir's first."""
+        for end, local, remote in (("weir", ours, theirs), ("peer", theirs, ours)):
+            for child in installed(self.ends[end].sas()):
+                if (child["local-ts"], child["remote-ts"]) != ([local], [remote]):
+                    raise Failed(f"{end}: {child['local-ts']} === {child['remote-ts']}")
+
+    def located(self, end, address):
+        """Both ends say that `end` is at this address."""
+        def agree():
+            ours, theirs = self.ends[end].sas(), self.ends[OTHER[end]].sas()
+            return [sa["local-host"] for sa in ours] == [sa["remote-host"] for sa in theirs] == [address]
+        wait_for(lambda: f"{self._states()}; {self._last_words()}", agree)
+
+    def counters(self):
+        """What one end's SAs sent, the other's received, and neither counts nothing."""
+        def agree():
+            (a, b) = (self._count(end) for end in ("weir", "peer"))
+            return min(a) > 0 and a == b[::-1]
+        wait_for(lambda: f"packets (in, out): {self._counts()}", agree, 5)
+
+    def vip(self, end, address):
+        """`end` has got a virtual address; pings use it from now on."""
+        sas = {name: self.ends[name].sas()[0] for name in self.ends}
+        if sas[end].get("local-vips") != [address] or sas[OTHER[end]].get("remote-vips") != [address]:
+            raise Failed(f"local {sas[end].get('local-vips')}, remote {sas[OTHER[end]].get('remote-vips')}")
+        self.inner[end] = address
+        held = self.network.hosts[end].run(["ip", "-o", "addr", "show", "to", address]).stdout
+        if not held:
+            raise Failed(f"{end} did not give itself {address}")
+
+    def says(self, end, pattern, patience_s="10"):
+        """The log of `end` has a line like this."""
+        found = re.compile(pattern)
+        wait_for(lambda: f"{end} never said it: {self.ends[end].last_words()}",
+                 lambda: found.search(self.ends[end].log()), float(patience_s))
+
+    def wire(self, what, least="1"):
+        """So many packets of a kind were seen, see WIRE in net.py."""
+        wait_for(f"fewer than {least} packets '{WIRE[what]}' on the wire",
+                 lambda: len(self.capture.matching(WIRE[what])) >= int(least), 5)
+
+    def not_on_wire(self, what):
+        seen = self.capture.matching(WIRE[what])
+        if seen:
+            raise Failed(f"{len(seen)} packets '{WIRE[what]}' on the wire, the first: {seen[0]}")
+
+    # Help for the steps.
+
+    def _swanctl(self, end, *arguments):
+        code, out = self.ends[end].swanctl(*arguments)
+        if code != 0:
+            raise Failed(f"swanctl: {' | '.join(out.strip().splitlines()[-3:])}; {self._last_words()}")
+
+    def _ping(self, end, source, target, *options):
+        return self.network.hosts[end].run(["ping", "-n", "-q", *options, "-I", source, target]).stdout
+
+    def _keys(self, what):
+        """What tells the SAs in use from those before, for each end; None while there is not exactly one kind of them."""
+        keys = {}
+        for name, end in self.ends.items():
+            sas = established(end.sas())
+            if what == "ike":
+                keys[name] = sorted(sa["initiator-spi"] + sa["responder-spi"] for sa in sas)
+            else:
+                keys[name] = sorted(child["spi-in"] for child in installed(sas))
+        return keys
+
+    def _replaced(self, what, before):
+        now = self._keys(what)
+        return all(now[end] and len(now[end]) == len(before[end]) and not set(now[end]) & set(before[end]) for end in now)
+
+    def _same_on_both_ends(self):
+        """One IKE SA with the same SPIs, Child SAs that are each other's mirror image."""
+        a, b = (established(end.sas()) for end in self.ends.values())
+        if not len(a) == len(b) == 1:
+            return False
+        ours = sorted((child["spi-in"], child["spi-out"]) for child in installed(a))
+        theirs = sorted((child["spi-out"], child["spi-in"]) for child in installed(b))
+        return ours == theirs and all(a[0][key] == b[0][key] for key in ("initiator-spi", "responder-spi"))
+
+    def _states(self):
+        return {name: [(sa["name"], sa["state"], [(c["name"], c["state"]) for c in children(sa)]) for sa in end.sas()]
+                for name, end in self.ends.items() if end.alive()}
+
+    def _count(self, end):
+        kids = installed(self.ends[end].sas())
+        return tuple(sum(int(child.get(key, 0)) for child in kids) for key in ("packets-in", "packets-out"))
+
+    def _counts(self):
+        return {end: self._count(end) for end in self.ends if self.ends[end].alive()}
+
+    def _last_words(self):
+        return "; ".join(f"{name} said: {end.last_words()}" for name, end in self.ends.items())
+
+
+def verdict(text):
+    """The line of ping that says how it went."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return next((line for line in lines if "packet loss" in line), lines[-1] if lines else "it said nothing")

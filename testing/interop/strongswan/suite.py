@@ -1,0 +1,226 @@
+"""Runs scenarios, several at a time, each with hosts and daemons of its own; prints a line for each run.
+
+Runs as the first process of its own namespaces (see run.sh): its end is the end of everything started here.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
+
+sys.dont_write_bytecode = True
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "..", "lib"))
+import ends  # noqa: E402
+import net  # noqa: E402
+import pki  # noqa: E402
+from gateway import Failed  # noqa: E402
+from scenario import Run, Scenario  # noqa: E402
+from uml import Guest  # noqa: E402
+
+# Most of a scenario is waiting; of what is not, two cores carry this much.
+JOBS = int(os.environ.get("JOBS", "4"))
+ROOT = os.environ.get("STRONGSWAN_ROOT")
+STANDS_AT = {"weir": os.environ.get("WEIR_END", "weir"), "peer": os.environ.get("PEER_END", "strongswan")}
+say_lock = threading.Lock()
+
+
+def say(line):
+    with say_lock:
+        print(line, flush=True)
+
+
+class GuestHost:
+    """The guest in the place of a network namespace."""
+
+    def __init__(self, guest):
+        self.guest = guest
+
+    def run(self, command, patience_s=30):
+        reply = self.guest.ask(sh=" ".join(f"'{word}'" for word in command))
+
+        class Done:
+            returncode, stdout = reply["rc"], reply["out"]
+        return Done
+
+    def sh(self, script):
+        code, out = self.guest.sh(script)
+        if code != 0:
+            raise Failed(f"the guest: {out}")
+
+
+class Kernel(Guest):
+    """The guest, with what strongSwan in it needs to be asked."""
+
+    def must(self, script):
+        code, out = self.sh(script)
+        if code != 0:
+            raise Failed(f"the guest: {out[-600:]}")
+
+    def sh(self, script, _patience_s=None):
+        return super().sh(script)
+
+
+class Uml:
+    """The wire to the guest, which is booted once; scenarios there come one after the other."""
+
+    def __init__(self, lab):
+        self.network = net.Network("uml", "uml")
+        weir = self.network.hosts["weir"]
+        self.guest = Kernel(lab, HERE, "tap0", weir.within)
+        self.guest.must(f"""set -e
+            ip link set lo up
+            echo 1 >/proc/sys/net/ipv6/conf/vec0/addr_gen_mode
+            ip link set vec0 up
+            ip addr add {net.OUTER['peer']}/24 dev vec0
+            ip addr add {net.OUTER6['peer']}/64 dev vec0 nodad
+            ip addr add {net.INNER['peer']}/32 dev lo
+            ip addr add {net.INNER6['peer']}/128 dev lo nodad
+            ip route add default via {net.OUTER['weir']}""")
+        self.network.hosts["peer"] = GuestHost(self.guest)
+
+
+class Suite:
+    """Everything that the runs have in common."""
+
+    def __init__(self, name, lab, scenarios):
+        self.name, self.lab, self.scenarios = name, lab, scenarios
+        self.failed = 0
+        self.uml = None
+
+    def missing(self, scenario):
+        """Why a scenario cannot run here."""
+        if "strongswan" in STANDS_AT.values():
+            if scenario.strongswan == "root" and not ROOT:
+                return "needs a newer strongSwan: scripts/peer-root.sh forky DIR, then STRONGSWAN_ROOT=DIR"
+            why = ends.available(ROOT if scenario.strongswan == "root" else None)
+            if why:
+                return why
+        if scenario.topology.startswith("nat") and not which("nft"):
+            return "nft is not installed"
+        if self.in_guest(scenario) and STANDS_AT["weir"] == "strongswan" and not ROOT:
+            return "strongSwan of this machine has no raw ESP in user space"
+        if self.in_guest(scenario) and not which("linux.uml"):
+            return "linux.uml (user-mode-linux) is not installed"
+        return None
+
+    def in_guest(self, scenario):
+        return scenario.topology == "uml" and STANDS_AT["peer"] == "strongswan"
+
+    def end(self, actor, scenario, network, folder):
+        config = scenario.config(actor)
+        host = network.hosts[actor]
+        if STANDS_AT[actor] == "weir":
+            return ends.Weir(actor, host, folder, config, scenario.gateway)
+        if self.in_guest(scenario) and actor == "peer":
+            return ends.GuestCharon(actor, host, folder, config, self.uml.guest, scenario.charon)
+        root = ROOT if scenario.strongswan == "root" or scenario.topology == "uml" else None
+        return ends.Charon(actor, host, folder, config, root, scenario.charon)
+
+    def run(self, scenario, name, initiator):
+        started = time.monotonic()
+        folder = os.path.join(self.lab, name)
+        os.makedirs(folder, exist_ok=True)
+        guest, network, both, capture = self.in_guest(scenario), None, {}, None
+        why = None
+        try:
+            topology = "direct" if scenario.topology == "uml" else scenario.topology
+            network = self.uml.network if guest else net.Network(name, topology)
+            capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"))
+            for actor in net.OUTER:
+                both[actor] = self.end(actor, scenario, network, os.path.join(folder, actor))
+                self.certificates(scenario, actor, both[actor].folder)
+            for actor in net.OUTER:
+                both[actor].start()
+            Run(scenario, initiator, network, both, capture).go()
+        except Failed as wrong:
+            why = str(wrong)
+        except Exception as error:  # A line for this run, and the others go on.
+            why = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+        finally:
+            for end in both.values():
+                if not end.stop() and why is None and end.kind == "weir":
+                    why = f"{end.actor} did not end in order: {end.last_words()}"
+            if capture:
+                capture.stop()
+            if network and not guest:
+                network.remove()
+        took = time.monotonic() - started
+        if why:
+            self.failed += 1
+            say(f"FAIL {self.name}/{name}: {why}")
+        else:
+            say(f"PASS {self.name}/{name} ({took:.1f} s)")
+
+    def certificates(self, scenario, actor, folder):
+        own = scenario.certificates.get(actor, [])
+        trusted = {pki.NAMES[name] for name in scenario.certificates.get(net.OTHER[actor], [])}
+        # A client of EAP-TLS is asked for its certificate by the CA of the server.
+        self.pki.install(folder, actor, own, trusted | {pki.NAMES[name] for name in own}, scenario.crl)
+
+    def lane(self, scenarios):
+        """The runs in the guest, in order."""
+        if not scenarios:
+            return
+        try:
+            self.uml = Uml(self.lab)
+        except (Failed, OSError) as error:
+            self.failed += 1
+            say(f"FAIL {self.name}/uml: {error}")
+            return
+        for scenario in scenarios:
+            for name, initiator in scenario.runs():
+                self.run(scenario, name, initiator)
+
+    def main(self, named):
+        ready = []
+        for scenario in self.scenarios:
+            why = self.missing(scenario)
+            if scenario.pending and not named:
+                why = f"pending: {scenario.pending}"
+            if why:
+                say(f"SKIP {self.name}/{scenario.name}: {why}")
+            else:
+                ready.append(scenario)
+        if not ready:
+            return 0
+        net.sh("mount --make-rprivate / && mount -t tmpfs -o mode=0755 lab /run && mkdir /run/netns && ip link set lo up")
+        self.pki = pki.Pki(os.path.join(self.lab, "pki"))
+        if "strongswan" in STANDS_AT.values():
+            ends.Charon.program = ends.unconfined(self.lab)
+        in_guest = [scenario for scenario in ready if self.in_guest(scenario)]
+        with ThreadPoolExecutor(JOBS) as pool:
+            pool.submit(self.lane, in_guest)
+            # The long ones first, so that none is left alone at the end.
+            for scenario in sorted(ready, key=lambda s: -len(s.steps)):
+                if scenario not in in_guest:
+                    for name, initiator in scenario.runs():
+                        pool.submit(self.run, scenario, name, initiator)
+        return 1 if self.failed else 0
+
+
+def which(tool):
+    return any(os.access(os.path.join(folder, tool), os.X_OK) for folder in os.environ["PATH"].split(":"))
+
+
+def main():
+    name, lab, *names = sys.argv[1:]
+    os.umask(0o077)
+    folders = [os.path.join(folder, "scenarios") for folder in os.environ.get("SCENARIOS", HERE).split(":")]
+    known = {entry: os.path.join(folder, entry) for folder in folders if os.path.isdir(folder) for entry in sorted(os.listdir(folder))}
+    unknown = set(names) - set(known)
+    if unknown:
+        print(f"FAIL {name}/all: there is no scenario {', '.join(sorted(unknown))}")
+        return 1
+    try:
+        scenarios = [Scenario.load(known[entry]) for entry in names or known]
+        return Suite(name, lab, scenarios).main(bool(names))
+    except (Failed, ValueError, TypeError, OSError) as error:
+        print(f"FAIL {name}/all: {error}")
+        return 1
+
+
+sys.exit(main())
