@@ -1,6 +1,7 @@
 //! What a step of an IKE SA may use besides the SA itself.
 
 use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,6 +9,7 @@ use rand_core::RngCore;
 
 use crate::config::Connection;
 use crate::endpoint::Settings;
+use crate::identity::Identity;
 use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket};
 use crate::pool::Pools;
 
@@ -41,6 +43,12 @@ pub(crate) struct Names {
     pub(crate) child_spis: HashMap<u32, Option<ChildId>>,
     /// Which IKE SA waits for an answer.
     pub(crate) tickets: HashMap<Ticket, IkeId>,
+    /// Authenticated IKE SAs by the identities of this host and of the peer.
+    pub(crate) peers: HashMap<(Identity, Identity), Vec<IkeId>>,
+    /// Trusted authorities of each connection that asks for certificates, by its name.
+    pub(crate) authorities: HashMap<String, Vec<[u8; 20]>>,
+    /// Addresses of this host, as far as it was told.
+    pub(crate) local_addresses: Vec<IpAddr>,
 }
 
 impl Names {
@@ -48,6 +56,17 @@ impl Names {
     pub(crate) fn ike(&mut self) -> IkeId {
         self.next_ike += 1;
         IkeId(self.next_ike)
+    }
+
+    /// A fresh name of a question.
+    pub(crate) fn ticket(&mut self) -> Ticket {
+        self.next_ticket += 1;
+        Ticket(self.next_ticket)
+    }
+
+    /// Authenticated IKE SAs between two identities.
+    pub(crate) fn with_peer(&self, local: &Identity, remote: &Identity) -> impl Iterator<Item = IkeId> {
+        self.peers.get(&(local.clone(), remote.clone())).into_iter().flatten().copied()
     }
 
     /// A fresh name of a Child SA.
@@ -60,8 +79,7 @@ impl Names {
 impl Context<'_> {
     /// Asks; the answer comes to `ike`.
     pub(crate) fn ask(&mut self, ike: IkeId, question: Question) -> Ticket {
-        self.names.next_ticket += 1;
-        let ticket = Ticket(self.names.next_ticket);
+        let ticket = self.names.ticket();
         self.names.tickets.insert(ticket, ike);
         self.out.push_back(Output::Ask(ticket, question));
         ticket

@@ -1,62 +1,343 @@
-//! One host that speaks IKE.
+//! One host that speaks IKE: every IKE SA by its SPI, and what they share.
+//!
+//! A datagram finds its IKE SA by the SPI that this host chose; a step of that SA runs with the
+//! shared part borrowed ([`Context`]); what the step leads to (an SA that came up, ended, was born) is
+//! settled here, and its timer is set anew.
 
-use std::net::SocketAddr;
+mod commands;
+mod half_open;
+mod limit;
+mod settings;
+mod settle;
+mod view;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use rand_core::CryptoRng;
+use wire::ike::{ExchangeType, Header, NotifyType};
 
-use crate::config::{Connection, PoolConfig};
-use crate::output::{Answer, ChildId, IkeId, Output, Ticket};
+use self::half_open::HalfOpen;
+use self::limit::Limit;
+pub use self::settings::{InitiateError, Settings};
+pub use self::view::{ChildView, IkeState, IkeView};
+use crate::config::Connection;
+use crate::context::{Context, Names};
+use crate::cookie::Cookies;
+use crate::exchange::{Arrival, Timeout};
+use crate::handshake::{Outcome, Redirects, counters, init};
+use crate::output::{Answer, ChildId, Event, IkeId, Level, Output, Subsystem, Ticket, Transmit};
+use crate::pool::Pools;
+use crate::sa::{Birth, Established, IkeSa, Initiation};
 
-/// Limits and habits of an endpoint.
-#[derive(Clone, Debug)]
-pub struct Settings {
-    /// Half-open IKE SAs above which initiators need a cookie (RFC 7296 §2.6).
-    pub cookie_threshold: usize,
-    /// Likewise from one address.
-    pub cookie_threshold_per_address: usize,
-    /// Half-open IKE SAs from one address above which IKE_SA_INIT is dropped.
-    pub block_threshold: usize,
-    /// Half-open IKE SAs in all above which IKE_SA_INIT is dropped; about 2 KiB each.
-    pub half_open_max: usize,
-    /// How long an IKE SA may stay half open.
-    pub half_open_timeout: Duration,
-    /// IKE SAs in all; about 40 KiB each at worst.
-    pub ike_sas_max: usize,
-    /// Interval of NAT keepalives; zero is never.
-    pub keepalive: Duration,
-    /// Largest datagram that is sent unfragmented over IPv4 and IPv6, in bytes with IP and UDP headers.
-    pub fragment_size: usize,
-    /// Bytes of a message put together from fragments.
-    pub reassembly_max: usize,
-    /// How long the inbound half of a replaced Child SA still receives.
-    pub old_inbound: Duration,
-    /// Algorithms that RFC 8247 rules out may be used.
-    pub allow_legacy: bool,
-    /// Numbers that no registry has fixed.
-    pub code_points: wire::registry::CodePoints,
-}
-
-/// Why nothing was started.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum InitiateError {
-    /// No such connection or child.
-    #[error("no connection '{0}' is loaded")]
-    NoSuchConnection(String),
-    /// No such child.
-    #[error("no child '{0}' is loaded")]
-    NoSuchChild(String),
-    /// The peer has no address to send to.
-    #[error("connection '{0}' names no single remote address: it can only respond")]
-    NoRemoteAddress(String),
-    /// The limit of IKE SAs is reached.
-    #[error("there are {0} IKE SAs, which is the limit")]
-    TooMany(usize),
-}
+/// SPI of an IKE SA.
+type IkeSpi = [u8; 8];
 
 /// An IKE endpoint: every IKE SA of one host.
 pub struct Endpoint<R> {
+    shared: Shared<R>,
+    /// By the SPI that this host chose.
+    sas: HashMap<IkeSpi, Slot>,
+    /// The newest IKE SA of each name.
+    by_id: HashMap<IkeId, IkeSpi>,
+    /// IKE SAs of each connection that this host started or that came up.
+    by_connection: HashMap<String, BTreeSet<IkeId>>,
+    children: HashMap<ChildId, IkeId>,
+    half_open: HalfOpen,
+    cookies: Cookies,
+    timers: BTreeSet<(Instant, IkeSpi)>,
+    /// Attempts that wait for their time.
+    later: Vec<(Instant, Initiation, Redirects)>,
+    /// Duplicates that end unless their peer ends them first.
+    retiring: Vec<(Instant, IkeId)>,
+    /// Questions about trusted authorities, by connection.
+    asked: HashMap<Ticket, String>,
+    authorities_at: HashMap<String, Instant>,
+    replies: Limit,
+    lines: Limit,
+    closing: bool,
+}
+
+/// What steps borrow.
+struct Shared<R> {
     rng: R,
     settings: Settings,
+    connections: Vec<Arc<Connection>>,
+    pools: Pools,
+    out: VecDeque<Output>,
+    names: Names,
+    born: Vec<Birth>,
+}
+
+/// One IKE SA in the table.
+struct Slot {
+    sa: IkeSa,
+    due: Option<Instant>,
+    /// It counts as half open: where it came from and the SPI of the initiator.
+    half_open: Option<(SocketAddr, IkeSpi)>,
+}
+
+impl<R: CryptoRng> Shared<R> {
+    fn context(&mut self, now: Instant) -> Context<'_> {
+        Context {
+            now,
+            rng: &mut self.rng,
+            settings: &self.settings,
+            connections: &self.connections,
+            pools: &mut self.pools,
+            out: &mut self.out,
+            names: &mut self.names,
+            born: &mut self.born,
+        }
+    }
+
+    fn log(&mut self, level: Level, ike: Option<IkeId>, text: String) {
+        self.out.push_back(Output::Event(Event::Log { level, subsystem: Subsystem::Ike, ike, text }));
+    }
+
+    fn count(&mut self, what: &'static str) {
+        self.out.push_back(Output::Event(Event::Count(what)));
+    }
+
+    /// A random SPI for an IKE SA that `taken` does not know.
+    fn ike_spi(&mut self, taken: impl Fn(&IkeSpi) -> bool) -> IkeSpi {
+        loop {
+            let spi = self.rng.next_u64().to_be_bytes();
+            if spi != [0; 8] && !taken(&spi) {
+                return spi;
+            }
+        }
+    }
+}
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// An endpoint without connections.
+    pub fn new(settings: Settings, rng: R) -> Self {
+        Self {
+            shared: Shared {
+                rng,
+                settings,
+                connections: Vec::new(),
+                pools: Pools::default(),
+                out: VecDeque::new(),
+                names: Names::default(),
+                born: Vec::new(),
+            },
+            sas: HashMap::new(),
+            by_id: HashMap::new(),
+            by_connection: HashMap::new(),
+            children: HashMap::new(),
+            half_open: HalfOpen::default(),
+            cookies: Cookies::default(),
+            timers: BTreeSet::new(),
+            later: Vec::new(),
+            retiring: Vec::new(),
+            asked: HashMap::new(),
+            authorities_at: HashMap::new(),
+            replies: Limit::new(10),
+            lines: Limit::new(5),
+            closing: false,
+        }
+    }
+
+    /// Takes one UDP payload, without non-ESP marker. `local` is where it arrived, `from` its sender.
+    /// Nothing that can arrive makes this panic.
+    pub fn handle_datagram(&mut self, now: Instant, local: SocketAddr, from: SocketAddr, datagram: &[u8]) {
+        let Ok((header, body)) = Header::parse(datagram) else {
+            return self.shared.count(counters::MALFORMED);
+        };
+        if header.major() != Header::VERSION_2 >> 4 {
+            return self.refuse_version(now, (local, from), header);
+        }
+        if header.exchange == ExchangeType::IKE_SA_INIT && !header.is_response() {
+            return self.handle_init(now, (local, from), header, body, datagram);
+        }
+        let spi = if header.from_initiator() { header.spi_r } else { header.spi_i };
+        match self.sas.get(&spi) {
+            Some(_) => self.step(now, &spi, |sa, ctx| handle(sa, ctx, (local, from), header, datagram)),
+            None => self.refuse_spi(now, (local, from), header, datagram.len()),
+        }
+    }
+
+    /// RFC 7296 §2.5: a higher major version is told which one is spoken.
+    fn refuse_version(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header) {
+        self.shared.count(counters::VERSION);
+        if header.major() > 2 && !header.is_response() && self.replies.allows(now) {
+            self.reply(path, header, NotifyType::INVALID_MAJOR_VERSION);
+        }
+    }
+
+    /// RFC 7296 §2.21.4: a request for an IKE SA that is not there is told so, never a response.
+    fn refuse_spi(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header, len: usize) {
+        const REPLY_LEN: usize = Header::LEN + 8;
+        self.shared.count(counters::UNKNOWN_SPI);
+        if !header.is_response() && len >= REPLY_LEN && self.replies.allows(now) {
+            self.reply(path, header, NotifyType::INVALID_IKE_SPI);
+        }
+    }
+
+    fn reply(&mut self, (local, remote): (SocketAddr, SocketAddr), header: &Header, kind: NotifyType) {
+        let (spis, message_id) = ((header.spi_i, header.spi_r), header.message_id.get());
+        let role = if header.from_initiator() { 0 } else { Header::FLAG_INITIATOR };
+        let flags = role | Header::FLAG_RESPONSE;
+        let datagram = init::unprotected(header.exchange, spis, flags, message_id, |chain| {
+            chain.notify(wire::ike::ProtocolId::NONE, &[], kind, &[]);
+        });
+        self.shared.out.push_back(Output::Transmit(Transmit { local, remote, datagram, dscp: 0 }));
+    }
+
+    /// Does what is due: retransmissions, lifetimes, further attempts. Harmless when early.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some((due, spi)) = self.timers.first().copied().filter(|(due, _)| *due <= now) {
+            self.timers.remove(&(due, spi));
+            if let Some(slot) = self.sas.get_mut(&spi) {
+                slot.due = None;
+            }
+            self.step(now, &spi, handle_timeout);
+            // What is due again at once gets its turn next time, not in this loop.
+            if self.sas.get(&spi).and_then(|slot| slot.due).is_some_and(|due| due <= now) {
+                let soon = now + std::time::Duration::from_millis(1);
+                self.set_timer(&spi, Some(soon));
+            }
+        }
+        self.start_later(now);
+        self.retire(now);
+    }
+
+    /// When [`Endpoint::handle_timeout`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        let timer = self.timers.first().map(|(due, _)| *due);
+        let later = self.later.iter().map(|(at, ..)| *at);
+        let retiring = self.retiring.iter().map(|(at, _)| *at);
+        later.chain(retiring).chain(timer).min()
+    }
+
+    /// Answers a question. An answer that nobody waits for any more changes nothing.
+    pub fn answer(&mut self, now: Instant, ticket: Ticket, answer: Answer) {
+        if let Some(connection) = self.asked.remove(&ticket) {
+            if let Answer::TrustedAuthorities(authorities) = answer {
+                self.shared.names.authorities.insert(connection, authorities);
+            }
+            return;
+        }
+        let Some(ike) = self.shared.names.tickets.remove(&ticket) else { return };
+        let Some(spi) = self.by_id.get(&ike).copied() else { return };
+        self.step(now, &spi, |sa, ctx| match sa {
+            IkeSa::Handshake(handshake) => handshake.answer(ctx, ticket, answer),
+            IkeSa::Established(_) => Outcome::Pending,
+        });
+    }
+
+    /// What is to be done next; `None` when all is done for now.
+    pub fn poll(&mut self) -> Option<Output> {
+        self.shared.out.pop_front()
+    }
+
+    /// Runs one step of an IKE SA and settles what it leads to.
+    fn step(&mut self, now: Instant, spi: &IkeSpi, act: impl FnOnce(&mut IkeSa, &mut Context<'_>) -> Outcome) {
+        let seen = self.shared.out.len();
+        let Some(slot) = self.sas.get_mut(spi) else { return };
+        let mut ctx = self.shared.context(now);
+        let outcome = act(&mut slot.sa, &mut ctx);
+        if let IkeSa::Established(sa) = &mut slot.sa {
+            sa.start_next(&mut ctx);
+        }
+        self.note_children(seen);
+        self.settle(now, spi, outcome);
+        self.take_born(now);
+    }
+
+    /// Keeps in mind whose the Child SAs are.
+    fn note_children(&mut self, seen: usize) {
+        for output in self.shared.out.iter().skip(seen) {
+            match output {
+                Output::Install(child) => {
+                    self.children.insert(child.id, child.ike);
+                }
+                Output::Remove(child, _) => {
+                    self.children.remove(child);
+                }
+                _ => (),
+            }
+        }
+    }
+
+    fn set_timer(&mut self, spi: &IkeSpi, due: Option<Instant>) {
+        let Some(slot) = self.sas.get_mut(spi) else { return };
+        if slot.due == due {
+            return;
+        }
+        if let Some(old) = slot.due {
+            self.timers.remove(&(old, *spi));
+        }
+        slot.due = due;
+        if let Some(due) = due {
+            self.timers.insert((due, *spi));
+        }
+    }
+}
+
+/// A datagram for an IKE SA.
+fn handle(
+    sa: &mut IkeSa,
+    ctx: &mut Context<'_>,
+    from: (SocketAddr, SocketAddr),
+    header: &Header,
+    datagram: &[u8],
+) -> Outcome {
+    match sa {
+        IkeSa::Handshake(handshake) => handshake.handle(ctx, from, header, datagram),
+        IkeSa::Established(sa) => {
+            handle_established(sa, ctx, from, header, datagram);
+            Outcome::Pending
+        }
+    }
+}
+
+fn handle_established(
+    sa: &mut Established,
+    ctx: &mut Context<'_>,
+    from: (SocketAddr, SocketAddr),
+    header: &Header,
+    datagram: &[u8],
+) {
+    let accepts = |exchange| {
+        matches!(exchange, ExchangeType::CREATE_CHILD_SA | ExchangeType::INFORMATIONAL | ExchangeType::IKE_FOLLOWUP_KE)
+    };
+    match sa.exchanges.receive(ctx, from, header, datagram, accepts) {
+        Arrival::Nothing => (),
+        Arrival::Request(request) => {
+            let inner = sa.handle_request(ctx, from, &request);
+            sa.exchanges.respond(ctx, from, (request.exchange, request.message_id), &inner);
+        }
+        Arrival::Response(response) => sa.handle_response(ctx, from, &response),
+    }
+}
+
+fn handle_timeout(sa: &mut IkeSa, ctx: &mut Context<'_>) -> Outcome {
+    match sa {
+        IkeSa::Handshake(handshake) => handshake.handle_timeout(ctx),
+        IkeSa::Established(sa) => {
+            if sa.exchanges.handle_timeout(ctx, &sa.path) == Timeout::GaveUp {
+                sa.gave_up(ctx);
+            }
+            sa.handle_timeout(ctx);
+            Outcome::Pending
+        }
+    }
+}
+
+/// An address of this host from which `remote` can be reached, as far as one can tell without routes:
+/// of its family, and the one that has most leading bits in common with it.
+fn best_local(addresses: &[IpAddr], remote: IpAddr) -> Option<IpAddr> {
+    let common = |addr: &IpAddr| match (addr, remote) {
+        (IpAddr::V4(a), IpAddr::V4(b)) => Some((a.to_bits() ^ b.to_bits()).leading_zeros()),
+        (IpAddr::V6(a), IpAddr::V6(b)) => Some((a.to_bits() ^ b.to_bits()).leading_zeros()),
+        _ => None,
+    };
+    let usable = |addr: &&IpAddr| addr.is_loopback() == remote.is_loopback() && !addr.is_multicast();
+    let ranked = addresses.iter().filter(usable).filter_map(|addr| Some((common(addr)?, addr)));
+    ranked.max_by_key(|(common, _)| *common).map(|(_, addr)| *addr)
 }

@@ -18,6 +18,7 @@ use self::fragment::{Fragment, Reassembly};
 pub(crate) use self::resend::Resend;
 use crate::config::{Connection, Fragmentation, Retransmit};
 use crate::context::Context;
+use crate::handshake::counters;
 use crate::output::{IkeId, Level, Output, Path, Subsystem, Transmit};
 use crate::sa::{PeerSupport, Role, SkKeys};
 
@@ -63,6 +64,23 @@ impl Inner {
             (first, false) => Self { first, bytes },
             (_, true) => Self::empty(),
         }
+    }
+
+    /// These payloads and then those of `more`.
+    pub(crate) fn followed_by(mut self, more: Self) -> Self {
+        let mut at = 0;
+        let Some(mut kind) = (self.first != PayloadType::NONE).then_some(self.first) else { return more };
+        // The last payload of a chain names none after it.
+        while kind != PayloadType::NONE {
+            let header = &self.bytes[at..at + GENERIC_HEADER];
+            kind = PayloadType(header[0]);
+            if kind == PayloadType::NONE {
+                self.bytes[at] = more.first.0;
+            }
+            at += usize::from(u16::from_be_bytes([self.bytes[at + 2], self.bytes[at + 3]]));
+        }
+        self.bytes.extend(more.bytes);
+        self
     }
 
     /// No payload: liveness checks and plain acknowledgements.
@@ -240,7 +258,7 @@ impl Exchanges {
     ) -> Arrival {
         let from_initiator = self.role == Role::Responder;
         if (header.spi_i, header.spi_r) != self.spis || header.from_initiator() != from_initiator {
-            ctx.count("ike_messages_misdirected");
+            ctx.count(counters::MISDIRECTED);
             return Arrival::Nothing;
         }
         let message_id = header.message_id.get();
@@ -264,7 +282,7 @@ impl Exchanges {
         }
         let busy = self.answered.as_ref().is_some_and(|answered| answered.response.is_empty());
         if message_id != self.next_peer || busy || !accepts(header.exchange) {
-            ctx.count("ike_requests_out_of_order");
+            ctx.count(counters::OUT_OF_ORDER);
             return Arrival::Nothing;
         }
         match self.open(ctx, header, datagram) {
@@ -296,7 +314,7 @@ impl Exchanges {
             return;
         }
         if let Some(answered) = &self.answered {
-            ctx.count("ike_requests_answered_again");
+            ctx.count(counters::ANSWERED_AGAIN);
             send(ctx, from, self.dscp, &answered.response);
         }
     }
@@ -349,7 +367,7 @@ impl Exchanges {
 
     /// Counts a message that did not open. Anybody can send such messages: a line now and then.
     fn tell_bad(&mut self, ctx: &mut Context<'_>) {
-        ctx.count("ike_messages_not_authentic");
+        ctx.count(counters::NOT_AUTHENTIC);
         self.bad = self.bad.saturating_add(1);
         if self.bad_logged.is_none_or(|at| ctx.now.saturating_duration_since(at) >= BAD_LOG_INTERVAL) {
             let text = format!("{} message(s) dropped that the peer's keys do not open", self.bad);
@@ -373,7 +391,7 @@ impl Exchanges {
             self.given_up = self.outstanding.take();
             return Timeout::GaveUp;
         }
-        ctx.count("ike_retransmissions");
+        ctx.count(counters::RETRANSMISSIONS);
         let text = format!("{} request {} goes out again", out.exchange, out.message_id);
         send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
         ctx.log(Level::Debug, Subsystem::Net, Some(self.id), text);
@@ -441,26 +459,23 @@ impl Exchanges {
         message
     }
 
-    /// The bytes before the plaintext that IntAuth covers: headers as if the message were one, their
-    /// lengths without IV, padding and ICV (RFC 9242 §3.3.2).
-    pub(crate) fn int_auth_prefix(
+    /// The header of a message of this IKE SA, its first payload and length zero (RFC 9242 §3.3.2 sets
+    /// them). `own` is a message of this host.
+    pub(crate) fn header(
         &self,
-        from_self: bool,
+        own: bool,
+        exchange: ExchangeType,
         message_id: u32,
         response: bool,
-        inner: (PayloadType, usize),
-    ) -> Vec<u8> {
-        let mut fields = self.fields(ExchangeType::IKE_INTERMEDIATE, message_id, response);
-        if !from_self {
+    ) -> [u8; Header::LEN] {
+        let mut fields = self.fields(exchange, message_id, response);
+        if !own {
             fields.flags ^= Header::FLAG_INITIATOR;
         }
-        let (first, len) = inner;
-        let mut message = Vec::new();
+        let (mut message, mut header) = (Vec::with_capacity(Header::LEN), [0; Header::LEN]);
         begin_message(&mut message, &fields);
-        Chain::new(&mut message).encrypted(PayloadType::SK, first, |out| out.resize(out.len() + len, 0));
-        finish_message(&mut message, PayloadType::SK);
-        message.truncate(Header::LEN + GENERIC_HEADER);
-        message
+        header.copy_from_slice(&message);
+        header
     }
 }
 

@@ -9,14 +9,29 @@
 //! only type that can create, rekey or delete Child SAs. What was not authenticated cannot reach
 //! those functions.
 
+mod child;
 pub mod config;
+mod context;
+mod cookie;
 mod endpoint;
+mod exchange;
+mod handshake;
 pub mod identity;
 pub mod keymat;
 mod narrow;
+mod nat;
 pub mod output;
 pub mod pool;
 pub mod proposal;
+mod sa;
+mod task;
+#[cfg(any(test, feature = "testkit"))]
+pub mod testkit;
 
-pub use endpoint::{Endpoint, InitiateError, Settings};
+pub use endpoint::{ChildView, Endpoint, IkeState, IkeView, InitiateError, Settings};
 pub use output::{Answer, Output, Question};
+
+/// Names and meanings of everything that [`output::Event::Count`] counts.
+pub fn counters() -> impl Iterator<Item = (&'static str, &'static str)> {
+    handshake::counters::COUNTERS.iter().chain(task::counters::COUNTERS).copied()
+}

@@ -1,0 +1,129 @@
+//! Cookies: proof that an initiator receives at its address, without state here (RFC 7296 §2.6).
+
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use crypto::ike::Prf;
+use rand_core::RngCore;
+use subtle::ConstantTimeEq;
+
+/// How long a secret makes cookies; it checks them for as long again.
+const ROTATION: Duration = Duration::from_secs(120);
+/// Bytes of the MAC.
+const MAC_LEN: usize = 16;
+/// Bytes of a cookie: generation of the secret and MAC.
+pub(crate) const COOKIE_LEN: usize = 4 + MAC_LEN;
+
+/// The secrets of an endpoint: the newest and the one before.
+#[derive(Default)]
+pub(crate) struct Cookies {
+    secrets: Option<[[u8; 32]; 2]>,
+    generation: u32,
+    made: Option<Instant>,
+}
+
+impl Cookies {
+    fn rotate(&mut self, now: Instant, rng: &mut dyn RngCore) {
+        let age = self.made.map(|made| now.saturating_duration_since(made));
+        if age.is_some_and(|age| age < ROTATION) {
+            return;
+        }
+        let mut fresh = [0; 32];
+        rng.fill_bytes(&mut fresh);
+        // Whoever asks for the first time in a long while finds both secrets too old.
+        let mut before = self.secrets.map_or(fresh, |[newest, _]| newest);
+        if age.is_none_or(|age| age >= 2 * ROTATION) {
+            rng.fill_bytes(&mut before);
+        }
+        self.secrets = Some([fresh, before]);
+        self.generation = self.generation.wrapping_add(1);
+        self.made = Some(now);
+    }
+
+    /// The cookie for an initiator.
+    pub(crate) fn make(
+        &mut self,
+        now: Instant,
+        rng: &mut dyn RngCore,
+        from: IpAddr,
+        spi_i: &[u8; 8],
+        nonce: &[u8],
+    ) -> [u8; COOKIE_LEN] {
+        self.rotate(now, rng);
+        let [secret, _] = self.secrets.unwrap_or_default();
+        cookie(&secret, self.generation, from, spi_i, nonce)
+    }
+
+    /// Was this cookie made for this initiator, not too long ago?
+    pub(crate) fn check(
+        &mut self,
+        now: Instant,
+        rng: &mut dyn RngCore,
+        from: IpAddr,
+        spi_i: &[u8; 8],
+        nonce: &[u8],
+        shown: &[u8],
+    ) -> bool {
+        self.rotate(now, rng);
+        let Some((generation, _)) = shown.split_first_chunk().filter(|_| shown.len() == COOKIE_LEN) else {
+            return false;
+        };
+        let generation = u32::from_be_bytes(*generation);
+        let [newest, before] = self.secrets.unwrap_or_default();
+        let secret = match self.generation.wrapping_sub(generation) {
+            0 => newest,
+            1 => before,
+            _ => return false,
+        };
+        cookie(&secret, generation, from, spi_i, nonce).ct_eq(shown).into()
+    }
+}
+
+fn cookie(secret: &[u8; 32], generation: u32, from: IpAddr, spi_i: &[u8; 8], nonce: &[u8]) -> [u8; COOKIE_LEN] {
+    let address = match from {
+        IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+        IpAddr::V6(ip) => ip.octets(),
+    };
+    let mac = Prf::HmacSha256.compute(secret, &[spi_i, &address, nonce]);
+    let mut cookie = [0; COOKIE_LEN];
+    cookie[..4].copy_from_slice(&generation.to_be_bytes());
+    cookie[4..].copy_from_slice(&mac[..MAC_LEN]);
+    cookie
+}
+
+#[cfg(test)]
+mod tests {
+    use rand_chacha::ChaCha20Rng;
+    use rand_core::SeedableRng;
+
+    use super::*;
+
+    #[test]
+    fn a_cookie_is_good_for_its_initiator_between_two_and_four_minutes() {
+        let (mut cookies, mut rng, start) = (Cookies::default(), ChaCha20Rng::seed_from_u64(1), Instant::now());
+        let (from, spi, nonce) = (IpAddr::from([192, 0, 2, 1]), [7; 8], [9; 32]);
+        let cookie = cookies.make(start, &mut rng, from, &spi, &nonce);
+        let mut check = |after, from, spi: [u8; 8], nonce: [u8; 32], shown: &[u8]| {
+            cookies.check(start + Duration::from_secs(after), &mut rng, from, &spi, &nonce, shown)
+        };
+        assert!(check(0, from, spi, nonce, &cookie));
+        assert!(!check(0, IpAddr::from([192, 0, 2, 2]), spi, nonce, &cookie));
+        assert!(!check(0, from, [8; 8], nonce, &cookie) && !check(0, from, spi, [8; 32], &cookie));
+        assert!(!check(0, from, spi, nonce, &cookie[1..]) && !check(0, from, spi, nonce, &[]));
+        let mut changed = cookie;
+        changed[COOKIE_LEN - 1] ^= 1;
+        assert!(!check(0, from, spi, nonce, &changed));
+        assert!(check(119, from, spi, nonce, &cookie) && check(121, from, spi, nonce, &cookie));
+        assert!(check(239, from, spi, nonce, &cookie));
+        assert!(!check(242, from, spi, nonce, &cookie));
+    }
+
+    #[test]
+    fn after_a_long_pause_nothing_old_is_accepted() {
+        let (mut cookies, mut rng, start) = (Cookies::default(), ChaCha20Rng::seed_from_u64(1), Instant::now());
+        let from = IpAddr::from([192, 0, 2, 1]);
+        let cookie = cookies.make(start, &mut rng, from, &[7; 8], &[9; 32]);
+        let later = start + Duration::from_secs(3600);
+        assert!(!cookies.check(later, &mut rng, from, &[7; 8], &[9; 32], &cookie));
+    }
+}

@@ -1,0 +1,307 @@
+//! What the daemon tells the endpoint: connections, commands, what the data plane and the host see.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand_core::CryptoRng;
+use wire::{Spi, TrafficSelector};
+
+use super::{Endpoint, IkeSpi, InitiateError};
+use crate::config::{AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
+use crate::handshake::{Handshake, Redirects};
+use crate::output::{ChildId, Event, IkeId, Output, Question};
+use crate::pool::Pools;
+use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
+
+/// How old the trusted authorities of a connection may be when they are used.
+const AUTHORITIES_FRESH: Duration = Duration::from_secs(10);
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// Replaces the connections. Those that are the same stay untouched, IKE SAs of removed ones live
+    /// until they end; trap policies follow, and what is to start starts.
+    pub fn load(&mut self, now: Instant, connections: Vec<Arc<Connection>>) {
+        let old = std::mem::take(&mut self.shared.connections);
+        let same = |list: &[Arc<Connection>], one: &Arc<Connection>| list.iter().find(|other| *other == one).cloned();
+        for gone in old.iter().filter(|one| same(&connections, one).is_none()) {
+            for child in gone.children.iter().filter(|child| child.start_action.trap) {
+                self.shared.out.push_back(Output::Trap(gone.clone(), child.clone(), false));
+            }
+            self.shared.names.authorities.remove(&gone.name);
+            self.authorities_at.remove(&gone.name);
+        }
+        // Whoever compares by pointer finds the one that its IKE SAs have.
+        let loaded: Vec<Arc<Connection>> = connections.into_iter().map(|one| same(&old, &one).unwrap_or(one)).collect();
+        let fresh: Vec<Arc<Connection>> =
+            loaded.iter().filter(|one| !old.iter().any(|other| Arc::ptr_eq(other, one))).cloned().collect();
+        self.shared.connections = loaded;
+        self.refresh_authorities(now);
+        for connection in fresh {
+            for child in connection.children.iter().filter(|child| child.start_action.trap) {
+                self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
+            }
+            let starts = |child: &&Arc<ChildConfig>| child.start_action.start && has_sa(child);
+            let children: Vec<Arc<ChildConfig>> = connection.children.iter().filter(starts).cloned().collect();
+            for child in children {
+                let request = ChildRequest { config: child, packet: None, cpu: None, command: None };
+                if !self.has_child(&connection.name, &request) {
+                    let _ = self.want(now, &connection, Some(request), None);
+                }
+            }
+        }
+    }
+
+    /// Replaces the pools of virtual addresses; leases stay where their address does.
+    pub fn load_pools(&mut self, pools: Vec<PoolConfig>) {
+        self.shared.pools.load(pools);
+    }
+
+    /// The pools with their leases.
+    pub fn pools(&self) -> &Pools {
+        &self.shared.pools
+    }
+
+    /// The loaded connections.
+    pub fn connections(&self) -> &[Arc<Connection>] {
+        &self.shared.connections
+    }
+
+    /// Certificates of authorities changed: every connection asks anew which it trusts.
+    pub fn credentials_changed(&mut self, now: Instant) {
+        self.authorities_at.clear();
+        self.refresh_authorities(now);
+    }
+
+    /// Brings up a connection, or one Child SA of it. `command` is told in [`Event::CommandDone`] when that
+    /// is done or has failed.
+    ///
+    /// # Errors
+    /// [`InitiateError`]: nothing was started, and no event follows.
+    pub fn initiate(
+        &mut self,
+        now: Instant,
+        connection: &str,
+        child: Option<&str>,
+        command: u64,
+    ) -> Result<(), InitiateError> {
+        let (connection, config) = self.find(connection, child)?;
+        let Some(config) = config else {
+            return self.want(now, &connection, None, Some(command));
+        };
+        let request = ChildRequest { config, packet: None, cpu: None, command: Some(command) };
+        self.want(now, &connection, Some(request), None)
+    }
+
+    /// A packet met a trap policy. Its selectors (local, remote) go first into the offer (RFC 7296 §2.9); `cpu`
+    /// is set when a Child SA for that CPU is wanted (RFC 9611).
+    pub fn acquire(
+        &mut self,
+        now: Instant,
+        connection: &str,
+        child: &str,
+        packet: Option<(TrafficSelector, TrafficSelector)>,
+        cpu: Option<u32>,
+    ) {
+        let Ok((connection, Some(config))) = self.find(connection, Some(child)) else { return };
+        let request = ChildRequest { config, packet, cpu, command: None };
+        // Who cannot be reached is told in the log when it is a person who asks; packets come again.
+        let _ = self.want(now, &connection, Some(request), None);
+    }
+
+    fn find(
+        &self,
+        connection: &str,
+        child: Option<&str>,
+    ) -> Result<(Arc<Connection>, Option<Arc<ChildConfig>>), InitiateError> {
+        let found = self.shared.connections.iter().find(|one| one.name == connection);
+        let connection = found.ok_or_else(|| InitiateError::NoSuchConnection(connection.to_owned()))?.clone();
+        let config = match child {
+            None => None,
+            Some(name) => {
+                let config = connection.children.iter().find(|one| one.name == name && has_sa(one));
+                Some(config.ok_or_else(|| InitiateError::NoSuchChild(name.to_owned()))?.clone())
+            }
+        };
+        Ok((connection, config))
+    }
+
+    /// A Child SA, or just an IKE SA: with one that is there, one that comes up, or a new one.
+    fn want(
+        &mut self,
+        now: Instant,
+        connection: &Arc<Connection>,
+        child: Option<ChildRequest>,
+        command: Option<u64>,
+    ) -> Result<(), InitiateError> {
+        let spis = self.spis_of(&connection.name);
+        let live = |spi: &&IkeSpi| matches!(self.sas.get(*spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if sa.ending == Ending::No);
+        if let Some(spi) = spis.iter().find(live).copied() {
+            if let Some(command) = command {
+                self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
+            }
+            if let Some(child) = child {
+                self.with(now, &spi, |sa, ctx| sa.request_child(ctx, child));
+            }
+            return Ok(());
+        }
+        for spi in &spis {
+            let Some(slot) = self.sas.get_mut(spi) else { continue };
+            if let IkeSa::Handshake(handshake) = &mut slot.sa
+                && let Handshake::Initiator(initiator) = handshake.as_mut()
+                && initiator.want(child.clone(), command)
+            {
+                return Ok(());
+            }
+        }
+        // An attempt that waits for its time starts now: somebody wants it.
+        if let Some(at) = self.later.iter().position(|(_, waiting, _)| waiting.connection.name == connection.name) {
+            let (_, mut initiation, redirects) = self.later.swap_remove(at);
+            initiation.children.extend(child);
+            initiation.commands.extend(command);
+            self.initiate_now(now, initiation, redirects);
+            return Ok(());
+        }
+        if self.sas.len() >= self.shared.settings.ike_sas_max {
+            return Err(InitiateError::TooMany(self.sas.len()));
+        }
+        let initiation = Initiation {
+            connection: connection.clone(),
+            children: child.into_iter().collect(),
+            remote: None,
+            attempt: 1,
+            replaces: None,
+            commands: command.into_iter().collect(),
+        };
+        if self.path_of(&initiation).is_none() {
+            return Err(InitiateError::NoRemoteAddress(connection.name.clone()));
+        }
+        self.initiate_now(now, initiation, Redirects::default());
+        Ok(())
+    }
+
+    fn spis_of(&self, connection: &str) -> Vec<IkeSpi> {
+        let ids = self.by_connection.get(connection).into_iter().flatten();
+        ids.filter_map(|id| self.by_id.get(id).copied()).collect()
+    }
+
+    fn has_child(&self, connection: &str, request: &ChildRequest) -> bool {
+        self.spis_of(connection).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
+            Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| child.config.name == request.config.name),
+            _ => false,
+        })
+    }
+
+    /// Ends an IKE SA: with a Delete whose answer is waited for, or at once with `force`. `command` is told when
+    /// it is over. False when there is none of that name.
+    pub fn terminate_ike(&mut self, now: Instant, ike: IkeId, force: bool, command: u64) -> bool {
+        let Some(spi) = self.by_id.get(&ike).copied() else { return false };
+        let done = self.with(now, &spi, |sa, ctx| sa.terminate(ctx, force, "", Some(command)));
+        if done.is_none() {
+            self.cancel(now, &spi, "it was terminated");
+            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
+        }
+        true
+    }
+
+    fn cancel(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
+        self.step(now, spi, |sa, ctx| match sa {
+            IkeSa::Handshake(handshake) => crate::handshake::Outcome::Over(handshake.cancel(ctx, reason)),
+            IkeSa::Established(_) => crate::handshake::Outcome::Pending,
+        });
+    }
+
+    /// Ends a Child SA with a Delete. False when there is none of that name.
+    pub fn terminate_child(&mut self, now: Instant, child: ChildId, command: u64) -> bool {
+        self.with_child(now, child, |sa, ctx| sa.terminate_child(ctx, child, "", Some(command))) == Some(true)
+    }
+
+    /// Rekeys an IKE SA, or authenticates anew with `reauth`. False when there is none of that name that is up.
+    pub fn rekey_ike(&mut self, now: Instant, ike: IkeId, reauth: bool, command: u64) -> bool {
+        let Some(spi) = self.by_id.get(&ike).copied() else { return false };
+        self.with(now, &spi, |sa, ctx| sa.rekey(ctx, reauth, Some(command))).is_some()
+    }
+
+    /// Rekeys a Child SA. False when there is none of that name.
+    pub fn rekey_child(&mut self, now: Instant, child: ChildId, command: u64) -> bool {
+        self.with_child(now, child, |sa, ctx| sa.rekey_child(ctx, child, Some(command))) == Some(true)
+    }
+
+    /// The data plane has counted as many bytes or packets as a Child SA may see before it is rekeyed, or
+    /// (`hard`) at all.
+    pub fn child_expired(&mut self, now: Instant, child: ChildId, hard: bool) {
+        self.with_child(now, child, |sa, ctx| sa.child_expired(ctx, child, hard));
+    }
+
+    /// Authentic packets came on a Child SA, with their outer source where they came in UDP. Once a second is
+    /// often enough.
+    pub fn traffic(&mut self, now: Instant, child: ChildId, from: Option<SocketAddr>) {
+        self.with_child(now, child, |sa, ctx| sa.traffic(ctx, child, from));
+    }
+
+    fn with_child<T>(
+        &mut self,
+        now: Instant,
+        child: ChildId,
+        act: impl FnOnce(&mut crate::sa::Established, &mut crate::context::Context<'_>) -> T,
+    ) -> Option<T> {
+        let spi = self.by_id.get(self.children.get(&child)?).copied()?;
+        self.with(now, &spi, act)
+    }
+
+    /// The addresses of this host: at the start, and whenever they change.
+    pub fn local_addresses(&mut self, now: Instant, addresses: &[IpAddr]) {
+        if self.shared.names.local_addresses == addresses {
+            return;
+        }
+        self.shared.names.local_addresses = addresses.to_vec();
+        let spis: Vec<IkeSpi> = self.sas.keys().copied().collect();
+        for spi in spis {
+            self.with(now, &spi, |sa, ctx| sa.local_addresses(ctx, addresses));
+        }
+    }
+
+    /// An SPI that somebody else on this host receives with: no Child SA will choose it.
+    pub fn reserve_spi(&mut self, spi: Spi) {
+        self.shared.names.child_spis.entry(spi.get()).or_insert(None);
+    }
+
+    /// Ends everything: each peer gets a Delete, nothing is waited for. To be polled until it is empty.
+    pub fn shutdown(&mut self, now: Instant) {
+        self.closing = true;
+        self.later.clear();
+        let spis: Vec<IkeSpi> = self.sas.keys().copied().collect();
+        for spi in spis {
+            if self.with(now, &spi, |sa, ctx| sa.terminate(ctx, true, "", None)).is_none() {
+                self.cancel(now, &spi, "the endpoint is closing");
+            }
+        }
+        for connection in std::mem::take(&mut self.shared.connections) {
+            for child in connection.children.iter().filter(|child| child.start_action.trap) {
+                self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), false));
+            }
+        }
+    }
+
+    /// Asks which authorities connections trust, where that was not asked lately: CERTREQ has to go into
+    /// messages that cannot wait for an answer.
+    pub(super) fn refresh_authorities(&mut self, now: Instant) {
+        for connection in &self.shared.connections {
+            let certs = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
+            let wanted = connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method));
+            let at = self.authorities_at.get(&connection.name);
+            let fresh = at.is_some_and(|at| now.saturating_duration_since(*at) < AUTHORITIES_FRESH);
+            if !wanted || fresh || connection.version == Version::V1 {
+                continue;
+            }
+            self.authorities_at.insert(connection.name.clone(), now);
+            let ticket = self.shared.names.ticket();
+            self.asked.insert(ticket, connection.name.clone());
+            self.shared.out.push_back(Output::Ask(ticket, Question::TrustedAuthorities(connection.clone())));
+        }
+    }
+}
+
+/// `pass` and `drop` are policies, not Child SAs.
+fn has_sa(child: &ChildConfig) -> bool {
+    !matches!(child.mode, ChildMode::Pass | ChildMode::Drop)
+}

@@ -1,0 +1,170 @@
+//! IKE_SA_INIT requests and the half-open IKE SAs that they make (RFC 7296 §2.6).
+//!
+//! A half-open IKE SA is at most [`init::INIT_MAX`] bytes of request, as many of response and about
+//! 1 KiB of state; there are at most `half_open_max`. Above the thresholds an initiator has to show
+//! that it receives at its address before anything is kept or computed.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
+
+use rand_core::CryptoRng;
+use wire::ike::{Header, NotifyType, Payloads};
+
+use super::{Endpoint, IkeSpi, Slot};
+use crate::child::Parts;
+use crate::handshake::{Handshake, Refusing, accept, counters, init};
+use crate::output::{Level, Output, Transmit};
+use crate::sa::IkeSa;
+
+/// Counts of half-open IKE SAs.
+#[derive(Default)]
+pub(super) struct HalfOpen {
+    /// Own SPI by where the request came from and the initiator's SPI.
+    by_request: HashMap<(SocketAddr, IkeSpi), IkeSpi>,
+    by_address: HashMap<IpAddr, usize>,
+}
+
+impl HalfOpen {
+    pub(super) fn len(&self) -> usize {
+        self.by_request.len()
+    }
+
+    fn from(&self, addr: IpAddr) -> usize {
+        self.by_address.get(&addr).copied().unwrap_or_default()
+    }
+
+    fn add(&mut self, key: (SocketAddr, IkeSpi), spi: IkeSpi) {
+        if self.by_request.insert(key, spi).is_none() {
+            *self.by_address.entry(key.0.ip()).or_default() += 1;
+        }
+    }
+
+    pub(super) fn remove(&mut self, key: &(SocketAddr, IkeSpi), spi: &IkeSpi) {
+        if self.by_request.get(key) != Some(spi) {
+            return;
+        }
+        self.by_request.remove(key);
+        if let Some(count) = self.by_address.get_mut(&key.0.ip()) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_address.remove(&key.0.ip());
+            }
+        }
+    }
+}
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// A request of IKE_SA_INIT.
+    pub(super) fn handle_init(
+        &mut self,
+        now: Instant,
+        path: (SocketAddr, SocketAddr),
+        header: &Header,
+        body: &[u8],
+        datagram: &[u8],
+    ) {
+        self.shared.count(counters::INIT_RECEIVED);
+        let fits = header.from_initiator()
+            && header.message_id.get() == 0
+            && header.spi_r == [0; 8]
+            && header.spi_i != [0; 8]
+            && datagram.len() <= init::INIT_MAX
+            // Our own request that somebody sends back.
+            && !self.sas.contains_key(&header.spi_i);
+        if !fits {
+            return self.shared.count(counters::INIT_INVALID);
+        }
+        let key = (path.1, header.spi_i);
+        if let Some(response) = self.repeated(&key, datagram) {
+            self.shared.count(counters::ANSWERED_AGAIN);
+            return self.transmit(path, response);
+        }
+        let parts = match Parts::read(Payloads::new(header.next, body)) {
+            Ok(parts) => parts,
+            Err(refused) => {
+                self.shared.count(counters::INIT_INVALID);
+                if refused.notify == NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD && self.replies.allows(now) {
+                    let answer = init::message((header.spi_i, [0; 8]), true, |chain| refused.emit(chain));
+                    self.transmit(path, answer);
+                }
+                return;
+            }
+        };
+        if !self.admit(now, path, header, &parts) {
+            return;
+        }
+        let id = self.shared.names.ike();
+        let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
+        let mut ctx = self.shared.context(now);
+        match accept(&mut ctx, id, spi, path, datagram, &parts) {
+            Ok(responder) => {
+                let response = responder.response().to_vec();
+                let due = Some(responder.deadline());
+                self.half_open.add(key, spi);
+                let sa = IkeSa::Handshake(Box::new(Handshake::Responder(responder)));
+                self.sas.insert(spi, Slot { sa, due: None, half_open: Some(key) });
+                self.by_id.insert(id, spi);
+                self.set_timer(&spi, due);
+                self.transmit(path, response);
+                self.refresh_authorities(now);
+            }
+            Err((refusing, reason)) => {
+                if self.lines.allows(now) {
+                    let text = format!("IKE_SA_INIT of {} is not accepted: {reason}", path.1);
+                    self.shared.log(Level::Warn, None, text);
+                }
+                if let Refusing::With(answer) = refusing {
+                    self.transmit(path, answer);
+                }
+            }
+        }
+    }
+
+    /// The cached response to a retransmission.
+    fn repeated(&self, key: &(SocketAddr, IkeSpi), datagram: &[u8]) -> Option<Vec<u8>> {
+        let slot = self.sas.get(self.half_open.by_request.get(key)?)?;
+        match &slot.sa {
+            IkeSa::Handshake(handshake) => match handshake.as_ref() {
+                Handshake::Responder(responder) => responder.answer_again(datagram).map(<[u8]>::to_vec),
+                Handshake::Initiator(_) => None,
+            },
+            IkeSa::Established(_) => None,
+        }
+    }
+
+    /// Cookies and limits: may this request make state?
+    fn admit(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header, parts: &Parts<'_>) -> bool {
+        let (all, here) = (self.half_open.len(), self.half_open.from(path.1.ip()));
+        let settings = &self.shared.settings;
+        let blocked =
+            here >= settings.block_threshold || all >= settings.half_open_max || self.sas.len() >= settings.ike_sas_max;
+        let (cookies, rng) = (&mut self.cookies, &mut self.shared.rng);
+        if all >= settings.cookie_threshold || here >= settings.cookie_threshold_per_address {
+            let Some(nonce) = parts.nonce else { return false };
+            let shown = parts.notify(NotifyType::COOKIE);
+            let good = shown.is_some_and(|shown| cookies.check(now, rng, path.1.ip(), &header.spi_i, nonce, shown));
+            if !good {
+                let cookie = cookies.make(now, rng, path.1.ip(), &header.spi_i, nonce);
+                if shown.is_some() {
+                    self.shared.count(counters::COOKIE_WRONG);
+                }
+                self.shared.count(counters::COOKIE_SENT);
+                let answer = init::message((header.spi_i, [0; 8]), true, |chain| {
+                    chain.notify(wire::ike::ProtocolId::NONE, &[], NotifyType::COOKIE, &cookie);
+                });
+                self.transmit(path, answer);
+                return false;
+            }
+        }
+        if blocked || self.closing {
+            self.shared.count(counters::INIT_BLOCKED);
+            return false;
+        }
+        true
+    }
+
+    fn transmit(&mut self, (local, remote): (SocketAddr, SocketAddr), datagram: Vec<u8>) {
+        self.shared.out.push_back(Output::Transmit(Transmit { local, remote, datagram, dscp: 0 }));
+    }
+}

@@ -1,0 +1,69 @@
+//! Limits and habits of an endpoint.
+
+use std::time::Duration;
+
+/// Limits and habits of an endpoint.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// Half-open IKE SAs above which initiators need a cookie (RFC 7296 §2.6).
+    pub cookie_threshold: usize,
+    /// Likewise from one address.
+    pub cookie_threshold_per_address: usize,
+    /// Half-open IKE SAs from one address above which IKE_SA_INIT is dropped.
+    pub block_threshold: usize,
+    /// Half-open IKE SAs in all above which IKE_SA_INIT is dropped; about 3 KiB each, 10 KiB at worst.
+    pub half_open_max: usize,
+    /// How long an IKE SA may stay half open.
+    pub half_open_timeout: Duration,
+    /// IKE SAs in all; about 40 KiB each at worst.
+    pub ike_sas_max: usize,
+    /// Interval of NAT keepalives; zero is never.
+    pub keepalive: Duration,
+    /// Largest datagram that is sent unfragmented over IPv4 and IPv6, in bytes with IP and UDP headers.
+    pub fragment_size: usize,
+    /// Bytes of a message put together from fragments.
+    pub reassembly_max: usize,
+    /// How long the inbound half of a replaced Child SA still receives.
+    pub old_inbound: Duration,
+    /// Algorithms that RFC 8247 rules out may be used.
+    pub allow_legacy: bool,
+    /// Numbers that no registry has fixed.
+    pub code_points: wire::registry::CodePoints,
+}
+
+impl Default for Settings {
+    /// The thresholds of strongSwan; room for ten thousand half-open and a hundred thousand IKE SAs.
+    fn default() -> Self {
+        Self {
+            cookie_threshold: 30,
+            cookie_threshold_per_address: 3,
+            block_threshold: 5,
+            half_open_max: 10_000,
+            half_open_timeout: Duration::from_secs(30),
+            ike_sas_max: 100_000,
+            keepalive: Duration::from_secs(20),
+            fragment_size: 1280,
+            reassembly_max: 65_536,
+            old_inbound: Duration::from_secs(5),
+            allow_legacy: false,
+            code_points: wire::registry::CodePoints::default(),
+        }
+    }
+}
+
+/// Why nothing was started.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum InitiateError {
+    /// No such connection or child.
+    #[error("no connection '{0}' is loaded")]
+    NoSuchConnection(String),
+    /// No such child.
+    #[error("no child '{0}' is loaded")]
+    NoSuchChild(String),
+    /// The peer has no address to send to.
+    #[error("connection '{0}' names no single remote address: it can only respond")]
+    NoRemoteAddress(String),
+    /// The limit of IKE SAs is reached.
+    #[error("there are {0} IKE SAs, which is the limit")]
+    TooMany(usize),
+}

@@ -1,0 +1,313 @@
+//! What a step of an IKE SA leads to outside of it.
+
+use std::time::{Duration, Instant};
+
+use rand_core::CryptoRng;
+
+use super::{Endpoint, IkeSpi, Slot, best_local};
+use crate::config::Unique;
+use crate::handshake::{Handshake, Initiator, Outcome, Over, Redirects, Up, counters};
+use crate::identity::Identity;
+use crate::nat::NAT_PORT;
+use crate::output::{Event, IkeId, Level, Output, Path};
+use crate::sa::{Birth, Ending, Established, IkeSa, Initiation, Role};
+
+/// How long a replaced duplicate may be a reauthentication whose peer deletes it itself.
+const REAUTH_GRACE: Duration = Duration::from_secs(10);
+/// First wait before another attempt; it doubles.
+const BACK_OFF: Duration = Duration::from_secs(2);
+/// The longest.
+const BACK_OFF_MAX: Duration = Duration::from_secs(300);
+/// Attempts that wait for their time; as many as there are connections is usual.
+const LATER_MAX: usize = 16_384;
+
+/// The SPI that this host chose.
+fn own_spi(sa: &Established) -> IkeSpi {
+    match sa.role {
+        Role::Initiator => sa.spis.0,
+        Role::Responder => sa.spis.1,
+    }
+}
+
+/// By what name the peer of an IKE SA is unique: that of EAP where it has one.
+fn peer_of(sa: &Established) -> (Identity, Identity) {
+    let eap = sa.eap_name.as_ref().map(|name| Identity::parse(name).unwrap_or_else(|_| sa.remote_id.clone()));
+    (sa.local_id.clone(), eap.unwrap_or_else(|| sa.remote_id.clone()))
+}
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// Takes in what a step led to, and sets the timer.
+    pub(super) fn settle(&mut self, now: Instant, spi: &IkeSpi, outcome: Outcome) {
+        match outcome {
+            Outcome::Pending => (),
+            Outcome::Refused(reason) => self.tell_refused(now, spi, &reason),
+            Outcome::Over(over) => return self.end(now, spi, over),
+            Outcome::Up(up) => self.up(now, spi, *up),
+        }
+        let Some(slot) = self.sas.get(spi) else { return };
+        let due = match &slot.sa {
+            IkeSa::Handshake(handshake) => handshake.deadline(),
+            IkeSa::Established(sa) if sa.ending == Ending::Over => return self.remove(spi),
+            IkeSa::Established(sa) => {
+                let (exchange, sa) = (sa.exchanges.deadline(), sa.deadline());
+                exchange.map_or(sa, |exchange| Some(sa.map_or(exchange, |sa| sa.min(exchange))))
+            }
+        };
+        self.set_timer(spi, due);
+    }
+
+    fn tell_refused(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
+        self.shared.count(counters::IKE_FAILED);
+        let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get(spi) else { return };
+        if self.lines.allows(now) {
+            let (id, from) = (handshake.id(), handshake.path().remote);
+            self.shared.log(Level::Warn, Some(id), format!("handshake with {from} refused: {reason}"));
+        }
+    }
+
+    /// A handshake failed.
+    pub(super) fn end(&mut self, now: Instant, spi: &IkeSpi, over: Over) {
+        let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get(spi) else { return };
+        let (id, connection) = (handshake.id(), handshake.connection().map(|connection| connection.name.clone()));
+        let initiator = matches!(**handshake, Handshake::Initiator(_));
+        if let Some(ticket) = handshake.ticket() {
+            self.shared.names.tickets.remove(&ticket);
+            self.shared.out.push_back(Output::Forget(ticket));
+        }
+        if !over.reason.is_empty() && (initiator || self.lines.allows(now)) {
+            let name = connection.map_or_else(String::new, |name| format!(" of '{name}'"));
+            let level = if over.next.is_some() { Level::Warn } else { Level::Error };
+            self.shared.log(level, Some(id), format!("the IKE SA{name} did not come up: {}", over.reason));
+            self.shared.count(counters::IKE_FAILED);
+        }
+        self.remove(spi);
+        let waiting = over.commands.iter().copied().chain(over.children.iter().filter_map(|child| child.command));
+        for command in waiting {
+            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(over.reason.clone()))));
+        }
+        match over.next {
+            Some((initiation, redirects, false)) => self.initiate_now(now, initiation, redirects),
+            Some((initiation, redirects, true)) => self.initiate_later(now, initiation, redirects),
+            None => (),
+        }
+    }
+
+    /// Takes an IKE SA out of every table.
+    pub(super) fn remove(&mut self, spi: &IkeSpi) {
+        self.set_timer(spi, None);
+        let Some(slot) = self.sas.remove(spi) else { return };
+        if let Some(key) = &slot.half_open {
+            self.half_open.remove(key, spi);
+        }
+        let (id, connection) = match &slot.sa {
+            IkeSa::Handshake(handshake) => (handshake.id(), handshake.connection().cloned()),
+            IkeSa::Established(sa) => (sa.id, Some(sa.connection.clone())),
+        };
+        if self.by_id.get(&id) != Some(spi) {
+            // A successor has the name.
+            return;
+        }
+        self.by_id.remove(&id);
+        if let Some(name) = connection.map(|connection| connection.name.clone())
+            && let Some(ids) = self.by_connection.get_mut(&name)
+        {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.by_connection.remove(&name);
+            }
+        }
+        if let IkeSa::Established(sa) = &slot.sa {
+            for child in &sa.children {
+                self.children.remove(&child.id);
+            }
+            let key = peer_of(sa);
+            if let Some(ids) = self.shared.names.peers.get_mut(&key) {
+                ids.retain(|other| *other != id);
+                if ids.is_empty() {
+                    self.shared.names.peers.remove(&key);
+                }
+            }
+        }
+    }
+
+    /// A handshake came to its good end.
+    fn up(&mut self, now: Instant, spi: &IkeSpi, up: Up) {
+        let Some(slot) = self.sas.get_mut(spi) else { return };
+        let Up { sa, children, commands, replaces, initial_contact } = up;
+        let (id, key, remote) = (sa.id, peer_of(&sa), sa.path.remote);
+        let (connection, responder) = (sa.connection.clone(), sa.role == Role::Responder);
+        slot.sa = IkeSa::Established(sa);
+        if let Some(request) = slot.half_open.take() {
+            self.half_open.remove(&request, spi);
+        }
+        self.by_connection.entry(connection.name.clone()).or_default().insert(id);
+        let others: Vec<IkeId> = self.shared.names.with_peer(&key.0, &key.1).filter(|other| *other != id).collect();
+        self.shared.names.peers.entry(key).or_default().push(id);
+        for command in commands {
+            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
+        }
+        let addresses = self.shared.names.local_addresses.clone();
+        self.with(now, spi, |sa, ctx| {
+            for child in children {
+                sa.request_child(ctx, child);
+            }
+            if !addresses.is_empty() {
+                sa.local_addresses(ctx, &addresses);
+            }
+        });
+        if let Some(old) = replaces.and_then(|old| self.by_id.get(&old).copied()) {
+            self.with(now, &old, |sa, ctx| sa.terminate(ctx, false, "a new IKE SA takes its place", None));
+        }
+        if !responder || connection.unique == Unique::Never {
+            return;
+        }
+        for other in others {
+            let Some(other_spi) = self.by_id.get(&other).copied() else { continue };
+            if initial_contact {
+                let reason = "the peer has forgotten it (INITIAL_CONTACT)";
+                self.with(now, &other_spi, |sa, ctx| sa.terminate(ctx, true, reason, None));
+            } else if connection.unique == Unique::Replace {
+                let same = |sa: &Established| sa.path.remote == remote;
+                let reauth =
+                    matches!(&self.sas.get(&other_spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if same(sa));
+                let at = if reauth { now + REAUTH_GRACE } else { now };
+                self.retiring.push((at, other));
+            }
+        }
+        self.retire(now);
+    }
+
+    /// Runs something on an authenticated IKE SA.
+    pub(super) fn with<T>(
+        &mut self,
+        now: Instant,
+        spi: &IkeSpi,
+        act: impl FnOnce(&mut Established, &mut crate::context::Context<'_>) -> T,
+    ) -> Option<T> {
+        let mut result = None;
+        self.step(now, spi, |sa, ctx| {
+            if let IkeSa::Established(sa) = sa {
+                result = Some(act(sa, ctx));
+            }
+            Outcome::Pending
+        });
+        result
+    }
+
+    /// Ends duplicates whose time is over.
+    pub(super) fn retire(&mut self, now: Instant) {
+        let (due, rest) = std::mem::take(&mut self.retiring).into_iter().partition(|(at, _)| *at <= now);
+        self.retiring = rest;
+        let due: Vec<(Instant, IkeId)> = due;
+        for (_, id) in due {
+            if let Some(spi) = self.by_id.get(&id).copied() {
+                let reason = "a newer IKE SA with the same peer replaces it";
+                self.with(now, &spi, |sa, ctx| sa.terminate(ctx, false, reason, None));
+            }
+        }
+    }
+
+    /// Takes IKE SAs in that others made.
+    pub(super) fn take_born(&mut self, now: Instant) {
+        for birth in std::mem::take(&mut self.shared.born) {
+            match birth {
+                Birth::Rekeyed(sa) => {
+                    let (spi, id) = (own_spi(&sa), sa.id);
+                    self.by_id.insert(id, spi);
+                    self.sas.insert(spi, Slot { sa: IkeSa::Established(sa), due: None, half_open: None });
+                    // Sets its timer and starts what it brought along.
+                    self.with(now, &spi, |_, _| ());
+                }
+                Birth::Initiate(initiation) => self.initiate_now(now, initiation, Redirects::default()),
+            }
+        }
+    }
+
+    /// Starts attempts whose time has come.
+    pub(super) fn start_later(&mut self, now: Instant) {
+        while let Some(at) = self.later.iter().position(|(at, ..)| *at <= now) {
+            let (_, initiation, redirects) = self.later.swap_remove(at);
+            self.initiate_now(now, initiation, redirects);
+        }
+    }
+
+    fn initiate_later(&mut self, now: Instant, initiation: Initiation, redirects: Redirects) {
+        let doublings = initiation.attempt.saturating_sub(2).min(16);
+        let wait = BACK_OFF.saturating_mul(1 << doublings).min(BACK_OFF_MAX);
+        if self.later.len() >= LATER_MAX || self.closing {
+            return self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
+        }
+        self.later.push((now + wait, initiation, redirects));
+    }
+
+    fn fail_initiation(&mut self, initiation: &Initiation, reason: String) {
+        let waiting = initiation.children.iter().filter_map(|child| child.command);
+        for command in initiation.commands.iter().copied().chain(waiting) {
+            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(reason.clone()))));
+        }
+        self.shared.log(Level::Error, None, format!("'{}' cannot be initiated: {reason}", initiation.connection.name));
+    }
+
+    /// Starts an IKE SA as initiator.
+    pub(super) fn initiate_now(&mut self, now: Instant, initiation: Initiation, redirects: Redirects) {
+        if self.closing {
+            return self.fail_initiation(&initiation, "the endpoint is closing".to_owned());
+        }
+        if self.sas.len() >= self.shared.settings.ike_sas_max {
+            let reason = format!("there are {} IKE SAs, which is the limit", self.sas.len());
+            return self.fail_initiation(&initiation, reason);
+        }
+        let Some(path) = self.path_of(&initiation) else {
+            let reason = "no single remote address is known".to_owned();
+            return self.fail_initiation(&initiation, reason);
+        };
+        self.refresh_authorities(now);
+        let id = self.shared.names.ike();
+        let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
+        let name = initiation.connection.name.clone();
+        let mut ctx = self.shared.context(now);
+        match Initiator::start(&mut ctx, id, spi, path, initiation, redirects) {
+            Ok(initiator) => {
+                let due = initiator.deadline();
+                let sa = IkeSa::Handshake(Box::new(Handshake::Initiator(initiator)));
+                self.sas.insert(spi, Slot { sa, due: None, half_open: None });
+                self.by_id.insert(id, spi);
+                self.by_connection.entry(name).or_default().insert(id);
+                self.set_timer(&spi, due);
+            }
+            Err((reason, initiation)) => self.fail_initiation(&initiation, reason),
+        }
+    }
+
+    /// From where to where: the port that a peer moves to behind a NAT is the first when it is
+    /// configured (`remote_port = 4500`).
+    pub(super) fn path_of(&self, initiation: &Initiation) -> Option<Path> {
+        let connection = &initiation.connection;
+        let single = |range: &&wire::AddrRange| range.start == range.end;
+        let mut remote = match initiation.remote {
+            Some(remote) => remote,
+            None => {
+                let addr = connection.remote_addrs.iter().find(single)?.start;
+                (addr, connection.remote_port).into()
+            }
+        };
+        if remote.port() == 0 {
+            remote.set_port(connection.remote_port);
+        }
+        let family = |addr: &std::net::IpAddr| addr.is_ipv4() == remote.is_ipv4();
+        let configured = connection.local_addrs.iter().filter(single).map(|range| range.start).find(family);
+        let allowed = |addr: &std::net::IpAddr| {
+            connection.local_addrs.is_empty() || connection.local_addrs.iter().any(|range| range.contains(*addr))
+        };
+        let known: Vec<std::net::IpAddr> = self.shared.names.local_addresses.iter().copied().filter(allowed).collect();
+        let unspecified = match remote {
+            std::net::SocketAddr::V4(_) => std::net::IpAddr::from([0u8; 4]),
+            std::net::SocketAddr::V6(_) => std::net::IpAddr::from([0u8; 16]),
+        };
+        let local = configured.or_else(|| best_local(&known, remote.ip())).unwrap_or(unspecified);
+        // A peer's port 4500 expects the marker, which only port 4500 of this host writes.
+        let floated = remote.port() == NAT_PORT && connection.local_port == crate::nat::IKE_PORT;
+        let port = if floated { NAT_PORT } else { connection.local_port };
+        Some(Path { local: (local, port).into(), remote, encap: false })
+    }
+}

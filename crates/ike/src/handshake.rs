@@ -1,0 +1,175 @@
+//! IKE_SA_INIT, IKE_INTERMEDIATE and IKE_AUTH: from nothing to an authenticated IKE SA.
+//!
+//! [`Handshake`] is an IKE SA that is not authenticated. It knows no exchange but these three; what
+//! it turns into when it is done ([`Outcome::Up`]) is the only thing that can do more. Each side is a
+//! state machine of its own ([`initiator`], [`responder`]); what both have after IKE_SA_INIT is
+//! [`Secured`]. Whatever takes credentials is a question, whose answer comes back later.
+
+mod auth;
+mod configure;
+pub(crate) mod counters;
+pub(crate) mod init;
+mod initiator;
+mod initiator_auth;
+mod intermediate;
+mod redirect;
+mod responder;
+mod responder_auth;
+mod secured;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use wire::ike::Header;
+
+pub(crate) use self::initiator::Initiator;
+pub(crate) use self::redirect::Redirects;
+pub(crate) use self::responder::{Refusing, Responder, accept};
+pub(crate) use self::secured::Secured;
+use crate::config::Connection;
+use crate::context::Context;
+use crate::output::{Answer, IkeId, Path, Ticket};
+use crate::sa::{ChildRequest, Established, Initiation};
+
+/// An IKE SA before authentication.
+pub(crate) enum Handshake {
+    Initiator(Initiator),
+    Responder(Responder),
+}
+
+/// What a step of a handshake leads to.
+pub(crate) enum Outcome {
+    /// It goes on.
+    Pending,
+    /// Both ends are authenticated.
+    Up(Box<Up>),
+    /// The peer was refused and told so. What is left answers retransmissions for a while.
+    Refused(String),
+    /// It is over.
+    Over(Over),
+}
+
+/// An IKE SA that came up and what is still to be done for it.
+pub(crate) struct Up {
+    pub(crate) sa: Box<Established>,
+    /// Further Child SAs that are wanted.
+    pub(crate) children: Vec<ChildRequest>,
+    /// Commands that waited for the IKE SA.
+    pub(crate) commands: Vec<u64>,
+    /// The IKE SA whose place it takes.
+    pub(crate) replaces: Option<IkeId>,
+    /// The peer remembers no other IKE SA with this host (RFC 7296 §2.4).
+    pub(crate) initial_contact: bool,
+}
+
+/// A handshake that failed.
+#[derive(Default)]
+pub(crate) struct Over {
+    /// For the log and for who waits.
+    pub(crate) reason: String,
+    /// What is started instead: another gateway, another try; `true` to wait before.
+    pub(crate) next: Option<(Initiation, Redirects, bool)>,
+    /// Commands and Child SAs that nobody will serve.
+    pub(crate) commands: Vec<u64>,
+    pub(crate) children: Vec<ChildRequest>,
+}
+
+impl Outcome {
+    /// A failure of a responder: nobody waits.
+    pub(crate) fn over(reason: impl Into<String>) -> Self {
+        Self::Over(Over { reason: reason.into(), ..Over::default() })
+    }
+}
+
+impl Handshake {
+    /// Takes a datagram with this IKE SA's SPIs that is not a request of IKE_SA_INIT. `from` is
+    /// (local, remote).
+    pub(crate) fn handle(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+    ) -> Outcome {
+        match self {
+            Self::Initiator(initiator) => initiator.handle(ctx, from, header, datagram),
+            Self::Responder(responder) => responder.handle(ctx, from, header, datagram),
+        }
+    }
+
+    /// Takes an answer. One that was not asked for (any more) changes nothing.
+    pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
+        match self {
+            Self::Initiator(initiator) => initiator.answer(ctx, ticket, answer),
+            Self::Responder(responder) => responder.answer(ctx, ticket, answer),
+        }
+    }
+
+    /// Retransmits or gives up. Harmless when early.
+    pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
+        match self {
+            Self::Initiator(initiator) => initiator.handle_timeout(ctx),
+            Self::Responder(responder) => responder.handle_timeout(ctx),
+        }
+    }
+
+    /// When [`Handshake::handle_timeout`] has something to do.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match self {
+            Self::Initiator(initiator) => initiator.deadline(),
+            Self::Responder(responder) => Some(responder.deadline()),
+        }
+    }
+
+    /// The question that waits for its answer.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Initiator(initiator) => initiator.ticket(),
+            Self::Responder(responder) => responder.ticket(),
+        }
+    }
+
+    /// Name of the IKE SA.
+    pub(crate) fn id(&self) -> IkeId {
+        match self {
+            Self::Initiator(initiator) => initiator.id(),
+            Self::Responder(responder) => responder.id(),
+        }
+    }
+
+    /// The connection; of a responder the best of those that are still possible.
+    pub(crate) fn connection(&self) -> Option<&Arc<Connection>> {
+        match self {
+            Self::Initiator(initiator) => Some(initiator.connection()),
+            Self::Responder(responder) => responder.connection(),
+        }
+    }
+
+    /// Addresses.
+    pub(crate) fn path(&self) -> Path {
+        match self {
+            Self::Initiator(initiator) => initiator.path(),
+            Self::Responder(responder) => responder.path(),
+        }
+    }
+
+    /// SPI of the initiator and of the responder; that of the responder may be zero still.
+    pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+        match self {
+            Self::Initiator(initiator) => initiator.spis(),
+            Self::Responder(responder) => responder.spis(),
+        }
+    }
+
+    /// Ends it without a word to the peer.
+    pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
+        match self {
+            Self::Initiator(initiator) => initiator.cancel(ctx, reason),
+            Self::Responder(responder) => {
+                responder.abandon(ctx);
+                Over { reason: reason.to_owned(), ..Over::default() }
+            }
+        }
+    }
+}

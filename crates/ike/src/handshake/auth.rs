@@ -1,0 +1,191 @@
+//! Messages of IKE_AUTH, as far as both sides read them alike.
+
+use wire::ParseError;
+use wire::ike::{
+    Auth, AuthMethodId, Cert, CertEncoding, Cfg, CfgType, Eap, Id, Notify, NotifyType, PayloadType, Payloads,
+};
+
+use crate::child::{Refused, syntax};
+use crate::identity::Identity;
+
+/// CERT payloads of one message: a path of this length is no path.
+const CERTS_MAX: usize = 16;
+/// Bytes of them all.
+const CERT_BYTES_MAX: usize = 64 * 1024;
+/// Bytes of an identity.
+const ID_MAX: usize = 4096;
+
+/// Method of EAP-TLS (RFC 5216): authenticates both ends and makes a key.
+pub(super) const EAP_TLS: u8 = 13;
+/// Identity and Notification, which are no methods.
+pub(super) const EAP_NOT_METHODS: [u8; 2] = [1, 2];
+
+/// An ID payload.
+#[derive(Clone)]
+pub(super) struct IdPayload {
+    pub(super) id: Identity,
+    /// The body as received: that is what AUTH covers.
+    pub(super) body: Vec<u8>,
+}
+
+/// What IKE_AUTH says about who the ends are. Payloads of the Child SA are read elsewhere.
+#[derive(Default)]
+pub(super) struct AuthParts<'a> {
+    pub(super) id_i: Option<IdPayload>,
+    pub(super) id_r: Option<IdPayload>,
+    pub(super) certs: Vec<(CertEncoding, Vec<u8>)>,
+    pub(super) auth: Option<(AuthMethodId, Vec<u8>)>,
+    pub(super) eap: Option<Eap<'a>>,
+    pub(super) cfg: Option<Cfg<'a>>,
+    pub(super) has_sa: bool,
+    /// At most `wire::ike::MAX_PAYLOADS`.
+    pub(super) notifies: Vec<Notify<'a>>,
+}
+
+impl<'a> AuthParts<'a> {
+    /// Reads every payload. An error is what a request has to be answered with.
+    pub(super) fn read(payloads: Payloads<'a>) -> Result<Self, Refused> {
+        let mut parts = Self::default();
+        let mut cert_bytes = 0;
+        for payload in payloads {
+            let payload = payload.map_err(syntax)?;
+            if payload.kind == PayloadType::CERT {
+                cert_bytes += payload.body.len();
+            }
+            if parts.certs.len() >= CERTS_MAX || cert_bytes > CERT_BYTES_MAX {
+                return Err(Refused::new(NotifyType::INVALID_SYNTAX, "too many certificates in one message"));
+            }
+            if payload.critical && !payload.kind.is_base() {
+                return Err(Refused {
+                    notify: NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD,
+                    data: vec![payload.kind.0],
+                    reason: format!("{} is critical and unknown", payload.kind),
+                });
+            }
+            parts.take(payload.kind, payload.body).map_err(syntax)?;
+        }
+        Ok(parts)
+    }
+
+    fn take(&mut self, kind: PayloadType, body: &'a [u8]) -> Result<(), ParseError> {
+        match kind {
+            PayloadType::IDi => once(&mut self.id_i, id(body)?),
+            PayloadType::IDr => once(&mut self.id_r, id(body)?),
+            PayloadType::CERT => {
+                let cert = Cert::parse(body)?;
+                self.certs.push((cert.encoding, cert.data.to_vec()));
+                Ok(())
+            }
+            PayloadType::AUTH => {
+                let auth = Auth::parse(body)?;
+                once(&mut self.auth, (auth.method, auth.data.to_vec()))
+            }
+            PayloadType::EAP => once(&mut self.eap, Eap::parse(body)?),
+            PayloadType::CP => once(&mut self.cfg, Cfg::parse(body)?),
+            PayloadType::SA => {
+                self.has_sa = true;
+                Ok(())
+            }
+            PayloadType::NOTIFY => {
+                self.notifies.push(Notify::parse(body)?);
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The data of the first notify of a kind.
+    pub(super) fn notify(&self, kind: NotifyType) -> Option<&'a [u8]> {
+        self.notifies.iter().find(|notify| notify.kind == kind).map(|notify| notify.data)
+    }
+
+    pub(super) fn has(&self, kind: NotifyType) -> bool {
+        self.notify(kind).is_some()
+    }
+
+    /// The first error notify.
+    pub(super) fn error(&self) -> Option<NotifyType> {
+        self.notifies.iter().map(|notify| notify.kind).find(|kind| kind.is_error())
+    }
+
+    /// Configuration that is asked for or given.
+    pub(super) fn cfg(&self, kind: CfgType) -> Option<&Cfg<'a>> {
+        self.cfg.as_ref().filter(|cfg| cfg.kind == kind)
+    }
+}
+
+fn id(body: &[u8]) -> Result<IdPayload, ParseError> {
+    let id = Id::parse(body)?;
+    if id.data.len() > ID_MAX {
+        return Err(ParseError::Malformed { what: "ID payload", why: "above 4096 bytes" });
+    }
+    Ok(IdPayload { id: Identity { kind: id.kind, data: id.data.to_vec() }, body: body.to_vec() })
+}
+
+fn once<T>(place: &mut Option<T>, value: T) -> Result<(), ParseError> {
+    if place.replace(value).is_some() {
+        return Err(ParseError::Malformed { what: "IKE_AUTH", why: "a payload that may occur once occurs twice" });
+    }
+    Ok(())
+}
+
+/// PPK_IDENTITY: type (1 opaque, 2 fixed) and the name (RFC 8784 §5.1).
+pub(super) fn ppk_identity(name: &Identity) -> Vec<u8> {
+    const FIXED: u8 = 2;
+    [&[FIXED][..], &name.data].concat()
+}
+
+/// The name in PPK_IDENTITY; names on the wire have no type of their own.
+pub(super) fn parse_ppk_identity(data: &[u8]) -> Option<Identity> {
+    let (_, name) = data.split_first().filter(|(_, name)| !name.is_empty() && name.len() <= ID_MAX)?;
+    Some(Identity { kind: wire::ike::IdType::KEY_ID, data: name.to_vec() })
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::ike::{Chain, IdType};
+
+    use super::*;
+
+    fn read(write: impl FnOnce(&mut Chain<'_>)) -> Option<NotifyType> {
+        let mut bytes = Vec::new();
+        let mut chain = Chain::new(&mut bytes);
+        write(&mut chain);
+        let first = chain.first();
+        AuthParts::read(Payloads::new(first, &bytes)).err().map(|refused| refused.notify)
+    }
+
+    #[test]
+    fn what_a_peer_repeats_has_a_bound() {
+        let certs = |count: usize, len: usize| {
+            read(|chain| {
+                (0..count).for_each(|_| {
+                    chain.cert(CertEncoding::X509_SIGNATURE, &vec![0; len]);
+                })
+            })
+        };
+        assert_eq!(certs(CERTS_MAX, 1000), None);
+        assert_eq!(certs(CERTS_MAX + 1, 10), Some(NotifyType::INVALID_SYNTAX));
+        assert_eq!(certs(3, 30_000), Some(NotifyType::INVALID_SYNTAX));
+        let ids = |len| {
+            read(|chain| {
+                chain.id(PayloadType::IDi, IdType::KEY_ID, &vec![0; len]);
+            })
+        };
+        assert_eq!((ids(ID_MAX), ids(ID_MAX + 1)), (None, Some(NotifyType::INVALID_SYNTAX)));
+        assert_eq!(
+            read(|chain| {
+                chain.auth(AuthMethodId::PSK, b"a").auth(AuthMethodId::PSK, b"b");
+            }),
+            Some(NotifyType::INVALID_SYNTAX)
+        );
+    }
+
+    #[test]
+    fn ppk_names_come_back() {
+        let name = Identity { kind: IdType::FQDN, data: b"ppk@lab".to_vec() };
+        assert_eq!(parse_ppk_identity(&ppk_identity(&name)).map(|name| name.data), Some(name.data));
+        assert_eq!(parse_ppk_identity(&[2]), None);
+        assert_eq!(parse_ppk_identity(&[]), None);
+    }
+}

@@ -1,0 +1,167 @@
+//! Configuration payloads (RFC 7296 §2.19, §3.15): addresses that a gateway gives to a client.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use wire::ike::{Cfg, CfgAttr, CfgType, Chain, NotifyType};
+
+use crate::child::Refused;
+use crate::config::Connection;
+use crate::context::Context;
+use crate::identity::Identity;
+use crate::output::Virtual;
+
+/// Addresses and name servers that are taken of a gateway.
+const ADDRESSES_MAX: usize = 8;
+
+/// Asks for the addresses of a connection, and for name servers with them.
+pub(super) fn emit_request(connection: &Connection, chain: &mut Chain<'_>) {
+    if connection.vips.is_empty() {
+        return;
+    }
+    let mut attributes: Vec<(CfgAttr, Vec<u8>)> = connection.vips.iter().map(wanted).collect();
+    if connection.vips.iter().any(IpAddr::is_ipv4) {
+        attributes.push((CfgAttr::INTERNAL_IP4_DNS, Vec::new()));
+    }
+    if connection.vips.iter().any(IpAddr::is_ipv6) {
+        attributes.push((CfgAttr::INTERNAL_IP6_DNS, Vec::new()));
+    }
+    emit(chain, CfgType::REQUEST, &attributes);
+}
+
+fn wanted(vip: &IpAddr) -> (CfgAttr, Vec<u8>) {
+    match vip {
+        vip if vip.is_unspecified() && vip.is_ipv4() => (CfgAttr::INTERNAL_IP4_ADDRESS, Vec::new()),
+        vip if vip.is_unspecified() => (CfgAttr::INTERNAL_IP6_ADDRESS, Vec::new()),
+        vip => given(*vip),
+    }
+}
+
+fn given(addr: IpAddr) -> (CfgAttr, Vec<u8>) {
+    match addr {
+        IpAddr::V4(addr) => (CfgAttr::INTERNAL_IP4_ADDRESS, addr.octets().to_vec()),
+        // With the prefix length of a single host.
+        IpAddr::V6(addr) => (CfgAttr::INTERNAL_IP6_ADDRESS, [&addr.octets()[..], &[128]].concat()),
+    }
+}
+
+fn emit(chain: &mut Chain<'_>, kind: CfgType, attributes: &[(CfgAttr, Vec<u8>)]) {
+    let attributes: Vec<(CfgAttr, &[u8])> = attributes.iter().map(|(attr, value)| (*attr, &value[..])).collect();
+    chain.cfg(kind, &attributes);
+}
+
+/// Reads what a gateway gives.
+pub(super) fn read_reply(cfg: &Cfg<'_>) -> Vec<Virtual> {
+    let (mut addresses, mut servers) = (Vec::new(), Vec::new());
+    for (attr, value) in cfg.attributes().map_while(Result::ok) {
+        let list = match attr {
+            CfgAttr::INTERNAL_IP4_ADDRESS | CfgAttr::INTERNAL_IP6_ADDRESS => &mut addresses,
+            CfgAttr::INTERNAL_IP4_DNS | CfgAttr::INTERNAL_IP6_DNS => &mut servers,
+            _ => continue,
+        };
+        if let Some(addr) = address(value).filter(|addr| !addr.is_unspecified() && list.len() < ADDRESSES_MAX) {
+            list.push(addr);
+        }
+    }
+    let mut virtuals: Vec<Virtual> = addresses.into_iter().map(|addr| Virtual { addr, dns: Vec::new() }).collect();
+    if let Some(first) = virtuals.first_mut() {
+        first.dns = servers;
+    }
+    virtuals
+}
+
+/// An address; IPv6 with or without prefix length.
+fn address(value: &[u8]) -> Option<IpAddr> {
+    match value.len() {
+        4 => <[u8; 4]>::try_from(value).ok().map(|octets| Ipv4Addr::from(octets).into()),
+        16 | 17 => value.first_chunk().map(|octets: &[u8; 16]| Ipv6Addr::from(*octets).into()),
+        _ => None,
+    }
+}
+
+/// What a client asks for, in the order of its wishes; an unspecified address is any of its family.
+pub(super) fn read_request(cfg: &Cfg<'_>) -> Vec<IpAddr> {
+    let mut wishes = Vec::new();
+    for (attr, value) in cfg.attributes().map_while(Result::ok).take(ADDRESSES_MAX * 8) {
+        let any = match attr {
+            CfgAttr::INTERNAL_IP4_ADDRESS => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+            CfgAttr::INTERNAL_IP6_ADDRESS => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            _ => continue,
+        };
+        let wish = address(value).filter(|addr| addr.is_ipv4() == any.is_ipv4()).unwrap_or(any);
+        // One address of each family is what a client gets; a second wish is a second choice.
+        if !wishes.iter().any(|other: &IpAddr| other.is_ipv4() == wish.is_ipv4()) {
+            wishes.push(wish);
+        }
+    }
+    wishes
+}
+
+/// Addresses out of the pools of a connection.
+pub(super) fn assign(
+    ctx: &mut Context<'_>,
+    connection: &Connection,
+    client: &Identity,
+    wishes: &[IpAddr],
+) -> Result<Vec<(String, IpAddr)>, Refused> {
+    let mut leases = Vec::new();
+    for wish in wishes {
+        leases.extend(ctx.pools.acquire(&connection.pools, client, *wish));
+    }
+    if leases.is_empty() && !wishes.is_empty() {
+        let reason = match connection.pools.len() {
+            0 => format!("'{}' has no pools, but the peer wants an address", connection.name),
+            _ => format!("no address is left in the pools of '{}'", connection.name),
+        };
+        return Err(Refused::new(NotifyType::INTERNAL_ADDRESS_FAILURE, reason));
+    }
+    Ok(leases)
+}
+
+/// Tells a client its addresses and the attributes of the pools that they are from.
+pub(super) fn emit_reply(ctx: &Context<'_>, leases: &[(String, IpAddr)], chain: &mut Chain<'_>) {
+    if leases.is_empty() {
+        return;
+    }
+    let mut attributes: Vec<(CfgAttr, Vec<u8>)> = leases.iter().map(|(_, addr)| given(*addr)).collect();
+    let mut pools: Vec<String> = leases.iter().map(|(pool, _)| pool.clone()).collect();
+    pools.dedup();
+    attributes.extend(ctx.pools.attributes(&pools).map(|(attr, value)| (CfgAttr(*attr), value.clone())));
+    emit(chain, CfgType::REPLY, &attributes);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reply_is_read_with_its_name_servers() {
+        let mut body = Vec::new();
+        let attributes: [(CfgAttr, &[u8]); 6] = [
+            (CfgAttr::INTERNAL_IP4_ADDRESS, &[10, 9, 0, 7]),
+            (CfgAttr::INTERNAL_IP4_NETMASK, &[255, 255, 255, 255]),
+            (CfgAttr::INTERNAL_IP4_DNS, &[10, 9, 0, 1]),
+            (CfgAttr::INTERNAL_IP4_DNS, &[]),
+            (CfgAttr::INTERNAL_IP6_ADDRESS, &[0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 128]),
+            (CfgAttr::INTERNAL_IP4_ADDRESS, &[0, 0, 0, 0]),
+        ];
+        Cfg::emit(CfgType::REPLY, &attributes, &mut body);
+        let virtuals = read_reply(&Cfg::parse(&body).unwrap());
+        let addrs: Vec<String> = virtuals.iter().map(|virtual_| virtual_.addr.to_string()).collect();
+        assert_eq!(addrs, ["10.9.0.7", "fd00::5"]);
+        assert_eq!(virtuals[0].dns, [IpAddr::from([10, 9, 0, 1])]);
+    }
+
+    #[test]
+    fn one_wish_per_family_counts() {
+        let mut body = Vec::new();
+        let attributes: [(CfgAttr, &[u8]); 4] = [
+            (CfgAttr::INTERNAL_IP4_ADDRESS, &[10, 9, 0, 7]),
+            (CfgAttr::INTERNAL_IP4_ADDRESS, &[]),
+            (CfgAttr::INTERNAL_IP6_ADDRESS, &[1, 2]),
+            (CfgAttr::INTERNAL_IP4_DNS, &[]),
+        ];
+        Cfg::emit(CfgType::REQUEST, &attributes, &mut body);
+        let wishes = read_request(&Cfg::parse(&body).unwrap());
+        assert_eq!(wishes, [IpAddr::from([10, 9, 0, 7]), IpAddr::V6(Ipv6Addr::UNSPECIFIED)]);
+    }
+}

@@ -1,0 +1,129 @@
+//! Messages of IKE_SA_INIT: the only ones that are not encrypted.
+
+use wire::ike::{
+    CertEncoding, CertReq, Chain, ExchangeType, HashId, Header, HeaderFields, NotifyType, PayloadType, Payloads,
+    ProtocolId, begin_message, finish_message,
+};
+
+use crate::child::Parts;
+use crate::config::{AuthMethod, Connection, Fragmentation};
+use crate::context::Context;
+use crate::keymat;
+use crate::nat::Detection;
+use crate::output::Path;
+use crate::sa::PeerSupport;
+
+/// Bytes of an IKE_SA_INIT message beyond which it is dropped: the largest public values (MODP-8192 and
+/// ML-KEM-1024) with a generous list of proposals.
+pub(crate) const INIT_MAX: usize = 4096;
+/// Hashes of authorities that are remembered of a peer, 20 bytes each.
+const AUTHORITIES_MAX: usize = 128;
+/// Bytes of a nonce: at least half of the key of every PRF (RFC 7296 §2.10).
+const NONCE_LEN: usize = 32;
+
+/// What a peer says about itself in IKE_SA_INIT.
+pub(super) struct Announced {
+    pub(super) peer: PeerSupport,
+    pub(super) hashes: Vec<HashId>,
+    pub(super) nat: Detection,
+    /// CAs that it trusts, by the SHA-1 of their keys; `None` when it did not ask for a certificate.
+    pub(super) authorities: Option<Vec<[u8; 20]>>,
+}
+
+impl Announced {
+    pub(super) fn read(parts: &Parts<'_>, payloads: Payloads<'_>, spis: ([u8; 8], [u8; 8]), path: &Path) -> Self {
+        let mut said = Self {
+            peer: PeerSupport::default(),
+            hashes: Vec::new(),
+            nat: Detection::default(),
+            authorities: certificate_requests(payloads),
+        };
+        for notify in &parts.notifies {
+            let peer = &mut said.peer;
+            match notify.kind {
+                NotifyType::IKEV2_FRAGMENTATION_SUPPORTED => peer.fragmentation = true,
+                NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED => peer.intermediate = true,
+                NotifyType::CHILDLESS_IKEV2_SUPPORTED => peer.childless = true,
+                NotifyType::USE_PPK => peer.ppk = true,
+                NotifyType::REDIRECT_SUPPORTED | NotifyType::REDIRECTED_FROM => peer.redirect = true,
+                NotifyType::SIGNATURE_HASH_ALGORITHMS => said.hashes = keymat::parse_signature_hashes(notify.data),
+                kind => said.nat.take(kind, notify.data, spis, path),
+            }
+        }
+        said
+    }
+}
+
+/// The CERTREQ payloads of a message: `None` without any. An empty list accepts every authority.
+pub(super) fn certificate_requests(payloads: Payloads<'_>) -> Option<Vec<[u8; 20]>> {
+    let mut found = None;
+    for payload in payloads.flatten().filter(|payload| payload.kind == PayloadType::CERTREQ) {
+        let list = found.get_or_insert_with(Vec::new);
+        if let Ok(request) = CertReq::parse(payload.body)
+            && request.encoding == CertEncoding::X509_SIGNATURE
+        {
+            let room = AUTHORITIES_MAX - list.len();
+            list.extend(request.hashes().take(room));
+        }
+    }
+    found
+}
+
+/// Writes a CERTREQ for the authorities of a connection, where its peers may come with a certificate.
+pub(super) fn emit_certreq(ctx: &Context<'_>, connection: &Connection, chain: &mut Chain<'_>) {
+    let wanted = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
+    if !connection.send_certreq || !connection.remote.iter().any(|auth| wanted(&auth.method)) {
+        return;
+    }
+    let authorities = ctx.names.authorities.get(&connection.name).map_or(&[][..], |list| list);
+    if !authorities.is_empty() {
+        chain.certreq(CertEncoding::X509_SIGNATURE, authorities.as_flattened());
+    }
+}
+
+/// Status notifies without data that do not depend on the negotiation.
+pub(super) fn emit_features(connection: &Connection, chain: &mut Chain<'_>) {
+    if connection.fragmentation != Fragmentation::No {
+        status(chain, NotifyType::IKEV2_FRAGMENTATION_SUPPORTED, &[]);
+    }
+    status(chain, NotifyType::SIGNATURE_HASH_ALGORITHMS, &keymat::signature_hashes());
+}
+
+/// A notify about nothing in particular.
+pub(super) fn status(chain: &mut Chain<'_>, kind: NotifyType, data: &[u8]) {
+    chain.notify(ProtocolId::NONE, &[], kind, data);
+}
+
+/// A whole IKE_SA_INIT message.
+pub(crate) fn message(spis: ([u8; 8], [u8; 8]), response: bool, write: impl FnOnce(&mut Chain<'_>)) -> Vec<u8> {
+    let flags = if response { Header::FLAG_RESPONSE } else { Header::FLAG_INITIATOR };
+    unprotected(ExchangeType::IKE_SA_INIT, spis, flags, 0, write)
+}
+
+/// A message without SK.
+pub(crate) fn unprotected(
+    exchange: ExchangeType,
+    spis: ([u8; 8], [u8; 8]),
+    flags: u8,
+    message_id: u32,
+    write: impl FnOnce(&mut Chain<'_>),
+) -> Vec<u8> {
+    let (spi_i, spi_r) = spis;
+    let mut message = Vec::new();
+    begin_message(
+        &mut message,
+        &HeaderFields { spi_i, spi_r, version: Header::VERSION_2, exchange, flags, message_id },
+    );
+    let mut chain = Chain::new(&mut message);
+    write(&mut chain);
+    let first = chain.first();
+    finish_message(&mut message, first);
+    message
+}
+
+/// A fresh nonce.
+pub(super) fn nonce(ctx: &mut Context<'_>) -> Vec<u8> {
+    let mut nonce = vec![0; NONCE_LEN];
+    ctx.rng.fill_bytes(&mut nonce);
+    nonce
+}

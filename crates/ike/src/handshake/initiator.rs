@@ -1,0 +1,497 @@
+//! The initiator of an IKE SA until IKE_SA_INIT is through.
+//!
+//! Nothing in this exchange is authenticated: error notifies are remembered and waited out, because
+//! the true answer may be still on its way (RFC 7296 §2.21.1).
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crypto::ike::{KeInitiator, KeMethod, Secret};
+use wire::ike::{ExchangeType, Header, NotifyType, Payloads};
+
+use super::init::{self, Announced, status};
+use super::initiator_auth::Authenticating;
+use super::redirect;
+use super::{Outcome, Over, Redirects, Secured, counters};
+use crate::child::Parts;
+use crate::config::Connection;
+use crate::context::Context;
+use crate::exchange::{Exchanges, Resend, send};
+use crate::keymat::{self, IkeKeys, IntAuth, Seed};
+use crate::nat;
+use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
+use crate::proposal;
+use crate::sa::{ChildRequest, Initiation, Role};
+
+/// How long another answer is waited for after an error notify that anybody could have sent.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Cookies that are sent back in one attempt; a responder needs one, or two when it changes its secret.
+const COOKIES_MAX: u32 = 4;
+/// Longest cookie (RFC 7296 §2.6).
+const COOKIE_MAX: usize = 64;
+
+/// The initiator of an IKE SA that is not authenticated.
+pub(crate) struct Initiator {
+    start: Start,
+    phase: Phase,
+}
+
+/// What was to be started.
+pub(super) struct Start {
+    pub(super) id: IkeId,
+    pub(super) initiation: Initiation,
+    pub(super) redirects: Redirects,
+    pub(super) spi: [u8; 8],
+    pub(super) path: Path,
+}
+
+enum Phase {
+    Init(Box<Init>),
+    Auth(Box<Authenticating>),
+}
+
+/// IKE_SA_INIT is out.
+struct Init {
+    /// Gone once it was used up by a bad public value.
+    ke: Option<KeInitiator>,
+    nonce: Vec<u8>,
+    cookie: Option<Vec<u8>>,
+    cookies: u32,
+    /// Methods that were tried.
+    tried: Vec<KeMethod>,
+    message: Vec<u8>,
+    resend: Resend,
+    /// What was answered, and until when something better is waited for.
+    failure: Option<(Instant, String)>,
+}
+
+impl Initiator {
+    /// Sends IKE_SA_INIT.
+    ///
+    /// # Errors
+    /// No key exchange is possible: why.
+    pub(crate) fn start(
+        ctx: &mut Context<'_>,
+        id: IkeId,
+        spi: [u8; 8],
+        path: Path,
+        initiation: Initiation,
+        redirects: Redirects,
+    ) -> Result<Self, (String, Initiation)> {
+        let Some(method) = initiation.connection.proposals.iter().find_map(|proposal| proposal.ke.first()).copied()
+        else {
+            return Err(("no proposal has a key exchange method".to_owned(), initiation));
+        };
+        let ke = match method.generate() {
+            Ok(ke) => ke,
+            Err(error) => return Err((error.to_string(), initiation)),
+        };
+        let start = Start { id, initiation, redirects, spi, path };
+        let nonce = init::nonce(ctx);
+        let mut init = Init {
+            tried: vec![method],
+            ke: Some(ke),
+            nonce,
+            cookie: None,
+            cookies: 0,
+            message: Vec::new(),
+            resend: Resend::new(ctx.now, &start.initiation.connection.retransmit, Vec::new()),
+            failure: None,
+        };
+        let connection = &start.initiation.connection;
+        let text = format!(
+            "initiating the IKE SA of '{}' from {} to {}, attempt {}",
+            connection.name, path.local, path.remote, start.initiation.attempt
+        );
+        ctx.log(Level::Info, Subsystem::Ike, Some(id), text);
+        init.send(ctx, &start);
+        Ok(Self { start, phase: Phase::Init(Box::new(init)) })
+    }
+
+    pub(crate) fn handle(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+    ) -> Outcome {
+        match &mut self.phase {
+            Phase::Init(init) => {
+                let expected = header.exchange == ExchangeType::IKE_SA_INIT
+                    && header.is_response()
+                    && !header.from_initiator()
+                    && header.message_id.get() == 0
+                    && from.1 == self.start.path.remote;
+                if !expected {
+                    ctx.count(counters::OUT_OF_ORDER);
+                    return Outcome::Pending;
+                }
+                match init.handle(ctx, &mut self.start, from, header, datagram) {
+                    Ok(Next::Wait) => Outcome::Pending,
+                    Ok(Next::Redirect(to)) => self.start.redirect(ctx, to),
+                    Ok(Next::Secured(secured, authorities)) => {
+                        let mut auth = Box::new(Authenticating::new(*secured, authorities));
+                        let outcome = auth.begin(ctx, &mut self.start);
+                        self.phase = Phase::Auth(auth);
+                        outcome
+                    }
+                    Err(reason) => self.fail_init(ctx, &reason),
+                }
+            }
+            Phase::Auth(auth) => auth.handle(ctx, &mut self.start, from, header, datagram),
+        }
+    }
+
+    pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
+        match &mut self.phase {
+            Phase::Init(_) => Outcome::Pending,
+            Phase::Auth(auth) => auth.answer(ctx, &mut self.start, ticket, answer),
+        }
+    }
+
+    pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
+        match &mut self.phase {
+            Phase::Auth(auth) => auth.handle_timeout(ctx, &mut self.start),
+            Phase::Init(init) => {
+                if let Some((_, reason)) = init.failure.take_if(|(until, _)| *until <= ctx.now) {
+                    return self.fail_init(ctx, &reason);
+                }
+                if init.resend.due() > ctx.now {
+                    return Outcome::Pending;
+                }
+                let connection = &self.start.initiation.connection;
+                if init.resend.again(ctx.now, &connection.retransmit) {
+                    ctx.count(counters::RETRANSMISSIONS);
+                    let path = (self.start.path.local, self.start.path.remote);
+                    send(ctx, path, connection.dscp, init.resend.datagrams());
+                    return Outcome::Pending;
+                }
+                let reason = match init.failure.take() {
+                    Some((_, reason)) => reason,
+                    None => format!("{} does not answer", self.start.path.remote),
+                };
+                self.fail_init(ctx, &reason)
+            }
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match &self.phase {
+            Phase::Init(init) => {
+                let failure = init.failure.as_ref().map(|(until, _)| *until);
+                Some(failure.map_or(init.resend.due(), |until| until.min(init.resend.due())))
+            }
+            Phase::Auth(auth) => auth.deadline(),
+        }
+    }
+
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        match &self.phase {
+            Phase::Init(_) => None,
+            Phase::Auth(auth) => auth.ticket(),
+        }
+    }
+
+    pub(crate) fn id(&self) -> IkeId {
+        self.start.id
+    }
+
+    pub(crate) fn connection(&self) -> &Arc<Connection> {
+        &self.start.initiation.connection
+    }
+
+    pub(crate) fn path(&self) -> Path {
+        self.start.path
+    }
+
+    pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+        match &self.phase {
+            Phase::Init(_) => (self.start.spi, [0; 8]),
+            Phase::Auth(auth) => auth.spis(),
+        }
+    }
+
+    /// Adds what somebody wants from the IKE SA once it is up. False when it cannot take more.
+    pub(crate) fn want(&mut self, child: Option<ChildRequest>, command: Option<u64>) -> bool {
+        /// Wishes that wait for one handshake, about 100 bytes each.
+        const WISHES_MAX: usize = 256;
+        let Initiation { children, commands, .. } = &mut self.start.initiation;
+        if children.len() + commands.len() >= WISHES_MAX {
+            return false;
+        }
+        commands.extend(command);
+        if let Some(child) = child {
+            let same = |other: &&mut ChildRequest| other.config.name == child.config.name && other.cpu == child.cpu;
+            match children.iter_mut().find(same) {
+                Some(_) if child.command.is_none() => (),
+                _ => children.push(child),
+            }
+        }
+        true
+    }
+
+    pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
+        if let Phase::Auth(auth) = &mut self.phase {
+            auth.abandon(ctx);
+        }
+        self.start.over(reason.to_owned())
+    }
+
+    /// IKE_SA_INIT came to nothing: again later, if the connection says so.
+    fn fail_init(&mut self, ctx: &mut Context<'_>, reason: &str) -> Outcome {
+        let tries = self.start.initiation.connection.keyingtries;
+        let mut over = self.start.over(reason.to_owned());
+        if tries == 0 || self.start.initiation.attempt < tries {
+            ctx.count(counters::RETRIED);
+            let attempt = self.start.initiation.attempt.saturating_add(1);
+            let again = self.start.again(&mut over, attempt, self.start.initiation.remote);
+            over.next = Some((again, self.start.redirects, true));
+        }
+        Outcome::Over(over)
+    }
+}
+
+impl Start {
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        &self.initiation.connection
+    }
+
+    /// The end of the attempt, with everybody who waits for it.
+    pub(super) fn over(&mut self, reason: String) -> Over {
+        Over {
+            reason,
+            next: None,
+            commands: std::mem::take(&mut self.initiation.commands),
+            children: std::mem::take(&mut self.initiation.children),
+        }
+    }
+
+    /// The next attempt: takes over who waits for this one.
+    fn again(&self, over: &mut Over, attempt: u32, remote: Option<SocketAddr>) -> Initiation {
+        Initiation {
+            connection: self.initiation.connection.clone(),
+            children: std::mem::take(&mut over.children),
+            remote,
+            attempt,
+            replaces: self.initiation.replaces,
+            commands: std::mem::take(&mut over.commands),
+        }
+    }
+
+    /// Ends this attempt in favour of one with another gateway.
+    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: SocketAddr) -> Outcome {
+        let from = self.path.remote;
+        let Some(redirects) = self.redirects.follow(ctx.now, from.ip()) else {
+            return Outcome::Over(self.over(format!("{from} redirects once more: this is a loop")));
+        };
+        ctx.count(counters::REDIRECTED);
+        let mut over = self.over(format!("{from} redirects to {}", to.ip()));
+        let again = self.again(&mut over, self.initiation.attempt, Some(to));
+        over.next = Some((again, redirects, false));
+        Outcome::Over(over)
+    }
+}
+
+/// What an answer to IKE_SA_INIT leads to.
+enum Next {
+    Wait,
+    Redirect(SocketAddr),
+    /// Keys, and the authorities that the responder asks for.
+    Secured(Box<Secured>, Option<Vec<[u8; 20]>>),
+}
+
+impl Init {
+    /// Writes and sends the request, as its retransmissions will repeat it.
+    fn send(&mut self, ctx: &mut Context<'_>, start: &Start) {
+        let connection = start.connection();
+        let Some(ke) = &self.ke else { return };
+        let spis = (start.spi, [0; 8]);
+        self.message = init::message(spis, false, |chain| {
+            if let Some(cookie) = &self.cookie {
+                status(chain, NotifyType::COOKIE, cookie);
+            }
+            proposal::emit_ike_offer(chain, &connection.proposals, &[]);
+            chain.ke(ke.method().id(), ke.public());
+            chain.nonce(&self.nonce);
+            nat::emit(chain, spis, &start.path, connection.encap);
+            init::emit_features(connection, chain);
+            start.redirects.emit(chain);
+            if connection.proposals.iter().any(|proposal| proposal.additional.iter().any(|list| !list.is_empty())) {
+                status(chain, NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED, &[]);
+            }
+            if connection.ppk_id.is_some() {
+                status(chain, NotifyType::USE_PPK, &[]);
+            }
+        });
+        let datagrams = vec![self.message.clone()];
+        send(ctx, (start.path.local, start.path.remote), connection.dscp, &datagrams);
+        self.resend = Resend::new(ctx.now, &connection.retransmit, datagrams);
+        self.failure = None;
+    }
+
+    fn handle(
+        &mut self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+    ) -> Result<Next, String> {
+        let payloads = || Payloads::new(header.next, datagram.get(Header::LEN..).unwrap_or_default());
+        let parts = match Parts::read(payloads()) {
+            Ok(parts) if datagram.len() <= init::INIT_MAX => parts,
+            _ => {
+                ctx.count(counters::INIT_INVALID);
+                return Ok(Next::Wait);
+            }
+        };
+        if let (Some(cookie), [0, 0, 0, 0, 0, 0, 0, 0]) = (parts.notify(NotifyType::COOKIE), header.spi_r) {
+            self.take_cookie(ctx, start, cookie);
+            return Ok(Next::Wait);
+        }
+        if let Some(data) = parts.notify(NotifyType::INVALID_KE_PAYLOAD) {
+            self.change_method(ctx, start, data);
+            return Ok(Next::Wait);
+        }
+        if let Some(data) = parts.notify(NotifyType::REDIRECT) {
+            match redirect::target(data, Some(&self.nonce)) {
+                Ok(to) => return Ok(Next::Redirect(to)),
+                Err(reason) => self.remember(ctx, reason),
+            }
+            return Ok(Next::Wait);
+        }
+        if let Some(error) = parts.error() {
+            self.remember(ctx, refusal(start.connection(), error.kind));
+            return Ok(Next::Wait);
+        }
+        match self.complete(ctx, start, from, header, datagram, &parts, payloads()) {
+            Ok(next) => Ok(next),
+            // The public value is used up: no other answer can be taken any more.
+            Err(reason) if self.ke.is_none() => Err(reason),
+            Err(reason) => {
+                self.remember(ctx, reason);
+                Ok(Next::Wait)
+            }
+        }
+    }
+
+    fn remember(&mut self, ctx: &mut Context<'_>, reason: String) {
+        if self.failure.is_none() {
+            self.failure = Some((ctx.now + PATIENCE, reason));
+        }
+    }
+
+    fn take_cookie(&mut self, ctx: &mut Context<'_>, start: &Start, cookie: &[u8]) {
+        self.cookies += 1;
+        if cookie.is_empty() || cookie.len() > COOKIE_MAX || self.cookies > COOKIES_MAX {
+            return self.remember(ctx, "the peer asks for one cookie after the other".to_owned());
+        }
+        self.cookie = Some(cookie.to_vec());
+        self.send(ctx, start);
+    }
+
+    /// INVALID_KE_PAYLOAD: the method has to be one of the offer, and each is tried once.
+    fn change_method(&mut self, ctx: &mut Context<'_>, start: &Start, data: &[u8]) {
+        let wanted = <[u8; 2]>::try_from(data).ok().and_then(|id| KeMethod::from_id(u16::from_be_bytes(id)));
+        let offered = |method: &KeMethod| start.connection().proposals.iter().any(|p| p.ke.contains(method));
+        let Some(method) = wanted.filter(|method| offered(method) && !self.tried.contains(method)) else {
+            return self.remember(ctx, "the peer wants a key exchange that was not offered or did not do".to_owned());
+        };
+        match method.generate() {
+            Ok(ke) => {
+                self.tried.push(method);
+                self.ke = Some(ke);
+                self.send(ctx, start);
+            }
+            Err(error) => self.remember(ctx, error.to_string()),
+        }
+    }
+
+    #[allow(clippy::too_many_arguments)] // Everything about one message.
+    fn complete(
+        &mut self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+        parts: &Parts<'_>,
+        payloads: Payloads<'_>,
+    ) -> Result<Next, String> {
+        let connection = start.connection().clone();
+        let (Some(sa), Some(ke), Some(nonce_r)) = (&parts.sa, &parts.ke, parts.nonce) else {
+            return Err("the answer to IKE_SA_INIT lacks SA, KE or nonce".to_owned());
+        };
+        if header.spi_r == [0; 8] {
+            return Err("the peer's SPI is zero".to_owned());
+        }
+        let (suite, _) = proposal::accept_ike(&connection.proposals, sa)?;
+        let method = self.ke.as_ref().map(KeInitiator::method);
+        if method != Some(suite.ke) || ke.group != suite.ke.id() || ke.data.len() != suite.ke.responder_public_len() {
+            return Err("the peer's KE payload is not of the chosen method".to_owned());
+        }
+        let spis = (start.spi, header.spi_r);
+        // The address that the peer sees may differ from the one that this host does not know yet.
+        start.path.local.set_ip(from.0.ip());
+        let said = Announced::read(parts, payloads, spis, &start.path);
+        if !suite.additional.is_empty() && !said.peer.intermediate {
+            return Err("the peer chose additional key exchanges without IKE_INTERMEDIATE".to_owned());
+        }
+        let shared = self.ke.take().ok_or("no key exchange is out")?.finish(ke.data).map_err(|e| e.to_string())?;
+        let keys = derive(&suite, &self.nonce, nonce_r, &spis, &shared);
+        let nat = said.nat.nat();
+        if said.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
+            nat::float(&mut start.path);
+        }
+        start.path.encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
+        let sk = Secured::sk_keys(Role::Initiator, &keys, &suite)?;
+        let exchanges = Exchanges::new(start.id, &connection, &said.peer, Role::Initiator, spis, sk, 1);
+        let secured = Secured {
+            id: start.id,
+            role: Role::Initiator,
+            spis,
+            path: start.path,
+            nat,
+            peer: said.peer,
+            peer_hashes: said.hashes,
+            suite,
+            keys,
+            mixed: None,
+            ppk: false,
+            nonce_i: std::mem::take(&mut self.nonce),
+            nonce_r: nonce_r.to_vec(),
+            request: std::mem::take(&mut self.message),
+            response: datagram.to_vec(),
+            int_auth: IntAuth::default(),
+            auth_id: None,
+            exchanges,
+        };
+        let text = format!("IKE_SA_INIT is done: {}, NAT here {}, there {}", secured.suite, nat.0, nat.1);
+        ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
+        Ok(Next::Secured(Box::new(secured), said.authorities))
+    }
+}
+
+/// The first keys of an IKE SA.
+pub(super) fn derive(
+    suite: &crate::proposal::IkeSuite,
+    nonce_i: &[u8],
+    nonce_r: &[u8],
+    spis: &([u8; 8], [u8; 8]),
+    shared: &Secret,
+) -> IkeKeys {
+    let seed = Seed { nonce_i, nonce_r, spi_i: &spis.0, spi_r: &spis.1 };
+    IkeKeys::derive(suite, &keymat::skeyseed(suite.prf, &seed, shared), &seed)
+}
+
+/// A refusal in IKE_SA_INIT in words for an operator.
+fn refusal(connection: &Connection, kind: NotifyType) -> String {
+    match kind {
+        NotifyType::NO_PROPOSAL_CHOSEN => {
+            let ours: Vec<String> = connection.proposals.iter().map(|proposal| proposal.describe()).collect();
+            format!("the peer answers NO_PROPOSAL_CHOSEN to {}", ours.join(", "))
+        }
+        kind => format!("the peer answers {kind} to IKE_SA_INIT"),
+    }
+}

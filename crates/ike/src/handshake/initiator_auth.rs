@@ -1,0 +1,768 @@
+//! The initiator from IKE_INTERMEDIATE to the end of IKE_AUTH.
+//!
+//! Rounds of both sides (RFC 4739) run beside each other: this host goes through `connection.local`,
+//! the peer through `connection.remote`. The peer has to be authenticated before anything of an EAP
+//! method is answered, unless the method itself does that (RFC 5998).
+
+use std::net::SocketAddr;
+use std::time::{Duration, Instant};
+
+use crypto::ike::{KeInitiator, Secret};
+use wire::ike::{AuthMethodId, CfgType, Chain, Eap, ExchangeType, Header, NotifyType, PayloadType, ProtocolId};
+
+use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_TLS, IdPayload, ppk_identity};
+use super::init::{certificate_requests, emit_certreq, status};
+use super::initiator::Start;
+use super::secured::{Claim, Ends};
+use super::{Outcome, Secured, Up, configure, counters, intermediate, redirect};
+use crate::child::{Offer, Parent};
+use crate::config::{AuthMethod, ChildMode, Childless, Connection, SendCert, Unique};
+use crate::context::Context;
+use crate::exchange::{Arrival, Inner, Plain, Timeout};
+use crate::identity::{IdPattern, Identity};
+use crate::output::{Answer, EapAnswer, EapStep, Level, Question, Signed, Subsystem, Ticket, Verified};
+use crate::sa::{ChildRequest, Role};
+
+/// The initiator with keys.
+pub(super) struct Authenticating {
+    /// Gone when the handshake is over.
+    secured: Option<Box<Secured>>,
+    step: Step,
+    /// The question that is out.
+    wait: Option<Ticket>,
+    /// What the peer's CERTREQ payloads named; `None` without any.
+    authorities: Option<Vec<[u8; 20]>>,
+    /// Round of this host that is going on, and of the peer that comes next.
+    local_round: usize,
+    remote_round: usize,
+    local_id: Option<Identity>,
+    remote_id: Option<IdPayload>,
+    first_sent: bool,
+    /// AUTH of this round is on its way: a response without EAP ends the round.
+    auth_sent: bool,
+    ppk: Ppk,
+    eap: EapState,
+    offer: Option<(Offer, ChildRequest)>,
+    /// The response that is being worked on.
+    response: Option<Plain>,
+    valid_for: Option<Duration>,
+    mobike: bool,
+}
+
+enum Step {
+    /// IKE_INTERMEDIATE with additional key exchange of this index is out.
+    Intermediate(usize, Option<KeInitiator>),
+    /// IKE_AUTH is out.
+    Sent,
+    AskedPpk,
+    AskedSign,
+    /// The first signature is there; one without the PPK is asked for.
+    AskedPlain(Signed),
+    AskedVerify,
+    AskedEap,
+}
+
+/// Use of a PPK (RFC 8784).
+#[derive(Clone, Copy, Eq, PartialEq)]
+enum Ppk {
+    /// None, or it is settled whether.
+    Settled,
+    /// There is one, it goes into the next AUTH.
+    Have,
+    /// It went into AUTH; with `fallback` beside one without.
+    Offered { fallback: bool },
+}
+
+/// The EAP conversation of the round.
+enum EapState {
+    None,
+    /// The method that is being run, once it is known.
+    Running {
+        method: Option<u8>,
+        last: u8,
+    },
+    /// Over, with the MSK if the method makes one.
+    Done(Option<Secret>),
+}
+
+impl Authenticating {
+    pub(super) fn new(secured: Secured, authorities: Option<Vec<[u8; 20]>>) -> Self {
+        Self {
+            secured: Some(Box::new(secured)),
+            step: Step::Sent,
+            wait: None,
+            authorities,
+            local_round: 0,
+            remote_round: 0,
+            local_id: None,
+            remote_id: None,
+            first_sent: false,
+            auth_sent: false,
+            ppk: Ppk::Settled,
+            eap: EapState::None,
+            offer: None,
+            response: None,
+            valid_for: None,
+            mobike: false,
+        }
+    }
+
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        self.wait
+    }
+
+    pub(super) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+        self.secured.as_ref().map_or_else(Default::default, |secured| secured.spis)
+    }
+
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.secured.as_ref()?.exchanges.deadline()
+    }
+
+    pub(super) fn handle_timeout(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
+        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+        match secured.exchanges.handle_timeout(ctx, &start.path) {
+            Timeout::Nothing => Outcome::Pending,
+            Timeout::GaveUp => self.fail(ctx, start, "the peer does not answer any more".to_owned(), false),
+        }
+    }
+
+    pub(super) fn handle(
+        &mut self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+    ) -> Outcome {
+        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+        // A peer that is ahead may ask for something already: it will ask again.
+        match secured.exchanges.receive(ctx, from, header, datagram, |_| false) {
+            Arrival::Response(response) if response.exchange == ExchangeType::IKE_INTERMEDIATE => {
+                match self.finish_intermediate(ctx, start, &response) {
+                    Ok(outcome) => outcome,
+                    Err(reason) => self.fail(ctx, start, reason, false),
+                }
+            }
+            Arrival::Response(response) => self.take_response(ctx, start, response),
+            Arrival::Request(_) | Arrival::Nothing => Outcome::Pending,
+        }
+    }
+
+    /// Starts what comes after IKE_SA_INIT.
+    pub(super) fn begin(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
+        self.start_intermediate(ctx, start, 0)
+    }
+
+    fn start_intermediate(&mut self, ctx: &mut Context<'_>, start: &mut Start, index: usize) -> Outcome {
+        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+        let Some(method) = secured.suite.additional.get(index).copied() else { return self.start_auth(ctx, start) };
+        let ke = match method.generate() {
+            Ok(ke) => ke,
+            Err(error) => return self.fail(ctx, start, error.to_string(), false),
+        };
+        let inner = Inner::new(|chain| {
+            chain.ke(method.id(), ke.public());
+        });
+        secured.note_request(secured.exchanges.next_request_id(), inner.first, &inner.bytes);
+        secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_INTERMEDIATE, inner);
+        self.step = Step::Intermediate(index, Some(ke));
+        Outcome::Pending
+    }
+
+    fn finish_intermediate(
+        &mut self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        response: &Plain,
+    ) -> Result<Outcome, String> {
+        let (Some(secured), Step::Intermediate(index, ke)) = (&mut self.secured, &mut self.step) else {
+            return Ok(Outcome::Pending);
+        };
+        let (index, Some(ke)) = (*index, ke.take()) else { return Ok(Outcome::Pending) };
+        let public = intermediate::response_ke(response, ke.method().id())?;
+        let shared = ke.finish(public.data).map_err(|error| error.to_string())?;
+        secured.note_response(response.message_id, (response.first, &response.bytes));
+        secured.update_keys(&shared)?;
+        Ok(self.start_intermediate(ctx, start, index + 1))
+    }
+
+    fn start_auth(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
+        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+        secured.auth_id = Some(secured.exchanges.next_request_id());
+        let connection = start.connection();
+        match &connection.ppk_id {
+            Some(name) if secured.peer.ppk => {
+                let question = Question::Ppk(name.clone());
+                self.ask(ctx, Step::AskedPpk, question)
+            }
+            Some(_) if connection.ppk_required => {
+                self.fail(ctx, start, "the peer knows no post-quantum preshared keys".to_owned(), false)
+            }
+            _ => self.start_round(ctx, start),
+        }
+    }
+
+    fn ask(&mut self, ctx: &mut Context<'_>, step: Step, question: Question) -> Outcome {
+        let Some(secured) = &self.secured else { return Outcome::Pending };
+        self.step = step;
+        self.wait = Some(ctx.ask(secured.id, question));
+        Outcome::Pending
+    }
+
+    pub(super) fn answer(
+        &mut self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        ticket: Ticket,
+        answer: Answer,
+    ) -> Outcome {
+        if self.wait != Some(ticket) {
+            return Outcome::Pending;
+        }
+        self.wait = None;
+        let step = std::mem::replace(&mut self.step, Step::Sent);
+        match (step, answer) {
+            (Step::AskedPpk, Answer::Ppk(ppk)) => self.take_ppk(ctx, start, ppk),
+            (Step::AskedSign, Answer::Signed(Ok(signed))) => self.take_signed(ctx, start, signed),
+            (Step::AskedPlain(signed), Answer::Signed(Ok(plain))) => self.send(ctx, start, Some((signed, Some(plain)))),
+            (Step::AskedSign | Step::AskedPlain(_), Answer::Signed(Err(refusal))) => {
+                let reason = format!("this host cannot authenticate: {}", refusal.0);
+                self.fail(ctx, start, reason, true)
+            }
+            (Step::AskedVerify, Answer::Verified(Ok(verified))) => self.take_verified(ctx, start, &verified),
+            (Step::AskedVerify, Answer::Verified(Err(refusal))) => {
+                ctx.count(counters::AUTH_FAILED);
+                let reason = format!("the peer is not who it says: {}", refusal.0);
+                self.fail(ctx, start, reason, true)
+            }
+            (Step::AskedEap, Answer::Eap(answer)) => self.take_eap(ctx, start, answer),
+            _ => self.fail(ctx, start, "an answer does not fit its question".to_owned(), true),
+        }
+    }
+
+    fn take_ppk(&mut self, ctx: &mut Context<'_>, start: &mut Start, ppk: Option<Secret>) -> Outcome {
+        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+        match ppk {
+            Some(ppk) => {
+                secured.mix(&ppk);
+                self.ppk = Ppk::Have;
+            }
+            None if start.connection().ppk_required => {
+                return self.fail(ctx, start, "the post-quantum preshared key is not known here".to_owned(), true);
+            }
+            None => (),
+        }
+        self.start_round(ctx, start)
+    }
+
+    /// The next round of this host.
+    fn start_round(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
+        let round = self.local_round;
+        let Some(auth) = start.connection().local.get(round) else { return self.send(ctx, start, None) };
+        self.eap = EapState::None;
+        if matches!(auth.method, AuthMethod::Eap(_)) {
+            self.local_id = Some(own_id(&auth.id).unwrap_or_else(|| address_id(start.path.local)));
+            self.eap = EapState::Running { method: None, last: 0 };
+            return self.send(ctx, start, None);
+        }
+        self.sign(ctx, start, None)
+    }
+
+    fn sign(&mut self, ctx: &mut Context<'_>, start: &Start, plain_of: Option<Signed>) -> Outcome {
+        let Some(secured) = &self.secured else { return Outcome::Pending };
+        let connection = start.connection();
+        let with_ppk = secured.ppk || (self.ppk == Ppk::Have && plain_of.is_none());
+        let msk = self.eap_key(secured, Role::Initiator, with_ppk);
+        let local = connection.local.get(self.local_round);
+        let local_id = match (&msk, local) {
+            (Some(_), _) => self.local_id.clone(),
+            (None, Some(auth)) => {
+                own_id(&auth.id).or_else(|| (auth.method == AuthMethod::Psk).then(|| address_id(start.path.local)))
+            }
+            (None, None) => None,
+        };
+        let known = self.remote_id.as_ref().map(|id| id.id.clone());
+        let remote_id = known.or_else(|| connection.remote.first().and_then(|auth| own_id(&auth.id)));
+        let request = secured.sign_request(
+            connection,
+            self.local_round,
+            (local_id, remote_id),
+            self.authorities.as_deref().unwrap_or_default(),
+            msk,
+            with_ppk,
+        );
+        let step = plain_of.map_or(Step::AskedSign, Step::AskedPlain);
+        self.ask(ctx, step, Question::Sign(Box::new(request)))
+    }
+
+    fn take_signed(&mut self, ctx: &mut Context<'_>, start: &mut Start, signed: Signed) -> Outcome {
+        if self.ppk == Ppk::Have && !start.connection().ppk_required {
+            return self.sign(ctx, start, Some(signed));
+        }
+        self.send(ctx, start, Some((signed, None)))
+    }
+
+    /// Sends IKE_AUTH: with AUTH, or without to start EAP or to let the peer go on.
+    fn send(&mut self, ctx: &mut Context<'_>, start: &mut Start, signed: Option<(Signed, Option<Signed>)>) -> Outcome {
+        let connection = start.connection().clone();
+        let after_eap = matches!(self.eap, EapState::Done(_));
+        let new_round = self.local_round < connection.local.len() && !after_eap;
+        if let (Some((signed, _)), true) = (&signed, new_round) {
+            self.local_id = Some(signed.local_id.clone());
+        }
+        let first = !std::mem::replace(&mut self.first_sent, true);
+        if first {
+            self.prepare_offer(ctx, start);
+        }
+        let ppk = self.ppk;
+        if signed.is_some() && ppk == Ppk::Have {
+            let fallback = signed.as_ref().is_some_and(|(_, plain)| plain.is_some());
+            self.ppk = Ppk::Offered { fallback };
+        }
+        let more = signed.is_some() && self.local_round + 1 < connection.local.len();
+        let initial_contact = first && self.is_initial_contact(ctx, start);
+        let inner = Inner::new(|chain| {
+            if let (true, Some(id)) = (new_round, &self.local_id) {
+                chain.id(PayloadType::IDi, id.kind, &id.data);
+            }
+            if let Some((signed, _)) = signed.as_ref().filter(|_| sends_cert(&connection, self.authorities.is_some())) {
+                signed.certs.iter().for_each(|(encoding, cert)| {
+                    chain.cert(*encoding, cert);
+                });
+            }
+            if first {
+                if initial_contact {
+                    status(chain, NotifyType::INITIAL_CONTACT, &[]);
+                }
+                emit_certreq(ctx, &connection, chain);
+                if let Some(id) = connection.remote.first().and_then(|auth| own_id(&auth.id)) {
+                    chain.id(PayloadType::IDr, id.kind, &id.data);
+                }
+            }
+            if let Some((signed, plain)) = &signed {
+                chain.auth(signed.method, &signed.auth);
+                if let (Ppk::Have, Some(name)) = (ppk, &connection.ppk_id) {
+                    status(chain, NotifyType::PPK_IDENTITY, &ppk_identity(name));
+                    if let Some(plain) = plain {
+                        status(chain, NotifyType::NO_PPK_AUTH, &plain.auth);
+                    }
+                }
+            }
+            if first {
+                self.emit_first(ctx, &connection, chain);
+            }
+            if more {
+                status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
+            }
+        });
+        self.auth_sent = signed.is_some();
+        self.request(ctx, start, inner)
+    }
+
+    /// What goes into the first IKE_AUTH besides identities.
+    fn emit_first(&self, ctx: &Context<'_>, connection: &Connection, chain: &mut Chain<'_>) {
+        configure::emit_request(connection, chain);
+        if let Some((offer, _)) = &self.offer {
+            offer.emit(ctx, chain);
+        }
+        if is_eap_only(connection) {
+            status(chain, NotifyType::EAP_ONLY_AUTHENTICATION, &[]);
+        }
+        if connection.local.len() > 1 || connection.remote.len() > 1 {
+            status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
+        }
+        if connection.mobike {
+            status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
+        }
+    }
+
+    fn request(&mut self, ctx: &mut Context<'_>, start: &Start, inner: Inner) -> Outcome {
+        if let Some(secured) = &mut self.secured {
+            secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
+        }
+        self.step = Step::Sent;
+        Outcome::Pending
+    }
+
+    /// Chooses what is created with the IKE SA: nothing where both ends can do without.
+    fn prepare_offer(&mut self, ctx: &mut Context<'_>, start: &mut Start) {
+        let Some(secured) = &self.secured else { return };
+        let connection = start.connection().clone();
+        let wanted = start.initiation.children.is_empty();
+        let childless = match connection.childless {
+            Childless::Force => true,
+            Childless::Prefer => secured.peer.childless,
+            Childless::Allow | Childless::Never => wanted && secured.peer.childless,
+        };
+        if childless {
+            return;
+        }
+        let request = if wanted {
+            let usable = |child: &&std::sync::Arc<crate::config::ChildConfig>| {
+                !matches!(child.mode, ChildMode::Pass | ChildMode::Drop)
+            };
+            let Some(config) = connection.children.iter().find(usable) else { return };
+            ChildRequest { config: config.clone(), packet: None, cpu: None, command: None }
+        } else {
+            start.initiation.children.remove(0)
+        };
+        let nobody = address_id(secured.path.remote);
+        let parent = Parent {
+            ike: secured.id,
+            connection: &connection,
+            path: secured.path,
+            nat: secured.nat,
+            remote_id: &nobody,
+            peer: secured.peer,
+            virtual_local: &[],
+            virtual_remote: &[],
+            prf: secured.suite.prf,
+            sk_d: &secured.keys.sk_d,
+            children: &[],
+        };
+        self.offer = Some((Offer::for_auth(ctx, &parent, &request), request));
+    }
+
+    /// This host remembers no other IKE SA with the peer.
+    fn is_initial_contact(&self, ctx: &Context<'_>, start: &Start) -> bool {
+        let connection = start.connection();
+        let remote = connection.remote.first().and_then(|auth| own_id(&auth.id));
+        let (Some(local), Some(remote)) = (&self.local_id, remote) else { return false };
+        connection.unique != Unique::Never
+            && start.initiation.replaces.is_none()
+            && ctx.names.with_peer(local, &remote).next().is_none()
+    }
+
+    fn take_response(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: Plain) -> Outcome {
+        let parts = match AuthParts::read(response.payloads()) {
+            Ok(parts) => parts,
+            Err(refused) => return self.fail(ctx, start, refused.reason, true),
+        };
+        if let Some(kind) = fatal(&parts, self.remote_round) {
+            let reason = if kind == NotifyType::AUTHENTICATION_FAILED {
+                ctx.count(counters::AUTH_REFUSED);
+                "the peer answers AUTHENTICATION_FAILED: it does not accept this host's identity or credentials, or \
+                 has no connection for it"
+                    .to_owned()
+            } else {
+                format!("the peer answers {kind}")
+            };
+            return self.fail(ctx, start, reason, false);
+        }
+        if let Some(authorities) = certificate_requests(response.payloads()) {
+            self.authorities.get_or_insert_with(Vec::new).extend(authorities);
+        }
+        self.mobike |= parts.has(NotifyType::MOBIKE_SUPPORTED);
+        if self.auth_sent
+            && let Ppk::Offered { fallback } = self.ppk
+        {
+            let with = parts.has(NotifyType::PPK_IDENTITY);
+            if !with && !fallback {
+                return self.fail(ctx, start, "the peer does not have the post-quantum preshared key".to_owned(), true);
+            }
+            self.ppk = Ppk::Settled;
+            if let Some(secured) = &mut self.secured {
+                secured.ppk = with;
+            }
+        }
+        let verify = self.verify(start, &parts);
+        drop(parts);
+        self.response = Some(response);
+        match verify {
+            Err(reason) => self.fail(ctx, start, reason, true),
+            Ok(Some(question)) => self.ask(ctx, Step::AskedVerify, question),
+            Ok(None) => self.proceed(ctx, start),
+        }
+    }
+
+    /// The question about the peer's AUTH, if there is one.
+    fn verify(&mut self, start: &Start, parts: &AuthParts<'_>) -> Result<Option<Question>, String> {
+        let Some(secured) = &self.secured else { return Ok(None) };
+        let after_eap = matches!(self.eap, EapState::Done(_)) && self.auth_sent;
+        if let Some(id) = &parts.id_r
+            && !after_eap
+        {
+            self.remote_id = Some(id.clone());
+        }
+        let Some((method, auth)) = &parts.auth else {
+            // The proof of the key that EAP made is what authenticates the end of EAP.
+            return if after_eap { Err("the peer leaves AUTH after EAP out".to_owned()) } else { Ok(None) };
+        };
+        let Some(remote) = &self.remote_id else { return Err("the peer sends AUTH without IDr".to_owned()) };
+        let connection = start.connection();
+        let round = if after_eap { self.remote_round.saturating_sub(1) } else { self.remote_round };
+        if round >= connection.remote.len() {
+            return Err("the peer authenticates itself once more than it should".to_owned());
+        }
+        let eap_msk = self.eap_key(secured, Role::Responder, secured.ppk).filter(|_| after_eap);
+        if after_eap && *method != AuthMethodId::PSK {
+            return Err("the peer's AUTH after EAP is no shared key code".to_owned());
+        }
+        let claim = Claim {
+            remote_id: &remote.id,
+            id_body: &remote.body,
+            local_id: self.local_id.clone(),
+            method: *method,
+            auth: auth.clone(),
+            certs: parts.certs.clone(),
+            eap_msk,
+        };
+        let request = secured.verify_request(vec![connection.clone()], round, claim, secured.ppk);
+        Ok(Some(Question::Verify(Box::new(request))))
+    }
+
+    /// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
+    fn eap_key(&self, secured: &Secured, of: Role, ppk: bool) -> Option<Secret> {
+        match &self.eap {
+            EapState::Done(Some(msk)) => Some(msk.clone()),
+            EapState::Done(None) => Some(secured.sk_p(of, ppk).clone()),
+            EapState::None | EapState::Running { .. } => None,
+        }
+    }
+
+    fn take_verified(&mut self, ctx: &mut Context<'_>, start: &mut Start, verified: &Verified) -> Outcome {
+        let after_eap = matches!(self.eap, EapState::Done(_)) && self.auth_sent;
+        if !after_eap || self.remote_round == 0 {
+            self.remote_round += 1;
+        }
+        self.valid_for = earlier(self.valid_for, verified.valid_for);
+        self.proceed(ctx, start)
+    }
+
+    /// Everything about the peer's identity in the response was checked: what does it want next?
+    fn proceed(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
+        let Some(response) = self.response.take() else { return Outcome::Pending };
+        let Ok(parts) = AuthParts::read(response.payloads()) else { return Outcome::Pending };
+        let connection = start.connection().clone();
+        if let Some(data) = parts.notify(NotifyType::REDIRECT)
+            && self.remote_round > 0
+        {
+            return match redirect::target(data, None) {
+                Ok(to) => {
+                    self.say_goodbye(ctx, start, None);
+                    self.abandon(ctx);
+                    start.redirect(ctx, to)
+                }
+                Err(reason) => self.fail(ctx, start, reason, true),
+            };
+        }
+        if let Some(packet) = &parts.eap {
+            return match self.check_eap(&connection, packet) {
+                Ok(()) => self.ask_eap(ctx, start, packet),
+                Err(reason) => self.fail(ctx, start, reason, true),
+            };
+        }
+        if !self.auth_sent && self.local_round < connection.local.len() {
+            return self.fail(ctx, start, "the peer does not start EAP".to_owned(), true);
+        }
+        if std::mem::take(&mut self.auth_sent) {
+            self.local_round += 1;
+            self.eap = EapState::None;
+        }
+        let more = parts.has(NotifyType::ANOTHER_AUTH_FOLLOWS);
+        let missing = connection.remote.len() - self.remote_round.min(connection.remote.len());
+        if self.local_round < connection.local.len() {
+            drop(parts);
+            return self.start_round(ctx, start);
+        }
+        match (more, missing) {
+            (true, 1..) => self.send(ctx, start, None),
+            (true, 0) => {
+                self.fail(ctx, start, "the peer authenticates itself more often than it should".to_owned(), true)
+            }
+            (false, 1..) => self.fail(ctx, start, "the peer did not authenticate itself".to_owned(), true),
+            (false, 0) => {
+                drop(parts);
+                self.finish(ctx, start, &response)
+            }
+        }
+    }
+
+    /// May this packet be answered now?
+    fn check_eap(&mut self, connection: &Connection, packet: &Eap<'_>) -> Result<(), String> {
+        let EapState::Running { method, last } = &mut self.eap else {
+            return Err("the peer starts EAP without being asked".to_owned());
+        };
+        let alone = is_eap_only(connection) && self.remote_round == 0;
+        if self.remote_round == 0 && !alone {
+            return Err("the peer wants EAP before it has authenticated itself".to_owned());
+        }
+        *last = packet.code;
+        if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method())
+            && !EAP_NOT_METHODS.contains(&kind)
+        {
+            if alone && kind != EAP_TLS {
+                return Err(format!("EAP method {kind} does not authenticate the peer, and nothing else did"));
+            }
+            *method = Some(kind);
+        }
+        Ok(())
+    }
+
+    fn ask_eap(&mut self, ctx: &mut Context<'_>, start: &Start, packet: &Eap<'_>) -> Outcome {
+        let step = EapStep {
+            connection: start.connection().clone(),
+            round: self.local_round,
+            client: true,
+            conversation: u64::from(start.id.0),
+            client_id: self.local_id.clone().unwrap_or_else(|| address_id(start.path.local)),
+            packet: packet.whole.to_vec(),
+        };
+        self.ask(ctx, Step::AskedEap, Question::Eap(Box::new(step)))
+    }
+
+    fn take_eap(&mut self, ctx: &mut Context<'_>, start: &mut Start, answer: EapAnswer) -> Outcome {
+        let EapState::Running { method, last } = self.eap else { return Outcome::Pending };
+        let alone = is_eap_only(start.connection()) && self.remote_round == 0;
+        match answer {
+            EapAnswer::Packet(packet) => self.request(
+                ctx,
+                start,
+                Inner::new(|chain| {
+                    chain.eap(&packet);
+                }),
+            ),
+            EapAnswer::Success { .. } if last != Eap::SUCCESS => {
+                self.fail(ctx, start, "EAP succeeded before the peer said so".to_owned(), true)
+            }
+            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
+                self.fail(ctx, start, "EAP alone has not authenticated the peer".to_owned(), true)
+            }
+            EapAnswer::Success { msk, .. } => {
+                self.eap = EapState::Done(msk);
+                self.sign(ctx, start, None)
+            }
+            EapAnswer::Failure(_, refusal) => {
+                let reason = format!("EAP failed: {}", refusal.0);
+                self.fail(ctx, start, reason, true)
+            }
+        }
+    }
+
+    /// Both ends are authenticated.
+    fn finish(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: &Plain) -> Outcome {
+        let (Some(mut secured), Ok(parts)) = (self.secured.take(), AuthParts::read(response.payloads())) else {
+            return Outcome::Pending;
+        };
+        let connection = start.connection().clone();
+        secured.path = start.path;
+        secured.peer.mobike = self.mobike && connection.mobike;
+        let (nonce_i, nonce_r) = (secured.nonce_i.clone(), secured.nonce_r.clone());
+        let ends = Ends {
+            local_id: self.local_id.take().unwrap_or_else(|| address_id(start.path.local)),
+            remote_id: self.remote_id.take().map_or_else(|| address_id(start.path.remote), |id| id.id),
+            eap_name: None,
+            virtual_local: match parts.cfg(CfgType::REPLY) {
+                Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg),
+                _ => Vec::new(),
+            },
+            virtual_remote: Vec::new(),
+            connection,
+        };
+        let mut sa = secured.establish(ctx, ends);
+        if let Some(seconds) = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok()) {
+            sa.auth_lifetime(ctx, u32::from_be_bytes(seconds));
+        }
+        if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
+            sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
+        }
+        if let Some((offer, request)) = self.offer.take() {
+            let nonces = crate::child::Nonces { i: &nonce_i, r: &nonce_r };
+            match offer.finish_auth(ctx, &sa.parent(), nonces, response.payloads()) {
+                Ok(child) => sa.children.push(child),
+                Err(fault) => sa.child_failed(ctx, &request, fault),
+            }
+        }
+        Outcome::Up(Box::new(Up {
+            sa,
+            children: std::mem::take(&mut start.initiation.children),
+            commands: std::mem::take(&mut start.initiation.commands),
+            replaces: start.initiation.replaces,
+            initial_contact: false,
+        }))
+    }
+
+    /// Gives back what the handshake took.
+    pub(super) fn abandon(&mut self, ctx: &mut Context<'_>) {
+        if let Some((offer, _)) = self.offer.take() {
+            offer.abandon(ctx);
+        }
+        self.secured = None;
+    }
+
+    /// A last message, for which no answer is waited: the responder may think that the IKE SA is up
+    /// (RFC 7296 §2.21.2).
+    fn say_goodbye(&mut self, ctx: &mut Context<'_>, start: &Start, error: Option<NotifyType>) {
+        let Some(secured) = &mut self.secured else { return };
+        secured.exchanges.forget_request();
+        let inner = Inner::new(|chain| match error {
+            Some(kind) => status(chain, kind, &[]),
+            None => {
+                chain.delete(ProtocolId::IKE, &[]);
+            }
+        });
+        secured.exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
+    }
+
+    /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe that
+    /// all is well.
+    fn fail(&mut self, ctx: &mut Context<'_>, start: &mut Start, reason: String, tell: bool) -> Outcome {
+        if tell && self.first_sent {
+            self.say_goodbye(ctx, start, Some(NotifyType::AUTHENTICATION_FAILED));
+        }
+        if let Some((_, request)) = &self.offer {
+            start.initiation.children.insert(0, request.clone());
+        }
+        self.abandon(ctx);
+        let text = format!("authentication with {} failed: {reason}", start.path.remote);
+        ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
+        Outcome::Over(start.over(reason))
+    }
+}
+
+/// An error that ends the handshake. Others are about the Child SA alone (RFC 7296 §1.2).
+fn fatal(parts: &AuthParts<'_>, remote_round: usize) -> Option<NotifyType> {
+    let kind = parts.error()?;
+    let always = [
+        NotifyType::AUTHENTICATION_FAILED,
+        NotifyType::INVALID_SYNTAX,
+        NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD,
+        NotifyType::INVALID_MAJOR_VERSION,
+        NotifyType::INVALID_IKE_SPI,
+    ];
+    let alone = parts.auth.is_none() && parts.eap.is_none() && remote_round == 0;
+    (alone || always.contains(&kind)).then_some(kind)
+}
+
+/// The responder is authenticated by EAP and nothing else (RFC 5998).
+fn is_eap_only(connection: &Connection) -> bool {
+    connection.remote.first().is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)))
+}
+
+/// Whether certificates go with AUTH.
+pub(super) fn sends_cert(connection: &Connection, asked: bool) -> bool {
+    match connection.send_cert {
+        SendCert::Always => true,
+        SendCert::IfAsked => asked,
+        SendCert::Never => false,
+    }
+}
+
+/// The identity that a pattern without wildcards names.
+pub(super) fn own_id(pattern: &IdPattern) -> Option<Identity> {
+    pattern.exact().cloned()
+}
+
+/// An address as identity.
+pub(super) fn address_id(addr: SocketAddr) -> Identity {
+    Identity::of_addr(addr.ip())
+}
+
+/// The shorter of two times that may be missing.
+pub(super) fn earlier(a: Option<Duration>, b: Option<Duration>) -> Option<Duration> {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    }
+}

@@ -1,0 +1,406 @@
+//! The responder of an IKE SA until the first message that is encrypted.
+//!
+//! Between the two messages of IKE_SA_INIT and IKE_AUTH a responder knows only that something was
+//! sent from an address, perhaps not even that. What it keeps is bounded ([`super::init::INIT_MAX`]),
+//! and the expensive half of the key exchange waits for the first encrypted message.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crypto::ike::{KeInitiator, KeMethod, Secret};
+use wire::ike::{ExchangeType, HashId, Header, NotifyType, PayloadType, Payloads};
+
+use super::init::{self, Announced, emit_certreq, status};
+use super::initiator::derive;
+use super::responder_auth::Answering;
+use super::{Outcome, Secured, counters};
+use crate::child::Parts;
+use crate::config::{Childless, Connection, Version};
+use crate::context::Context;
+use crate::exchange::{Arrival, Exchanges};
+use crate::keymat::IntAuth;
+use crate::nat;
+use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
+use crate::proposal::{self, IkeProposal, IkeSuite};
+use crate::sa::{PeerSupport, Role};
+
+/// How long a refused peer is told so again when it did not hear it.
+const REFUSED_LINGER: Duration = Duration::from_secs(10);
+
+/// The responder of an IKE SA that is not authenticated.
+pub(crate) struct Responder {
+    id: IkeId,
+    spis: ([u8; 8], [u8; 8]),
+    path: Path,
+    until: Instant,
+    /// IKE_SA_INIT as received and as answered.
+    request: Vec<u8>,
+    response: Vec<u8>,
+    phase: Phase,
+}
+
+enum Phase {
+    /// IKE_SA_INIT was answered.
+    Half(Box<Half>),
+    /// Something encrypted came.
+    Auth(Box<Answering>),
+    /// The peer was refused; only the cached answer is left.
+    Refused(Box<Exchanges>),
+    /// Between two phases, and when there are no keys to answer with.
+    Gone,
+}
+
+/// What the keys will be made of.
+struct Half {
+    suite: IkeSuite,
+    ke: HalfKe,
+    nonce_i: Vec<u8>,
+    nonce_r: Vec<u8>,
+    peer: PeerSupport,
+    hashes: Vec<HashId>,
+    nat: (bool, bool),
+}
+
+/// The key exchange as far as it went.
+enum HalfKe {
+    /// Own key pair, public value of the peer.
+    Pair(KeInitiator, Vec<u8>),
+    /// A KEM has its secret when it answers.
+    Secret(Secret),
+}
+
+/// What a request that makes no state is answered with.
+pub(crate) enum Refusing {
+    Silently,
+    With(Vec<u8>),
+}
+
+/// Answers an IKE_SA_INIT request that needs no cookie (any more): gives the half-open IKE SA, whose
+/// response was sent, or what else to say.
+pub(crate) fn accept(
+    ctx: &mut Context<'_>,
+    id: IkeId,
+    spi_r: [u8; 8],
+    from: (SocketAddr, SocketAddr),
+    datagram: &[u8],
+    parts: &Parts<'_>,
+) -> Result<Responder, (Refusing, String)> {
+    let silently = |reason: &str| (Refusing::Silently, reason.to_owned());
+    let (header, body) = Header::parse(datagram).map_err(|error| silently(&error.to_string()))?;
+    let spis = (header.spi_i, spi_r);
+    let path = Path { local: from.0, remote: from.1, encap: false };
+    let refuse = |kind: NotifyType, data: &[u8]| {
+        Refusing::With(init::message((header.spi_i, [0; 8]), true, |chain| status(chain, kind, data)))
+    };
+    let (Some(sa), Some(ke), Some(nonce_i)) = (&parts.sa, &parts.ke, parts.nonce) else {
+        ctx.count(counters::INIT_INVALID);
+        return Err(silently("SA, KE or nonce is missing"));
+    };
+    let said = Announced::read(parts, Payloads::new(header.next, body), spis, &path);
+    let connections = candidates(ctx.connections, &path);
+    let Some(best) = connections.first() else {
+        ctx.count(counters::INIT_NO_CONNECTION);
+        let reason = format!("no connection is between {} and {}", from.0.ip(), from.1.ip());
+        return Err((refuse(NotifyType::NO_PROPOSAL_CHOSEN, &[]), reason));
+    };
+    let mut reasons = Vec::new();
+    let mut chosen = None;
+    for connection in &connections {
+        match proposal::choose_ike(&proposals(connection, said.peer.intermediate), sa) {
+            Ok(choice) => {
+                chosen = Some((connection, choice));
+                break;
+            }
+            Err(reason) if reasons.is_empty() => reasons.push(format!("'{}': {reason}", connection.name)),
+            Err(_) => (),
+        }
+    }
+    let Some((connection, (suite, _, number))) = chosen else {
+        ctx.count(counters::INIT_NO_PROPOSAL);
+        let reason =
+            format!("no proposal fits; {} of {} connection(s): {}", best.name, connections.len(), reasons.concat());
+        return Err((refuse(NotifyType::NO_PROPOSAL_CHOSEN, &[]), reason));
+    };
+    if ke.group != suite.ke.id() {
+        ctx.count(counters::INIT_INVALID_KE);
+        let reason = format!("{} is wanted instead of method {}", suite.ke.name(), ke.group);
+        return Err((refuse(NotifyType::INVALID_KE_PAYLOAD, &suite.ke.id().to_be_bytes()), reason));
+    }
+    let (public, ke) = answer_ke(suite.ke, ke.data).map_err(|reason| {
+        ctx.count(counters::INIT_INVALID);
+        (Refusing::Silently, reason)
+    })?;
+    let nonce_r = init::nonce(ctx);
+    let with_ppk = said.peer.ppk && connections.iter().any(|connection| connection.ppk_id.is_some());
+    let response = init::message(spis, true, |chain| {
+        proposal::emit_ike_choice(chain, &suite, number, &[]);
+        chain.ke(suite.ke.id(), &public);
+        chain.nonce(&nonce_r);
+        nat::emit(chain, spis, &path, connection.encap);
+        emit_certreq(ctx, connection, chain);
+        init::emit_features(connection, chain);
+        if connection.childless != Childless::Never {
+            status(chain, NotifyType::CHILDLESS_IKEV2_SUPPORTED, &[]);
+        }
+        if said.peer.intermediate && !suite.additional.is_empty() {
+            status(chain, NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED, &[]);
+        }
+        if with_ppk {
+            status(chain, NotifyType::USE_PPK, &[]);
+        }
+    });
+    let nat = said.nat.nat();
+    let encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
+    let half = Half {
+        suite,
+        ke,
+        nonce_i: nonce_i.to_vec(),
+        nonce_r,
+        peer: PeerSupport { ppk: with_ppk, ..said.peer },
+        hashes: said.hashes,
+        nat,
+    };
+    let text = format!("IKE_SA_INIT from {} answered: {}, NAT here {}, there {}", from.1, half.suite, nat.0, nat.1);
+    ctx.log(Level::Debug, Subsystem::Ike, Some(id), text);
+    let until = ctx.now + ctx.settings.half_open_timeout;
+    let path = Path { encap, ..path };
+    let phase = Phase::Half(Box::new(half));
+    Ok(Responder { id, spis, path, until, request: datagram.to_vec(), response, phase })
+}
+
+fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), String> {
+    if peer_public.len() != method.initiator_public_len() {
+        return Err(format!("a public value of {} has not {} bytes", method.name(), peer_public.len()));
+    }
+    if method.is_kem() {
+        let (public, secret) = method.respond(peer_public).map_err(|error| error.to_string())?;
+        return Ok((public, HalfKe::Secret(secret)));
+    }
+    let pair = method.generate().map_err(|error| error.to_string())?;
+    Ok((pair.public().to_vec(), HalfKe::Pair(pair, peer_public.to_vec())))
+}
+
+/// The connections whose addresses admit a path, those that name it most narrowly first; among equals
+/// the order of the configuration.
+pub(super) fn candidates(connections: &[Arc<Connection>], path: &Path) -> Vec<Arc<Connection>> {
+    let mut found: Vec<((u32, u32), &Arc<Connection>)> = connections
+        .iter()
+        .filter(|connection| connection.version != Version::V1)
+        .filter_map(|connection| {
+            let remote = width(&connection.remote_addrs, path.remote.ip())?;
+            let local = width(&connection.local_addrs, path.local.ip())?;
+            Some(((remote, local), connection))
+        })
+        .collect();
+    found.sort_by_key(|(width, _)| *width);
+    found.into_iter().map(|(_, connection)| connection.clone()).collect()
+}
+
+/// How many bits of an address the narrowest range around it leaves open; 129 without ranges, `None`
+/// when it is in none.
+fn width(ranges: &[wire::AddrRange], addr: std::net::IpAddr) -> Option<u32> {
+    if ranges.is_empty() {
+        return Some(129);
+    }
+    let bits = |addr: std::net::IpAddr| match addr {
+        std::net::IpAddr::V4(addr) => u128::from(addr.to_bits()),
+        std::net::IpAddr::V6(addr) => addr.to_bits(),
+    };
+    let open = |range: &wire::AddrRange| 128 - (bits(range.end) - bits(range.start)).leading_zeros();
+    ranges.iter().filter(|range| range.contains(addr)).map(open).min()
+}
+
+/// What a connection accepts from a peer that can do IKE_INTERMEDIATE, or not.
+fn proposals(connection: &Connection, intermediate: bool) -> Vec<IkeProposal> {
+    if intermediate {
+        return connection.proposals.clone();
+    }
+    connection.proposals.iter().filter_map(IkeProposal::without_additional).collect()
+}
+
+/// Whether a connection would have agreed to a suite.
+pub(super) fn admits(connection: &Connection, suite: &IkeSuite) -> bool {
+    connection.proposals.iter().any(|proposal| {
+        let mut additional = suite.additional.iter();
+        proposal.enc.contains(&suite.enc)
+            && suite.integ.map_or(proposal.integ.is_empty(), |integ| proposal.integ.contains(&integ))
+            && proposal.prf.contains(&suite.prf)
+            && proposal.ke.contains(&suite.ke)
+            && proposal.additional.iter().all(|slot| {
+                // A method of this slot is the next that was agreed, or the slot may be left out.
+                match additional.clone().next() {
+                    Some(method) if slot.contains(&Some(*method)) => additional.next().is_some(),
+                    _ => slot.is_empty() || slot.contains(&None),
+                }
+            })
+            && additional.next().is_none()
+    })
+}
+
+impl Responder {
+    /// Answers a retransmission of the request that made it. False when this is another request.
+    pub(crate) fn answer_again(&self, datagram: &[u8]) -> Option<&[u8]> {
+        let same = self.request == datagram;
+        same.then_some(&self.response[..])
+    }
+
+    /// The response to IKE_SA_INIT.
+    pub(crate) fn response(&self) -> &[u8] {
+        &self.response
+    }
+
+    pub(crate) fn handle(
+        &mut self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        header: &Header,
+        datagram: &[u8],
+    ) -> Outcome {
+        if let Phase::Half(_) = &self.phase {
+            let first = matches!(header.exchange, ExchangeType::IKE_AUTH | ExchangeType::IKE_INTERMEDIATE)
+                && matches!(header.next, PayloadType::SK | PayloadType::SKF)
+                && header.from_initiator()
+                && !header.is_response()
+                && header.message_id.get() == 1;
+            if !first {
+                ctx.count(counters::OUT_OF_ORDER);
+                return Outcome::Pending;
+            }
+            if let Err(reason) = self.make_keys(ctx) {
+                return Outcome::over(reason);
+            }
+        }
+        match &mut self.phase {
+            Phase::Auth(answering) => {
+                let accepted = answering.accepts();
+                let Some(exchanges) = answering.exchanges() else { return Outcome::Pending };
+                match exchanges.receive(ctx, from, header, datagram, |exchange| accepted.contains(&exchange)) {
+                    Arrival::Request(request) => {
+                        self.path = Path { local: from.0, remote: from.1, encap: self.path.encap };
+                        let outcome = answering.handle(ctx, from, self.path, request);
+                        self.settle(ctx, outcome)
+                    }
+                    Arrival::Response(_) | Arrival::Nothing => Outcome::Pending,
+                }
+            }
+            Phase::Refused(exchanges) => {
+                exchanges.receive(ctx, from, header, datagram, |_| false);
+                Outcome::Pending
+            }
+            Phase::Half(_) | Phase::Gone => Outcome::Pending,
+        }
+    }
+
+    /// The part of the key exchange that waited.
+    fn make_keys(&mut self, ctx: &mut Context<'_>) -> Result<(), String> {
+        let Phase::Half(half) = std::mem::replace(&mut self.phase, Phase::Gone) else { return Ok(()) };
+        let Half { suite, ke, nonce_i, nonce_r, peer, hashes, nat } = *half;
+        let shared = match ke {
+            HalfKe::Pair(pair, peer_public) => pair.finish(&peer_public).map_err(|error| error.to_string())?,
+            HalfKe::Secret(secret) => secret,
+        };
+        let mut connections = candidates(ctx.connections, &self.path);
+        connections.retain(|connection| admits(connection, &suite));
+        let Some(best) = connections.first() else { return Err("its connection was unloaded".to_owned()) };
+        let keys = derive(&suite, &nonce_i, &nonce_r, &self.spis, &shared);
+        let sk = Secured::sk_keys(Role::Responder, &keys, &suite)?;
+        let exchanges = Exchanges::new(self.id, best, &peer, Role::Responder, self.spis, sk, 1);
+        let secured = Secured {
+            id: self.id,
+            role: Role::Responder,
+            spis: self.spis,
+            path: self.path,
+            nat,
+            peer,
+            peer_hashes: hashes,
+            suite,
+            keys,
+            mixed: None,
+            ppk: false,
+            nonce_i,
+            nonce_r,
+            request: self.request.clone(),
+            response: self.response.clone(),
+            int_auth: IntAuth::default(),
+            auth_id: None,
+            exchanges,
+        };
+        self.phase = Phase::Auth(Box::new(Answering::new(secured, connections)));
+        Ok(())
+    }
+
+    pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
+        let Phase::Auth(answering) = &mut self.phase else { return Outcome::Pending };
+        let outcome = answering.answer(ctx, ticket, answer);
+        self.settle(ctx, outcome)
+    }
+
+    /// A refused peer is told so once more when it asks: the keys stay for a while.
+    fn settle(&mut self, ctx: &mut Context<'_>, outcome: Outcome) -> Outcome {
+        if let (Outcome::Refused(_), Phase::Auth(answering)) = (&outcome, &mut self.phase) {
+            self.until = self.until.min(ctx.now + REFUSED_LINGER);
+            self.phase = answering.take_exchanges(ctx).map_or(Phase::Gone, |rest| Phase::Refused(Box::new(rest)));
+            (self.request, self.response) = (Vec::new(), Vec::new());
+        }
+        outcome
+    }
+
+    pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
+        if self.until > ctx.now {
+            return Outcome::Pending;
+        }
+        if let Phase::Auth(answering) = &mut self.phase {
+            answering.take_exchanges(ctx);
+        }
+        match self.phase {
+            Phase::Refused(_) | Phase::Gone => Outcome::over(""),
+            Phase::Half(_) => {
+                ctx.count(counters::HALF_OPEN_TIMEOUT);
+                Outcome::over("")
+            }
+            Phase::Auth(_) => {
+                ctx.count(counters::HALF_OPEN_TIMEOUT);
+                Outcome::over(format!("{} did not finish its authentication in time", self.path.remote))
+            }
+        }
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.until
+    }
+
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        match &self.phase {
+            Phase::Auth(answering) => answering.ticket(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn id(&self) -> IkeId {
+        self.id
+    }
+
+    pub(crate) fn connection(&self) -> Option<&Arc<Connection>> {
+        match &self.phase {
+            Phase::Auth(answering) => answering.connection(),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn path(&self) -> Path {
+        self.path
+    }
+
+    pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+        self.spis
+    }
+
+    /// Gives back what the handshake took.
+    pub(crate) fn abandon(&mut self, ctx: &mut Context<'_>) {
+        if let Phase::Auth(answering) = &mut self.phase {
+            answering.take_exchanges(ctx);
+        }
+        self.phase = Phase::Gone;
+    }
+}

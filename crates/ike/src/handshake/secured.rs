@@ -1,0 +1,230 @@
+//! What both sides have after IKE_SA_INIT: keys, and what AUTH will cover.
+
+use std::sync::Arc;
+
+use crypto::ike::Secret;
+use wire::ike::{AuthMethodId, CertEncoding, HashId};
+
+use super::counters;
+use crate::config::Connection;
+use crate::context::Context;
+use crate::exchange::Exchanges;
+use crate::identity::Identity;
+use crate::keymat::{IkeKeys, IntAuth, Seed};
+use crate::output::{Event, IkeId, Level, Path, SignRequest, Subsystem, VerifyRequest, Virtual};
+use crate::proposal::IkeSuite;
+use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys};
+use crate::task::Tasks;
+
+/// An IKE SA with keys, its peer still unknown.
+pub(crate) struct Secured {
+    pub(crate) id: IkeId,
+    pub(crate) role: Role,
+    pub(crate) spis: ([u8; 8], [u8; 8]),
+    pub(crate) path: Path,
+    pub(crate) nat: (bool, bool),
+    pub(crate) peer: PeerSupport,
+    /// SIGNATURE_HASH_ALGORITHMS of the peer.
+    pub(crate) peer_hashes: Vec<HashId>,
+    pub(crate) suite: IkeSuite,
+    pub(crate) keys: IkeKeys,
+    /// SK_d, SK_pi and SK_pr with the PPK in them (RFC 8784).
+    pub(crate) mixed: Option<DeriveKeys>,
+    /// Those count from now on.
+    pub(crate) ppk: bool,
+    pub(crate) nonce_i: Vec<u8>,
+    pub(crate) nonce_r: Vec<u8>,
+    /// IKE_SA_INIT as sent and received.
+    pub(crate) request: Vec<u8>,
+    pub(crate) response: Vec<u8>,
+    pub(crate) int_auth: IntAuth,
+    /// Message ID of the first IKE_AUTH.
+    pub(crate) auth_id: Option<u32>,
+    pub(crate) exchanges: Exchanges,
+}
+
+/// Whose shared key stands in for that of a connection in AUTH.
+pub(super) struct Claim<'a> {
+    pub(super) remote_id: &'a Identity,
+    /// Body of the peer's ID payload, as received.
+    pub(super) id_body: &'a [u8],
+    pub(super) local_id: Option<Identity>,
+    pub(super) method: AuthMethodId,
+    pub(super) auth: Vec<u8>,
+    pub(super) certs: Vec<(CertEncoding, Vec<u8>)>,
+    pub(super) eap_msk: Option<Secret>,
+}
+
+impl Secured {
+    pub(super) fn seed(&self) -> Seed<'_> {
+        Seed { nonce_i: &self.nonce_i, nonce_r: &self.nonce_r, spi_i: &self.spis.0, spi_r: &self.spis.1 }
+    }
+
+    /// SK_p of a side, with the PPK in it or without.
+    pub(super) fn sk_p(&self, of: Role, ppk: bool) -> &Secret {
+        match (of, self.mixed.as_ref().filter(|_| ppk)) {
+            (Role::Initiator, None) => &self.keys.sk_pi,
+            (Role::Responder, None) => &self.keys.sk_pr,
+            (Role::Initiator, Some(mixed)) => &mixed.sk_pi,
+            (Role::Responder, Some(mixed)) => &mixed.sk_pr,
+        }
+    }
+
+    /// The role of the peer.
+    pub(super) fn other(&self) -> Role {
+        match self.role {
+            Role::Initiator => Role::Responder,
+            Role::Responder => Role::Initiator,
+        }
+    }
+
+    /// The beginning of what a side signs: its IKE_SA_INIT message and the nonce of the other.
+    fn message_and_nonce(&self, of: Role) -> Vec<u8> {
+        match of {
+            Role::Initiator => [&self.request[..], &self.nonce_r].concat(),
+            Role::Responder => [&self.response[..], &self.nonce_i].concat(),
+        }
+    }
+
+    fn int_auth(&self) -> Vec<u8> {
+        self.int_auth.octets(self.auth_id.unwrap_or_default())
+    }
+
+    /// Derives the keys that a PPK makes; they are used when `ppk` is set.
+    pub(super) fn mix(&mut self, ppk: &Secret) {
+        let empty = || Secret::new(Vec::new());
+        let mut keys = IkeKeys {
+            sk_d: self.keys.sk_d.clone(),
+            sk_ai: empty(),
+            sk_ar: empty(),
+            sk_ei: empty(),
+            sk_er: empty(),
+            sk_pi: self.keys.sk_pi.clone(),
+            sk_pr: self.keys.sk_pr.clone(),
+        };
+        keys.mix_ppk(self.suite.prf, ppk);
+        self.mixed = Some(DeriveKeys { sk_d: keys.sk_d, sk_pi: keys.sk_pi, sk_pr: keys.sk_pr });
+    }
+
+    /// What this host has to prove in a round.
+    pub(super) fn sign_request(
+        &self,
+        connection: &Arc<Connection>,
+        round: usize,
+        ids: (Option<Identity>, Option<Identity>),
+        peer_authorities: &[[u8; 20]],
+        eap_msk: Option<Secret>,
+        ppk: bool,
+    ) -> SignRequest {
+        SignRequest {
+            connection: connection.clone(),
+            round,
+            version: 2,
+            local_id: ids.0,
+            remote_id: ids.1,
+            path: self.path,
+            prf: self.suite.prf,
+            message_and_nonce: self.message_and_nonce(self.role),
+            sk_p: self.sk_p(self.role, ppk).clone(),
+            int_auth: self.int_auth(),
+            peer_hashes: self.peer_hashes.clone(),
+            peer_authorities: peer_authorities.to_vec(),
+            eap_msk,
+        }
+    }
+
+    /// What the peer claims in a round.
+    pub(super) fn verify_request(
+        &self,
+        candidates: Vec<Arc<Connection>>,
+        round: usize,
+        claim: Claim<'_>,
+        ppk: bool,
+    ) -> VerifyRequest {
+        let hash = self.suite.prf.compute(self.sk_p(self.other(), ppk), &[claim.id_body]);
+        let octets = [&self.message_and_nonce(self.other())[..], &hash, &self.int_auth()].concat();
+        VerifyRequest {
+            candidates,
+            round,
+            version: 2,
+            remote_id: claim.remote_id.clone(),
+            local_id: claim.local_id,
+            path: self.path,
+            prf: self.suite.prf,
+            octets,
+            method: claim.method,
+            auth: claim.auth,
+            certs: claim.certs,
+            eap_msk: claim.eap_msk,
+        }
+    }
+
+    /// Keys of messages for this role.
+    pub(super) fn sk_keys(role: Role, keys: &IkeKeys, suite: &IkeSuite) -> Result<SkKeys, String> {
+        let (of_initiator, of_responder) = keys.message_keys(suite).map_err(|error| error.to_string())?;
+        Ok(match role {
+            Role::Initiator => SkKeys { seal: of_initiator, open: of_responder },
+            Role::Responder => SkKeys { seal: of_responder, open: of_initiator },
+        })
+    }
+
+    /// Both ends are authenticated. Tells of it; the lifetimes begin.
+    pub(super) fn establish(self, ctx: &mut Context<'_>, ends: Ends) -> Box<Established> {
+        let Ends { connection, local_id, remote_id, eap_name, virtual_local, virtual_remote } = ends;
+        let plain = DeriveKeys { sk_d: self.keys.sk_d, sk_pi: self.keys.sk_pi, sk_pr: self.keys.sk_pr };
+        let keys = self.mixed.filter(|_| self.ppk).unwrap_or(plain);
+        let mut sa = Box::new(Established {
+            id: self.id,
+            connection,
+            role: self.role,
+            spis: self.spis,
+            path: self.path,
+            suite: self.suite,
+            keys,
+            exchanges: self.exchanges,
+            local_id,
+            remote_id,
+            eap_name,
+            peer: self.peer,
+            virtual_local,
+            virtual_remote,
+            children: Vec::new(),
+            tasks: Tasks::new(self.role),
+            established: ctx.now,
+            rekey_at: None,
+            reauth_at: None,
+            over_at: None,
+            heard: ctx.now,
+            keepalive_at: None,
+            nat: self.nat,
+            ppk: self.ppk,
+            ending: Ending::No,
+        });
+        ctx.count(counters::IKE_UP);
+        let Path { local, remote, encap } = sa.path;
+        let (us, them) = (&sa.local_id, &sa.remote_id);
+        let text = format!(
+            "IKE SA of '{}' is up: {local} [{us}] to {remote} [{them}]{}{}",
+            sa.connection.name,
+            if encap { ", ESP in UDP" } else { "" },
+            if sa.ppk { ", with a PPK" } else { "" },
+        );
+        ctx.log(Level::Info, Subsystem::Ike, Some(sa.id), text);
+        ctx.event(Event::IkeUp(sa.id));
+        for address in &sa.virtual_local {
+            ctx.out.push_back(crate::output::Output::VirtualAddress(sa.id, address.clone(), true));
+        }
+        sa.begin(ctx);
+        sa
+    }
+}
+
+/// Who the ends are and what was given to them.
+pub(super) struct Ends {
+    pub(super) connection: Arc<Connection>,
+    pub(super) local_id: Identity,
+    pub(super) remote_id: Identity,
+    pub(super) eap_name: Option<String>,
+    pub(super) virtual_local: Vec<Virtual>,
+    pub(super) virtual_remote: Vec<(String, std::net::IpAddr)>,
+}

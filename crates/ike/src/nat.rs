@@ -1,0 +1,136 @@
+//! NAT detection (RFC 7296 §2.23).
+
+use std::net::{IpAddr, SocketAddr};
+
+use crypto::ike::Hash;
+use wire::ike::{Chain, NotifyType, ProtocolId};
+
+use crate::output::Path;
+
+/// The port on which IKE and ESP in UDP share a NAT mapping (RFC 3948).
+pub(crate) const NAT_PORT: u16 = 4500;
+/// The port of IKE.
+pub(crate) const IKE_PORT: u16 = 500;
+
+/// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). SHA-1 is what the RFC says;
+/// nothing is secret here.
+pub(crate) fn hash(spis: ([u8; 8], [u8; 8]), addr: SocketAddr) -> [u8; 20] {
+    let port = addr.port().to_be_bytes();
+    let digest = match addr.ip() {
+        IpAddr::V4(ip) => Hash::Sha1.digest(&[&spis.0, &spis.1, &ip.octets(), &port]),
+        IpAddr::V6(ip) => Hash::Sha1.digest(&[&spis.0, &spis.1, &ip.octets(), &port]),
+    };
+    let mut data = [0; 20];
+    data.copy_from_slice(&digest[..20]);
+    data
+}
+
+/// Writes both notifies. With `fake` the source matches nothing, so that the peer sees a NAT here and
+/// both put ESP in UDP.
+pub(crate) fn emit(chain: &mut Chain<'_>, spis: ([u8; 8], [u8; 8]), path: &Path, fake: bool) {
+    let mut source = hash(spis, path.local);
+    if fake {
+        source = hash((source[..8].try_into().unwrap_or_default(), spis.1), path.local);
+    }
+    chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_SOURCE_IP, &source);
+    chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_DESTINATION_IP, &hash(spis, path.remote));
+}
+
+/// What a peer's notifies say. It may have several sources, one per address that it could be seen under.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Detection {
+    sources: u32,
+    source_fits: bool,
+    destinations: u32,
+    destination_fits: bool,
+}
+
+impl Detection {
+    /// Takes a notify of the peer in.
+    pub(crate) fn take(&mut self, kind: NotifyType, data: &[u8], spis: ([u8; 8], [u8; 8]), path: &Path) {
+        match kind {
+            NotifyType::NAT_DETECTION_SOURCE_IP => {
+                self.sources += 1;
+                self.source_fits |= data == hash(spis, path.remote);
+            }
+            NotifyType::NAT_DETECTION_DESTINATION_IP => {
+                self.destinations += 1;
+                self.destination_fits |= data == hash(spis, path.local);
+            }
+            _ => (),
+        }
+    }
+
+    /// The peer knows NAT traversal.
+    pub(crate) fn supported(&self) -> bool {
+        self.sources > 0 && self.destinations > 0
+    }
+
+    /// This host is behind a NAT; the peer is.
+    pub(crate) fn nat(&self) -> (bool, bool) {
+        let supported = self.supported();
+        (supported && !self.destination_fits, supported && !self.source_fits)
+    }
+}
+
+/// The path that an initiator changes to when there is a NAT or may be one later: standard ports become
+/// 4500, others were chosen by somebody and stay.
+pub(crate) fn float(path: &mut Path) {
+    for addr in [&mut path.local, &mut path.remote] {
+        if addr.port() == IKE_PORT {
+            addr.set_port(NAT_PORT);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::ike::{Notify, PayloadType, Payloads};
+
+    use super::*;
+
+    const SPIS: ([u8; 8], [u8; 8]) = ([1; 8], [2; 8]);
+
+    fn path(local: &str, remote: &str) -> Path {
+        Path { local: local.parse().unwrap(), remote: remote.parse().unwrap(), encap: false }
+    }
+
+    /// What the end `seen` finds out from the notifies of the end `sent`.
+    fn detect(sent: Path, fake: bool, seen: Path) -> (bool, bool) {
+        let mut bytes = Vec::new();
+        let mut chain = Chain::new(&mut bytes);
+        emit(&mut chain, SPIS, &sent, fake);
+        let first = chain.first();
+        let mut detection = Detection::default();
+        for payload in Payloads::new(first, &bytes) {
+            let payload = payload.unwrap();
+            assert_eq!(payload.kind, PayloadType::NOTIFY);
+            let notify = Notify::parse(payload.body).unwrap();
+            detection.take(notify.kind, notify.data, SPIS, &seen);
+        }
+        assert!(detection.supported());
+        detection.nat()
+    }
+
+    #[test]
+    fn a_changed_address_or_port_is_a_nat() {
+        let (a, b) = ("10.0.0.1:500", "192.0.2.1:500");
+        assert_eq!(detect(path(a, b), false, path(b, a)), (false, false));
+        assert_eq!(detect(path(a, b), false, path(b, "192.0.2.9:500")), (false, true));
+        assert_eq!(detect(path(a, b), false, path(b, "10.0.0.1:1024")), (false, true));
+        assert_eq!(detect(path(a, b), false, path("172.16.0.1:500", a)), (true, false));
+        assert_eq!(detect(path(a, b), true, path(b, a)), (false, true));
+        assert_eq!(
+            detect(path("[fd00::1]:500", "[fd00::2]:500"), false, path("[fd00::2]:500", "[fd00::1]:500")),
+            (false, false)
+        );
+        assert_eq!(Detection::default().nat(), (false, false));
+    }
+
+    #[test]
+    fn chosen_ports_do_not_float() {
+        let mut path = path("10.0.0.1:500", "10.0.0.2:5500");
+        float(&mut path);
+        assert_eq!((path.local.port(), path.remote.port()), (4500, 5500));
+    }
+}
