@@ -67,12 +67,12 @@ fn protocols(a: Option<IpProto>, b: Option<IpProto>) -> Option<Option<IpProto>> 
     }
 }
 
-/// OPAQUE packets are in ANY and in OPAQUE alone.
+/// OPAQUE packets are in ANY and in OPAQUE alone; as OPAQUE ends before it starts, it has nothing in common with
+/// a range.
 fn ports(a: PortRange, b: PortRange) -> Option<PortRange> {
     match (a, b) {
         (PortRange::ANY, other) | (other, PortRange::ANY) => Some(other),
         (PortRange::OPAQUE, PortRange::OPAQUE) => Some(PortRange::OPAQUE),
-        (PortRange::OPAQUE, _) | (_, PortRange::OPAQUE) => None,
         (a, b) => {
             let (start, end) = (a.start.max(b.start), a.end.min(b.end));
             (start <= end).then_some(PortRange { start, end })

@@ -369,6 +369,9 @@ mod tests {
         assert!(!same(&good, &wrap(SEQUENCE, &twice)));
         let both = [&good[4..], &good[4..]].concat();
         assert!(!same(&wrap(SEQUENCE, &wrap(SET, &both)), &wrap(SEQUENCE, &twice)));
+        // An attribute more or less in a set.
+        let more = wrap(SEQUENCE, &wrap(SET, &both));
+        assert!(same(&more, &more) && !same(&good, &more) && !same(&more, &good));
         // A wildcard of the peer is a text like any other.
         assert!(!same(&good, &cn(UTF8_STRING, b"*")));
         assert_eq!(matches(&good, &cn(UTF8_STRING, b"*"), true), None);
