@@ -248,12 +248,7 @@ impl Established {
     }
 
     /// Takes the response to the request that is out.
-    pub(crate) fn handle_response(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        response: &Plain,
-    ) {
+    pub(crate) fn handle_response(&mut self, ctx: &mut Context<'_>, from: (SocketAddr, SocketAddr), response: &Plain) {
         self.heard = ctx.now;
         self.follow_nat(ctx, from);
         self.path_works(ctx);
@@ -429,6 +424,13 @@ fn nonce(ctx: &mut Context<'_>) -> Vec<u8> {
     nonce
 }
 
+/// Whether an exchange with these nonces loses against one whose lowest nonce is `rival`: of two exchanges
+/// that made the same twice, the one with the lowest of the four nonces (RFC 7296 §2.8.1).
+fn loses(nonces: (&[u8], &[u8]), rival: &[u8]) -> bool {
+    // Octet by octet, and the beginning of another nonce is lower than that: the order of slices.
+    nonces.0.min(nonces.1) < rival
+}
+
 /// The earlier of two times that may be missing.
 fn earlier(a: Option<Instant>, b: Option<Instant>) -> Option<Instant> {
     match (a, b) {
@@ -442,4 +444,3 @@ fn rekey_notify<'a>(parts: &Parts<'a>) -> Option<(ProtocolId, &'a [u8])> {
     let notify = parts.notifies.iter().find(|notify| notify.kind == NotifyType::REKEY_SA)?;
     Some((notify.protocol, notify.spi))
 }
-

@@ -103,20 +103,38 @@ mod tests {
 
     #[test]
     fn what_may_occur_once_may_not_occur_twice() {
-        let twice = read(|chain| drop(chain.nonce(&[1; 32]).nonce(&[2; 32]).first()));
+        let twice = read(|chain| {
+            chain.nonce(&[1; 32]).nonce(&[2; 32]);
+        });
         assert_eq!(twice, Err((NotifyType::INVALID_SYNTAX, vec![])));
-        assert_eq!(read(|chain| drop(chain.nonce(&[1; 15]).first())), Err((NotifyType::INVALID_SYNTAX, vec![])));
+        assert_eq!(
+            read(|chain| {
+                chain.nonce(&[1; 15]);
+            }),
+            Err((NotifyType::INVALID_SYNTAX, vec![]))
+        );
         let notify = |chain: &mut Chain<'_>| {
-            (0..3).for_each(|kind| drop(chain.notify(ProtocolId::NONE, &[], NotifyType(kind), &[]).first()));
+            (0..3).for_each(|kind| {
+                chain.notify(ProtocolId::NONE, &[], NotifyType(kind), &[]);
+            });
         };
         assert_eq!(read(notify), Ok(3));
     }
 
     #[test]
     fn an_unknown_critical_payload_is_named() {
-        let critical = |kind| read(|chain| drop(chain.critical_payload(PayloadType(kind), |_| ()).first()));
+        let critical = |kind| {
+            read(|chain| {
+                chain.critical_payload(PayloadType(kind), |_| ());
+            })
+        };
         assert_eq!(critical(200), Err((NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD, vec![200])));
         assert_eq!(critical(43), Ok(0));
-        assert_eq!(read(|chain| drop(chain.raw(PayloadType(200), &[1]).first())), Ok(0));
+        assert_eq!(
+            read(|chain| {
+                chain.raw(PayloadType(200), &[1]);
+            }),
+            Ok(0)
+        );
     }
 }

@@ -10,7 +10,7 @@ use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
 use super::followup::{self, FollowUp, Purpose};
-use super::{ATTEMPTS_MAX, Active, RETRY, Task, counters, done, jitter, nonce, rekey_notify};
+use super::{ATTEMPTS_MAX, Active, RETRY, Task, counters, done, jitter, loses, nonce, rekey_notify};
 use crate::child::{
     Agreement, CHILDREN_MAX, Child, ChildFault, ChildState, Nonces, Offer, Parts, Refused, answer, protocol_id, syntax,
 };
@@ -229,8 +229,7 @@ impl Established {
 
     fn install_created(&mut self, ctx: &mut Context<'_>, create: Box<Create>, agreement: Agreement, keys: &FollowUp) {
         let nonces = Nonces { i: &create.nonce, r: &keys.nonce_r };
-        let ours = create.nonce.as_slice().min(&keys.nonce_r);
-        let won = create.rival.as_ref().is_none_or(|rival| ours > rival.as_slice());
+        let won = create.rival.as_ref().is_none_or(|rival| !loses((nonces.i, nonces.r), rival));
         let (new, command) = (agreement.id, create.command());
         let mut child = agreement.install(ctx, &self.parent(), nonces, &keys.secrets, won);
         child.replaces = None;

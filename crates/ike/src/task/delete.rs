@@ -18,7 +18,7 @@ use crate::child::{Child, ChildState, Parts, protocol_id};
 use crate::config::Action;
 use crate::context::Context;
 use crate::output::{ChildId, Event, Level, Output, Subsystem};
-use crate::sa::{ChildRequest, Ending, Established};
+use crate::sa::{ChildRequest, Established};
 
 impl Established {
     /// Ends a Child SA. False when there is none of that name.

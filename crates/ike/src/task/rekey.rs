@@ -12,7 +12,7 @@ use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
 use super::create::{finish_ke, wanted_ke};
 use super::followup::{self, FollowUp, Purpose};
-use super::{Active, RETRY, Task, Tasks, counters, done, jitter, nonce};
+use super::{Active, RETRY, Task, Tasks, counters, done, jitter, loses, nonce};
 use crate::child::{Parts, Refused};
 use crate::config::AuthMethod;
 use crate::context::Context;
@@ -152,9 +152,8 @@ impl Established {
             Ok(new) => new,
             Err(reason) => return self.rekey_ike_failed(ctx, rekeying, &reason),
         };
-        let ours = nonces.0.min(nonces.1);
         match self.tasks.rival.take() {
-            Some(rival) if ours < rival.lowest.as_slice() => {
+            Some(rival) if loses(nonces, &rival.lowest) => {
                 ctx.count(counters::IKE_COLLISION);
                 new.ending = Ending::Replaced;
                 new.queue(ctx, Task::DeleteIke(None));

@@ -114,7 +114,7 @@ fn explore(make: impl Fn() -> Pair, start: (Step, Step), losses: usize, check: i
 }
 
 /// Seeds by which either side has the lowest nonce.
-const SEEDS: std::ops::Range<u64> = 0..4;
+const SEEDS: std::ops::Range<u64> = 0..2;
 
 fn every_order(make: fn() -> Connection, start: (Step, Step), children: usize) {
     for seed in SEEDS {
@@ -136,20 +136,25 @@ fn every_order_of_an_end(make: fn() -> Connection, start: (Step, Step), check: i
 }
 
 #[test]
+fn the_lowest_of_four_nonces_loses() {
+    assert!(super::loses((&[1, 9], &[7, 0]), &[1, 10]));
+    assert!(super::loses((&[7, 0], &[1, 9]), &[1, 10]));
+    assert!(!super::loses((&[7, 0], &[2]), &[1, 255]));
+    assert!(super::loses((&[1, 2], &[9]), &[1, 2, 0]), "the end of a nonce is lower than its continuation");
+}
+
+#[test]
 fn both_rekey_the_same_child() {
     every_order(one_child, (rekey_child, rekey_child), 1);
-    let (mut won, mut collided) = ([0; 2], 0);
     for seed in 0..8 {
         let mut pair = Pair::new(seed, one_child());
         pair.act(A, rekey_child);
         pair.act(B, rekey_child);
         pair.run(REST);
-        collided += [A, B].iter().filter(|host| pair.hosts[**host].count(counters::CHILD_COLLISION) == 1).count();
-        // The survivor's initiator chose the key order; here it is enough that each side wins now and then.
-        won[usize::from(pair.hosts[A].used()[0].0 % 2 == 0)] += 1;
+        for host in &pair.hosts {
+            assert_eq!(host.count(counters::CHILD_COLLISION), 1, "both notice when the requests cross");
+        }
     }
-    assert_eq!(collided, 16, "both notice when the requests cross");
-    assert_eq!(won.iter().sum::<i32>(), 8);
 }
 
 #[test]
@@ -225,7 +230,7 @@ fn the_ike_sa_is_deleted_while_the_peer_does_something() {
 
 #[test]
 fn both_create_and_rekey_under_loss_duplicates_and_reordering() {
-    for seed in 0..120 {
+    for seed in 0..60 {
         let mut below = chance(seed);
         // So many tries that no peer seems dead.
         let retransmit = Retransmit { timeout: Duration::from_secs(1), base: 1.0, tries: 60 };

@@ -1,3 +1,4 @@
+#![allow(clippy::disallowed_methods)] // a test begins at some time
 //! Two hosts with an authenticated IKE SA between them, made without a handshake, and the wire between.
 
 use std::collections::{BTreeMap, VecDeque};
@@ -75,7 +76,7 @@ pub(super) struct Host {
     pools: Pools,
     rng: ChaCha8Rng,
     connections: Vec<Arc<Connection>>,
-    pub(super) sas: Vec<Box<Established>>,
+    pub(super) sas: Vec<Established>,
     pub(super) plane: BTreeMap<ChildId, Installed>,
     pub(super) events: Vec<Event>,
     pub(super) initiations: Vec<Initiation>,
@@ -237,7 +238,7 @@ impl Host {
     }
 
     /// One step on every IKE SA, and what follows of it.
-    fn step(&mut self, now: Instant, run: impl FnOnce(&mut Context<'_>, &mut Vec<Box<Established>>)) {
+    fn step(&mut self, now: Instant, run: impl FnOnce(&mut Context<'_>, &mut Vec<Established>)) {
         let mut born = Vec::new();
         let mut ctx = Context {
             now,
@@ -259,7 +260,7 @@ impl Host {
             }
             for birth in std::mem::take(ctx.born) {
                 match birth {
-                    Birth::Rekeyed(sa) => self.sas.push(sa),
+                    Birth::Rekeyed(sa) => self.sas.push(*sa),
                     Birth::Initiate(initiation) => self.initiations.push(initiation),
                 }
             }
@@ -310,17 +311,7 @@ impl Host {
                 Output::Move(..) => self.moves += 1,
                 Output::Keepalive(_) => self.keepalives += 1,
                 Output::Trap(_, child, on) => self.traps.push(format!("{} {on}", child.name)),
-                Output::Event(event) => {
-                    if std::env::var("T").is_ok() {
-                        eprintln!(
-                            "{:?} {:?} {:?}",
-                            now,
-                            self.connections[0].children[0].local_ts[0].addrs.unwrap().start,
-                            event
-                        );
-                    }
-                    self.events.push(event)
-                }
+                Output::Event(event) => self.events.push(event),
                 _ => (),
             }
         }
@@ -330,7 +321,7 @@ impl Host {
 
     /// The IKE SA that goes on.
     pub(super) fn live(&self) -> Option<&Established> {
-        self.sas.iter().map(|sa| &**sa).find(|sa| sa.ending == Ending::No)
+        self.sas.iter().find(|sa| sa.ending == Ending::No)
     }
 
     /// Inbound SPIs of Child SAs through which packets go out, in order.
@@ -387,7 +378,7 @@ impl Pair {
             data: if host == A { b"a.example".to_vec() } else { b"b.example".to_vec() },
         };
         let keys = SkKeys { seal, open };
-        let mut sa = Box::new(Established {
+        let mut sa = Established {
             id: IkeId(1),
             connection: connection.clone(),
             role,
@@ -424,7 +415,7 @@ impl Pair {
             nat: (false, false),
             ppk: false,
             ending: Ending::No,
-        });
+        };
         for (number, config) in connection.children.iter().enumerate() {
             sa.children.push(first_child(host, config, index, number as u32, now));
         }
@@ -443,7 +434,7 @@ impl Pair {
         });
     }
 
-    fn step(&mut self, host: usize, run: impl FnOnce(&mut Context<'_>, &mut Vec<Box<Established>>)) {
+    fn step(&mut self, host: usize, run: impl FnOnce(&mut Context<'_>, &mut Vec<Established>)) {
         self.hosts[host].step(self.now, run);
         for (from, at, bytes) in self.hosts[host].drain(self.now) {
             assert!(Header::parse(&bytes).is_ok(), "what goes out parses");
@@ -480,7 +471,7 @@ impl Pair {
 
     /// The next time at which a host has something to do.
     pub(super) fn next_deadline(&self) -> Option<Instant> {
-        let of = |sa: &Box<Established>| [sa.deadline(), sa.exchanges.deadline()].into_iter().flatten().min();
+        let of = |sa: &Established| [sa.deadline(), sa.exchanges.deadline()].into_iter().flatten().min();
         self.hosts.iter().flat_map(|host| &host.sas).filter_map(of).min()
     }
 

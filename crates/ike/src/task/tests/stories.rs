@@ -579,7 +579,9 @@ fn informational_requests_are_answered_as_the_rfcs_say() {
     let mut pair = Pair::new(3, one_child());
     let informational = ExchangeType::INFORMATIONAL;
     assert!(ask(&mut pair, informational, |_| ()).bytes.is_empty());
-    let unknown = |chain: &mut Chain<'_>| drop(chain.notify(ProtocolId::NONE, &[], NotifyType(45000), &[1]).first());
+    let unknown = |chain: &mut Chain<'_>| {
+        chain.notify(ProtocolId::NONE, &[], NotifyType(45000), &[1]);
+    };
     assert!(ask(&mut pair, informational, unknown).bytes.is_empty());
     let cookie = ask(&mut pair, informational, |chain| {
         chain.notify(ProtocolId::NONE, &[], NotifyType::COOKIE2, &[9; 16]);
@@ -601,6 +603,14 @@ fn informational_requests_are_answered_as_the_rfcs_say() {
     let parts = Parts::read(Payloads::new(deleted.first, &deleted.bytes)).expect("answers parse");
     assert_eq!(parts.deletes[0].spis().map(<[u8]>::to_vec).collect::<Vec<_>>(), [0x2000u32.to_be_bytes()]);
     assert!(pair.hosts[B].live().is_some());
+
+    let mut pair = Pair::new(3, one_child());
+    pair.strict = false;
+    pair.act(B, delete_child);
+    let crossed = ask(&mut pair, informational, |chain| {
+        chain.delete(ProtocolId::ESP, &[&spi]);
+    });
+    assert!(crossed.bytes.is_empty(), "both delete it: neither answer names it");
     assert_eq!(notifies(&ask(&mut pair, ExchangeType::CREATE_CHILD_SA, |_| ())), [NotifyType::INVALID_SYNTAX]);
     assert!(pair.hosts[B].live().is_none(), "fatal for both");
 }
@@ -742,7 +752,7 @@ proptest! {
             pair.act(B, |ctx, sa| if !sa.children.is_empty() { started[step](ctx, sa) });
             pair.wire.clear();
             let write = |chain: &mut Chain<'_>| {
-                payloads.iter().for_each(|(kind, body)| drop(chain.raw(PayloadType(*kind), body).first()));
+                payloads.iter().for_each(|(kind, body)| { chain.raw(PayloadType(*kind), body); });
             };
             if response {
                 let Inner { first, bytes } = Inner::new(write);
