@@ -91,9 +91,10 @@ class Host:
 
 
 class Network:
-    """Two hosts and what lies between them. `behind_nat` names the one whose addresses are translated."""
+    """Two hosts and what lies between them."""
 
-    def __init__(self, scenario, topology):
+    def __init__(self, scenario, topology, outer=None):
+        self.outer = outer or OUTER
         self.hosts = {name: Host(scenario, name) for name in OUTER}
         self.device = "wire"
         weir, peer = self.hosts["weir"], self.hosts["peer"]
@@ -101,18 +102,18 @@ class Network:
         if topology == "uml":
             self.device = "tap0"
             weir.sh("ip tuntap add tap0 mode tap; ip link set tap0 up")
-            self.address(weir, "tap0", OUTER["weir"], OUTER6["weir"])
+            self.address(weir, "tap0", self.outer["weir"], OUTER6["weir"])
         elif behind_nat:
             self.nat(scenario, behind_nat)
         else:
             sh(f"ip link add wire netns {weir.namespace} type veth peer name wire netns {peer.namespace}")
             for host in self.hosts.values():
-                self.address(host, "wire", OUTER[host.name], None if topology == "ipv4" else OUTER6[host.name])
+                self.address(host, "wire", self.outer[host.name], None if topology == "ipv4" else OUTER6[host.name])
         for host in self.hosts.values():
             host.sh(f"ip addr add {INNER[host.name]}/32 dev lo; ip addr add {INNER6[host.name]}/128 dev lo nodad")
         if not behind_nat:
             # What Weir protects would have another way: out on the wire, in the clear.
-            weir.sh(f"ip route add default via {OUTER['peer']}")
+            weir.sh(f"ip route add default via {self.outer['peer']}")
             if topology != "ipv4":
                 weir.sh(f"ip -6 route add default via {OUTER6['peer']}")
         # Where addresses are translated, what leaves the router counts.
