@@ -1,1 +1,451 @@
+#![allow(clippy::disallowed_methods)] // simulated time begins at some time
+//! Endpoints in memory, a wire between them and simulated time: for tests here and simulations elsewhere.
+//!
+//! A [`Net`] is made of [`Host`]s; [`Net::run`] delivers datagrams, answers questions from each host's
+//! [`Credentials`] and lets time pass until nothing is due. What the wire does to a datagram is decided
+//! by [`Net::wire`]: loss, delay, duplication, translation of addresses. Everything random comes from
+//! one seed, so that a run repeats exactly.
 
+mod answers;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::SeedableRng;
+use wire::{AddrRange, PortRange};
+
+pub use self::answers::{Credentials, EapFake};
+use crate::config::*;
+use crate::identity::{IdPattern, Identity};
+use crate::output::{Answer, ChildId, ChildSa, Event, IkeId, Level, Output, Question, Ticket, Transmit, Virtual};
+use crate::proposal::{ChildProposal, ChildProtocol, IkeProposal};
+use crate::{Endpoint, Settings};
+
+/// What becomes of a datagram.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Fate {
+    /// It arrives after this time.
+    After(Duration),
+    /// It arrives twice, after these times.
+    Twice(Duration, Duration),
+    /// It is lost.
+    Lost,
+}
+
+/// A Child SA as the data plane has it.
+pub struct Installed {
+    /// As it was told.
+    pub sa: Box<ChildSa>,
+    /// Its outbound half is in use.
+    pub outbound: bool,
+    /// Since when it is over; its inbound half receives on for a while.
+    pub removed: Option<Instant>,
+}
+
+/// One host.
+pub struct Host {
+    /// The endpoint.
+    pub endpoint: Endpoint<ChaCha8Rng>,
+    /// Who it is and whom it trusts.
+    pub credentials: Credentials,
+    /// Addresses at which it receives, the first is the usual one.
+    pub addrs: Vec<IpAddr>,
+    /// Everything that happened.
+    pub events: Vec<Event>,
+    /// The data plane.
+    pub plane: BTreeMap<ChildId, Installed>,
+    /// Virtual addresses that it has.
+    pub virtuals: Vec<(IkeId, Virtual)>,
+    /// Trap policies, by connection and child.
+    pub traps: BTreeSet<(String, String)>,
+    /// Keepalives sent.
+    pub keepalives: usize,
+    /// Questions that wait because `hold` is set.
+    pub held: Vec<(Ticket, Question)>,
+    /// Leave questions unanswered in `held`.
+    pub hold: bool,
+    /// Datagrams sent and their bytes.
+    pub sent: (usize, usize),
+}
+
+/// A datagram on its way.
+#[derive(Clone)]
+struct Flying {
+    at: Instant,
+    order: u64,
+    datagram: Transmit,
+}
+
+/// Decides about each datagram and may change it.
+pub type Wire = Box<dyn FnMut(&mut Transmit) -> Fate>;
+
+/// Hosts and the wire between them.
+pub struct Net {
+    /// Simulated time.
+    pub now: Instant,
+    /// The hosts.
+    pub hosts: Vec<Host>,
+    /// What the wire does; at first it delivers everything after 5 ms.
+    pub wire: Wire,
+    flying: Vec<Flying>,
+    order: u64,
+}
+
+impl Net {
+    /// `count` hosts with the addresses 10.0.0.1, 10.0.0.2, … .
+    pub fn new(seed: u64, count: u8) -> Self {
+        Self::with_settings(seed, count, &Settings::default())
+    }
+
+    /// Likewise with other limits.
+    pub fn with_settings(seed: u64, count: u8, settings: &Settings) -> Self {
+        let now = Instant::now();
+        let host = |number: u8| {
+            let rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(251).wrapping_add(number.into()));
+            let mut host = Host {
+                endpoint: Endpoint::new(settings.clone(), rng),
+                credentials: Credentials::default(),
+                addrs: vec![addr(number)],
+                events: Vec::new(),
+                plane: BTreeMap::new(),
+                virtuals: Vec::new(),
+                traps: BTreeSet::new(),
+                keepalives: 0,
+                held: Vec::new(),
+                hold: false,
+                sent: (0, 0),
+            };
+            host.endpoint.local_addresses(now, &host.addrs);
+            host
+        };
+        let wire = Box::new(|_: &mut Transmit| Fate::After(Duration::from_millis(5)));
+        Self { now, hosts: (1..=count).map(host).collect(), wire, flying: Vec::new(), order: 0 }
+    }
+
+    /// Loads connections into a host.
+    pub fn load(&mut self, host: usize, connections: Vec<Connection>) {
+        let connections = connections.into_iter().map(Arc::new).collect();
+        self.hosts[host].endpoint.load(self.now, connections);
+        self.pump();
+    }
+
+    /// Puts a datagram on the wire as it is.
+    pub fn inject(&mut self, datagram: Transmit) {
+        self.order += 1;
+        self.flying.push(Flying { at: self.now, order: self.order, datagram });
+    }
+
+    /// Does everything that hosts want to have done now.
+    pub fn pump(&mut self) {
+        for at in 0..self.hosts.len() {
+            while let Some(output) = self.hosts[at].endpoint.poll() {
+                if let Some(transmit) = self.hosts[at].take(self.now, output) {
+                    self.send(transmit);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, mut datagram: Transmit) {
+        let fate = (self.wire)(&mut datagram);
+        let delays = match fate {
+            Fate::After(delay) => vec![delay],
+            Fate::Twice(first, second) => vec![first, second],
+            Fate::Lost => Vec::new(),
+        };
+        for delay in delays {
+            self.order += 1;
+            self.flying.push(Flying { at: self.now + delay, order: self.order, datagram: datagram.clone() });
+        }
+    }
+
+    /// When something is due next.
+    pub fn next_due(&self) -> Option<Instant> {
+        let timers = self.hosts.iter().filter_map(|host| host.endpoint.deadline());
+        self.flying.iter().map(|flying| flying.at).chain(timers).min()
+    }
+
+    /// Lets time pass, at most `limit`; stops early only when nothing is due any more.
+    pub fn run(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        self.pump();
+        while let Some(due) = self.next_due().filter(|due| *due <= end) {
+            self.now = self.now.max(due);
+            self.deliver();
+            for host in &mut self.hosts {
+                if host.endpoint.deadline().is_some_and(|at| at <= self.now) {
+                    host.endpoint.handle_timeout(self.now);
+                }
+            }
+            self.pump();
+        }
+        self.now = end;
+    }
+
+    /// Delivers what has arrived by now, in the order of arrival.
+    fn deliver(&mut self) {
+        while let Some(next) = self.earliest() {
+            let Flying { datagram, .. } = self.flying.swap_remove(next);
+            let Some(host) = self.hosts.iter_mut().find(|host| host.addrs.contains(&datagram.remote.ip())) else {
+                continue;
+            };
+            host.endpoint.handle_datagram(self.now, datagram.remote, datagram.local, &datagram.datagram);
+            self.pump();
+        }
+    }
+
+    fn earliest(&self) -> Option<usize> {
+        let arrived = self.flying.iter().enumerate().filter(|(_, flying)| flying.at <= self.now);
+        arrived.min_by_key(|(_, flying)| (flying.at, flying.order)).map(|(at, _)| at)
+    }
+
+    /// Answers the questions that `hold` kept back.
+    pub fn release(&mut self, host: usize) {
+        let host = &mut self.hosts[host];
+        for (ticket, question) in std::mem::take(&mut host.held) {
+            let answer = host.credentials.answer(&question);
+            host.endpoint.answer(self.now, ticket, answer);
+        }
+        self.pump();
+    }
+}
+
+impl Host {
+    /// Does one thing; gives what goes onto the wire.
+    fn take(&mut self, now: Instant, output: Output) -> Option<Transmit> {
+        match output {
+            Output::Transmit(mut transmit) => {
+                if transmit.local.ip().is_unspecified() {
+                    let family = |addr: &&IpAddr| addr.is_ipv4() == transmit.remote.is_ipv4();
+                    transmit.local.set_ip(*self.addrs.iter().find(family)?);
+                }
+                self.sent.0 += 1;
+                self.sent.1 += transmit.datagram.len();
+                return Some(transmit);
+            }
+            Output::Ask(ticket, question) if self.hold => self.held.push((ticket, question)),
+            Output::Ask(ticket, question) => {
+                let answer = self.credentials.answer(&question);
+                self.endpoint.answer(now, ticket, answer);
+            }
+            Output::Forget(ticket) => self.held.retain(|(held, _)| *held != ticket),
+            Output::Install(sa) => {
+                let outbound = sa.outbound_now;
+                if let Some(old) = sa.replaces.filter(|_| outbound).and_then(|old| self.plane.get_mut(&old)) {
+                    old.outbound = false;
+                }
+                self.plane.insert(sa.id, Installed { sa, outbound, removed: None });
+            }
+            Output::UseOutbound(id) => {
+                let Some(new) = self.plane.get_mut(&id) else { return None };
+                new.outbound = true;
+                let old = new.sa.replaces;
+                if let Some(old) = old.and_then(|old| self.plane.get_mut(&old)) {
+                    old.outbound = false;
+                }
+            }
+            Output::Remove(id, _) => {
+                if let Some(child) = self.plane.get_mut(&id) {
+                    (child.outbound, child.removed) = (false, Some(now));
+                }
+            }
+            Output::Move(id, path) => {
+                if let Some(child) = self.plane.get_mut(&id) {
+                    child.sa.path = path;
+                }
+            }
+            Output::VirtualAddress(ike, address, true) => self.virtuals.push((ike, address)),
+            Output::VirtualAddress(ike, address, false) => self.virtuals.retain(|have| *have != (ike, address.clone())),
+            Output::Trap(connection, child, true) => {
+                self.traps.insert((connection.name.clone(), child.name.clone()));
+            }
+            Output::Trap(connection, child, false) => {
+                self.traps.remove(&(connection.name.clone(), child.name.clone()));
+            }
+            Output::Keepalive(_) => self.keepalives += 1,
+            Output::Event(event) => self.events.push(event),
+        }
+        None
+    }
+
+    /// Authenticated IKE SAs.
+    pub fn up(&self) -> Vec<IkeId> {
+        self.endpoint.ike_sas().filter(|sa| sa.established.is_some()).map(|sa| sa.id).collect()
+    }
+
+    /// Child SAs that are not over.
+    pub fn live(&self) -> impl Iterator<Item = &Installed> {
+        self.plane.values().filter(|child| child.removed.is_none())
+    }
+
+    /// How often something was counted.
+    pub fn count(&self, what: &str) -> usize {
+        self.events.iter().filter(|event| matches!(event, Event::Count(counted) if *counted == what)).count()
+    }
+
+    /// Log lines down to a level, one per line.
+    pub fn log(&self, least: Level) -> String {
+        let mut lines = String::new();
+        for event in &self.events {
+            if let Event::Log { level, text, .. } = event
+                && *level <= least
+            {
+                lines.push_str(text);
+                lines.push('\n');
+            }
+        }
+        lines
+    }
+
+    /// How a command ended.
+    pub fn command(&self, number: u64) -> Option<&Result<(), String>> {
+        self.events.iter().find_map(|event| match event {
+            Event::CommandDone(command, result) if *command == number => Some(result),
+            _ => None,
+        })
+    }
+}
+
+/// Address of a host, counted from 1.
+pub fn addr(number: u8) -> IpAddr {
+    IpAddr::from([10, 0, 0, number])
+}
+
+/// An identity from words.
+///
+/// # Panics
+/// When it is none.
+pub fn id(text: &str) -> Identity {
+    Identity::parse(text).expect("an identity")
+}
+
+/// A range from words: an address or a network.
+///
+/// # Panics
+/// When it is none.
+pub fn range(text: &str) -> AddrRange {
+    let (addr, prefix) = text.split_once('/').map_or((text, None), |(addr, prefix)| (addr, Some(prefix)));
+    let addr: IpAddr = addr.parse().expect("an address");
+    let all = if addr.is_ipv4() { 32 } else { 128 };
+    let prefix = prefix.map_or(all, |prefix| prefix.parse().expect("a prefix length"));
+    AddrRange::from_cidr(addr, prefix).expect("a network")
+}
+
+/// One round of authentication.
+pub fn auth(method: AuthMethod, pattern: &str) -> Auth {
+    let pattern = if pattern == "%any" { IdPattern::Any } else { IdPattern::Like(id(pattern)) };
+    Auth {
+        method,
+        id: pattern,
+        eap_id: None,
+        xauth_id: None,
+        certs: Vec::new(),
+        cacerts: Vec::new(),
+        pubkeys: Vec::new(),
+        groups: Vec::new(),
+        cert_policy: Vec::new(),
+        revocation: Revocation::Relaxed,
+    }
+}
+
+/// Selectors from words; `dynamic` is the address itself.
+pub fn ts(text: &str) -> TsConfig {
+    let addrs = (text != "dynamic").then(|| range(text));
+    TsConfig { addrs, proto: None, ports: PortRange::ANY }
+}
+
+/// A Child SA between two networks.
+///
+/// # Panics
+/// When the built-in proposal does not parse: a bug.
+pub fn child(name: &str, local: &str, remote: &str) -> ChildConfig {
+    ChildConfig {
+        name: name.to_owned(),
+        proposals: vec![ChildProposal::parse(ChildProtocol::Esp, "aes128gcm16-x25519-none").expect("a proposal")],
+        local_ts: vec![ts(local)],
+        remote_ts: vec![ts(remote)],
+        mode: ChildMode::Tunnel,
+        time: Life::default(),
+        bytes: Life::default(),
+        packets: Life::default(),
+        dpd_action: Action::Clear,
+        start_action: StartAction::default(),
+        close_action: Action::Clear,
+        inactivity: Duration::ZERO,
+        priority: 0,
+        interface: None,
+        reqid: 0,
+        replay_window: 32,
+        per_cpu_sas: PerCpuSas::No,
+        tfc_padding: 0,
+        copy_df: true,
+        copy_ecn: true,
+        copy_dscp: false,
+        sha256_96: false,
+        eesp_max_sub_sa_id: None,
+        eesp_max_crypt_offset: None,
+        updown: None,
+    }
+}
+
+/// A connection from one host to another, with PSK and the identities `hostN.test`.
+///
+/// # Panics
+/// When the built-in proposal does not parse: a bug.
+pub fn connection(local: u8, remote: u8) -> Connection {
+    Connection {
+        name: format!("{local}-{remote}"),
+        version: Version::V2,
+        local_addrs: vec![range(&addr(local).to_string())],
+        remote_addrs: vec![range(&addr(remote).to_string())],
+        local_port: 500,
+        remote_port: 500,
+        proposals: vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519-ecp256").expect("a proposal")],
+        vips: Vec::new(),
+        aggressive: false,
+        pull: true,
+        encap: false,
+        mobike: false,
+        dpd_delay: Duration::ZERO,
+        dpd_timeout: Duration::ZERO,
+        fragmentation: Fragmentation::Yes,
+        childless: Childless::Allow,
+        send_certreq: true,
+        send_cert: SendCert::IfAsked,
+        ppk_id: None,
+        ppk_required: false,
+        keyingtries: 1,
+        unique: Unique::No,
+        reauth_time: Duration::ZERO,
+        rekey_time: Duration::ZERO,
+        over_time: Duration::ZERO,
+        rand_time: Duration::ZERO,
+        dscp: 0,
+        pools: Vec::new(),
+        local: vec![auth(AuthMethod::Psk, &format!("host{local}.test"))],
+        remote: vec![auth(AuthMethod::Psk, &format!("host{remote}.test"))],
+        children: vec![Arc::new(child("net", &network(local), &network(remote)))],
+        retransmit: Retransmit::default(),
+    }
+}
+
+/// The network behind a host.
+pub fn network(number: u8) -> String {
+    format!("10.{number}.0.0/16")
+}
+
+/// Port 500 of a host.
+pub fn port_500(number: u8) -> SocketAddr {
+    (addr(number), 500).into()
+}
+
+/// Answers to what a host asks, for hosts outside of a [`Net`].
+pub fn answer(credentials: &mut Credentials, question: &Question) -> Answer {
+    credentials.answer(question)
+}
+
+#[cfg(test)]
+mod tests;

@@ -97,7 +97,8 @@ pub(crate) fn accept(
         ctx.count(counters::INIT_INVALID);
         return Err(silently("SA, KE or nonce is missing"));
     };
-    let said = Announced::read(parts, Payloads::new(header.next, body), spis, &path);
+    // The request does not know this host's SPI: NAT detection goes with zero (RFC 7296 §2.23).
+    let said = Announced::read(parts, Payloads::new(header.next, body), (header.spi_i, [0; 8]), &path);
     let connections = candidates(ctx.connections, &path);
     let Some(best) = connections.first() else {
         ctx.count(counters::INIT_NO_CONNECTION);

@@ -1,0 +1,199 @@
+//! Credentials of a host under test: shared keys, Ed25519 keys, and EAP methods that pretend.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crypto::ike::{Hash, PrivateKey, PublicKey, Secret, SignatureScheme};
+use wire::ike::{Auth as AuthPayload, AuthMethodId, CertEncoding, Eap};
+
+use crate::config::{AuthMethod, Connection};
+use crate::identity::{IdPattern, Identity};
+use crate::keymat::{auth_octets, psk_auth};
+use crate::output::{Answer, EapAnswer, EapStep, Question, Refusal, SignRequest, Signed, Verified, VerifyRequest};
+
+/// EAP that only looks like a method: a request of the method, a response with the password's hash,
+/// success or failure.
+#[derive(Clone, Debug)]
+pub struct EapFake {
+    /// Number of the method.
+    pub method: u8,
+    /// Password of the client; both ends have to have the same.
+    pub password: String,
+    /// The method makes a key.
+    pub msk: bool,
+    /// A server says Success before it has heard the client: an attack or a bug.
+    pub hasty: bool,
+}
+
+/// Who a host is and whom it trusts.
+#[derive(Clone)]
+pub struct Credentials {
+    /// Shared key with everybody.
+    pub psk: Vec<u8>,
+    /// Its own private key.
+    pub key: Option<Arc<PrivateKey>>,
+    /// Public keys of others, by identity.
+    pub trusted: HashMap<Identity, PublicKey>,
+    /// Bytes that go along as certificates.
+    pub certs: Vec<Vec<u8>>,
+    /// Post-quantum preshared keys by name.
+    pub ppks: HashMap<Vec<u8>, Vec<u8>>,
+    /// EAP.
+    pub eap: EapFake,
+    /// Authorities for CERTREQ.
+    pub authorities: Vec<[u8; 20]>,
+    /// Certificates that peers sent, counted.
+    pub certs_seen: usize,
+    /// Questions that were answered.
+    pub questions: usize,
+}
+
+impl Default for Credentials {
+    fn default() -> Self {
+        let eap = EapFake { method: 26, password: "password".to_owned(), msk: true, hasty: false };
+        Self {
+            psk: b"the shared key of the tests".to_vec(),
+            key: None,
+            trusted: HashMap::new(),
+            certs: Vec::new(),
+            ppks: HashMap::new(),
+            eap,
+            authorities: vec![[7; 20]],
+            certs_seen: 0,
+            questions: 0,
+        }
+    }
+}
+
+/// An Ed25519 key of a seed.
+///
+/// # Panics
+/// When the library does not take it: a bug.
+pub fn ed25519(seed: u8) -> PrivateKey {
+    let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
+    der.extend([seed; 32]);
+    PrivateKey::from_der(&der).expect("a key")
+}
+
+impl Credentials {
+    /// Gives this host a key of its own and the public key of a peer.
+    pub fn with_keys(&mut self, own: u8, peers: &[(Identity, u8)]) {
+        self.key = Some(Arc::new(ed25519(own)));
+        self.trusted.extend(peers.iter().map(|(id, seed)| (id.clone(), ed25519(*seed).public().clone())));
+    }
+
+    /// Answers a question as a credential store would.
+    pub fn answer(&mut self, question: &Question) -> Answer {
+        self.questions += 1;
+        match question {
+            Question::Sign(request) => Answer::Signed(self.sign(request)),
+            Question::Verify(request) => Answer::Verified(self.verify(request)),
+            Question::Eap(step) => Answer::Eap(self.eap(step)),
+            Question::Ppk(name) => Answer::Ppk(self.ppks.get(&name.data).map(|ppk| Secret::from_slice(ppk))),
+            Question::SharedKeyV1(_) => Answer::SharedKeyV1(Err(Refusal("no IKEv1 here".to_owned()))),
+            Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(self.authorities.clone()),
+        }
+    }
+
+    fn sign(&self, request: &SignRequest) -> Result<Signed, Refusal> {
+        let refuse = |text: &str| Refusal(text.to_owned());
+        let local_id = request.local_id.clone().ok_or_else(|| refuse("no identity"))?;
+        let octets = auth_octets(&request.message_and_nonce, request.prf, &request.sk_p, &local_id, &request.int_auth);
+        if let Some(msk) = &request.eap_msk {
+            let auth = psk_auth(request.prf, msk, &octets).to_vec();
+            return Ok(Signed { local_id, method: AuthMethodId::PSK, auth, certs: Vec::new() });
+        }
+        let auth = request.connection.local.get(request.round).ok_or_else(|| refuse("no such round"))?;
+        match auth.method {
+            AuthMethod::Psk => {
+                let auth = psk_auth(request.prf, &self.psk, &octets).to_vec();
+                Ok(Signed { local_id, method: AuthMethodId::PSK, auth, certs: Vec::new() })
+            }
+            AuthMethod::PublicKey(_) => {
+                let key = self.key.as_ref().ok_or_else(|| refuse("no private key"))?;
+                let hashes: Vec<crypto::ike::HashId> =
+                    request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
+                let scheme = key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme that the peer knows"))?;
+                let signature = key.sign(scheme, &[&octets]).map_err(|error| Refusal(error.to_string()))?;
+                let algorithm = scheme.algorithm_identifier();
+                let auth = [&[algorithm.len() as u8][..], algorithm, &signature].concat();
+                let certs = self.certs.iter().map(|cert| (CertEncoding::X509_SIGNATURE, cert.clone())).collect();
+                Ok(Signed { local_id, method: AuthMethodId::DIGITAL_SIGNATURE, auth, certs })
+            }
+            _ => Err(refuse("the round is not for this host to sign")),
+        }
+    }
+
+    fn verify(&mut self, request: &VerifyRequest) -> Result<Verified, Refusal> {
+        self.certs_seen += request.certs.len();
+        let fits = |connection: &&Arc<Connection>| {
+            let Some(auth) = connection.remote.get(request.round) else { return false };
+            let kind = match (&auth.method, request.method, request.eap_msk.is_some()) {
+                (AuthMethod::Any, _, false) | (_, AuthMethodId::PSK, true) => true,
+                (AuthMethod::Psk, AuthMethodId::PSK, false) => true,
+                (AuthMethod::PublicKey(_), AuthMethodId::DIGITAL_SIGNATURE, false) => true,
+                _ => false,
+            };
+            kind && admits(&auth.id, &request.remote_id)
+        };
+        let connection = request.candidates.iter().find(fits);
+        let connection = connection.ok_or_else(|| Refusal("no connection admits this identity".to_owned()))?;
+        let good = match (&request.eap_msk, request.method) {
+            (Some(key), _) => *psk_auth(request.prf, key, &request.octets) == request.auth[..],
+            (None, AuthMethodId::PSK) => *psk_auth(request.prf, &self.psk, &request.octets) == request.auth[..],
+            _ => self.is_signed(request),
+        };
+        if !good {
+            return Err(Refusal("AUTH is wrong".to_owned()));
+        }
+        Ok(Verified { connection: connection.clone(), valid_for: None, name: None })
+    }
+
+    fn is_signed(&self, request: &VerifyRequest) -> bool {
+        let auth = AuthPayload { method: request.method, data: &request.auth };
+        let Ok((algorithm, signature)) = auth.digital_signature() else { return false };
+        let (Some(scheme), Some(key)) =
+            (SignatureScheme::from_algorithm_identifier(algorithm), self.trusted.get(&request.remote_id))
+        else {
+            return false;
+        };
+        key.verify(scheme, &[&request.octets], signature).is_ok()
+    }
+
+    fn eap(&self, step: &EapStep) -> EapAnswer {
+        let msk = || {
+            let digest = Hash::Sha256.digest(&[b"msk", self.eap.password.as_bytes(), &step.client_id.data]);
+            self.eap.msk.then(|| Secret::new([&digest[..], &digest].concat()))
+        };
+        let proof = Hash::Sha256.digest(&[b"proof", self.eap.password.as_bytes()]);
+        let packet = |code, id, data: &[u8]| {
+            let mut packet = Vec::new();
+            Eap::emit(code, id, data, &mut packet);
+            packet
+        };
+        let refuse = |text: &str| Refusal(text.to_owned());
+        let identity = Some(Identity { kind: wire::ike::IdType::KEY_ID, data: b"eap client".to_vec() });
+        if !step.client && step.packet.is_empty() {
+            if self.eap.hasty {
+                return EapAnswer::Success { packet: packet(Eap::SUCCESS, 1, &[]), msk: msk(), identity };
+            }
+            return EapAnswer::Packet(packet(Eap::REQUEST, 1, &[self.eap.method]));
+        }
+        let Ok(got) = Eap::parse(&step.packet) else { return EapAnswer::Failure(Vec::new(), refuse("no EAP")) };
+        match (step.client, got.code, got.method()) {
+            (true, Eap::REQUEST, Some(method)) if method == self.eap.method => {
+                EapAnswer::Packet(packet(Eap::RESPONSE, got.id, &[&[method][..], &proof].concat()))
+            }
+            (true, Eap::SUCCESS, _) => EapAnswer::Success { packet: Vec::new(), msk: msk(), identity: None },
+            (false, Eap::RESPONSE, Some(method)) if method == self.eap.method && got.data[1..] == proof => {
+                EapAnswer::Success { packet: packet(Eap::SUCCESS, got.id, &[]), msk: msk(), identity }
+            }
+            (false, ..) => EapAnswer::Failure(packet(Eap::FAILURE, got.id, &[]), refuse("the password is wrong")),
+            _ => EapAnswer::Failure(Vec::new(), refuse("the server ends EAP")),
+        }
+    }
+}
+
+fn admits(pattern: &IdPattern, id: &Identity) -> bool {
+    pattern.matches(id).is_some()
+}
