@@ -17,7 +17,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from gateway import Failed  # noqa: E402
 from net import INNER, INNER6, OTHER, OUTER6, PROTECTED, WIRE, Pings, wait_for  # noqa: E402
 
-TOPOLOGIES = ("direct", "ipv4", "nat-weir", "nat-peer", "uml")
+TOPOLOGIES = ("direct", "ipv4", "lossy", "nat-weir", "nat-peer", "uml")
 
 
 @dataclass
@@ -30,8 +30,8 @@ class Scenario:
     steps: list
     # What the scenario shows.
     rfc: list = field(default_factory=list)
-    # What lies between: a wire, one without IPv6, a router that translates the addresses of one end, the wire of a guest
-    # kernel.
+    # What lies between: a wire, one without IPv6, one that loses every fourth IKE message, a router that translates the
+    # addresses of one end, the wire of a guest kernel.
     topology: str = "direct"
     # Each is a run of its own.
     initiators: list = field(default_factory=lambda: ["weir", "peer"])
@@ -166,6 +166,10 @@ class Run:
         if end == "weir":
             host.sh(f"ip route replace default via {self.outer['peer']}")
 
+    def rebind(self):
+        """The router gets another address, so that what it translates comes from elsewhere."""
+        self.network.rebind()
+
     def half_open(self, count):
         """Begins so many IKE SAs with the responder and leaves them there: the last first message of the
         initiator, each time with another SPI."""
@@ -189,6 +193,12 @@ class Run:
                 out = self._ping(end, addresses[end], addresses[OTHER[end]], "-c", "5", "-i", "0.02", "-W", "3", "-s", str(size))
                 if ", 0% packet loss" not in out:
                     raise Failed(f"from {end}, {size} bytes: {verdict(out)}; {self._counts()}")
+
+    def between(self, ours, theirs):
+        """Pings go between these addresses from now on."""
+        for end, address in (("weir", ours), ("peer", theirs)):
+            self.network.hosts[end].sh(f"ip addr replace {address}/32 dev lo")
+            self.inner[end] = address
 
     def first_packet(self, end, patience_s="10"):
         """One ping from `end`, held until there is an SA for it, is answered."""

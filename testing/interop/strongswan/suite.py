@@ -104,7 +104,7 @@ class Suite:
             why = ends.available(ROOT if scenario.strongswan == "root" else None)
             if why:
                 return why
-        if scenario.topology.startswith("nat") and not which("nft"):
+        if scenario.topology.startswith(("nat", "lossy")) and not which("nft"):
             return "nft is not installed"
         if self.in_guest(scenario) and STANDS_AT["weir"] == "strongswan" and not ROOT:
             return "strongSwan of this machine has no raw ESP in user space"
