@@ -54,7 +54,7 @@ pub(crate) struct Names {
 impl Names {
     /// A fresh name of an IKE SA.
     pub(crate) fn ike(&mut self) -> IkeId {
-        self.next_ike += 1;
+        self.next_ike = self.next_ike.wrapping_add(1);
         IkeId(self.next_ike)
     }
 

@@ -5,6 +5,8 @@
 //! settled here, and its timer is set anew.
 
 mod commands;
+#[cfg(any(test, feature = "testkit"))]
+mod forge;
 mod half_open;
 mod limit;
 mod settings;
@@ -260,6 +262,16 @@ impl<R: CryptoRng> Endpoint<R> {
                     self.children.remove(child);
                 }
                 _ => (),
+            }
+        }
+    }
+
+    /// A name that no IKE SA has: names come round again after 2³².
+    fn fresh_name(&mut self) -> IkeId {
+        loop {
+            let id = self.shared.names.ike();
+            if !self.by_id.contains_key(&id) {
+                return id;
             }
         }
     }

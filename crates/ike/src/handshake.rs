@@ -162,6 +162,15 @@ impl Handshake {
         }
     }
 
+    /// The message layer, once there are keys: what tests forge messages with.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn exchanges(&mut self) -> Option<&mut crate::exchange::Exchanges> {
+        match self {
+            Self::Initiator(initiator) => initiator.exchanges(),
+            Self::Responder(responder) => responder.exchanges(),
+        }
+    }
+
     /// Ends it without a word to the peer.
     pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
         match self {

@@ -35,9 +35,8 @@ impl HalfOpen {
     }
 
     fn add(&mut self, key: (SocketAddr, IkeSpi), spi: IkeSpi) {
-        if self.by_request.insert(key, spi).is_none() {
-            *self.by_address.entry(key.0.ip()).or_default() += 1;
-        }
+        self.by_request.insert(key, spi);
+        *self.by_address.entry(key.0.ip()).or_default() += 1;
     }
 
     pub(super) fn remove(&mut self, key: &(SocketAddr, IkeSpi), spi: &IkeSpi) {
@@ -94,7 +93,15 @@ impl<R: CryptoRng> Endpoint<R> {
         if !self.admit(now, path, header, &parts) {
             return;
         }
-        let id = self.shared.names.ike();
+        // The initiator begins anew under its SPI (after a cookie that somebody else sent, say): one half-open
+        // IKE SA per SPI and address is enough, and one that has got further stays.
+        if let Some(old) = self.half_open.by_request.get(&key).copied() {
+            if self.is_past_init(&old) {
+                return self.shared.count(counters::INIT_BLOCKED);
+            }
+            self.remove(&old);
+        }
+        let id = self.fresh_name();
         let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
         let mut ctx = self.shared.context(now);
         match accept(&mut ctx, id, spi, path, datagram, &parts) {
@@ -130,6 +137,15 @@ impl<R: CryptoRng> Endpoint<R> {
                 Handshake::Initiator(_) => None,
             },
             IkeSa::Established(_) => None,
+        }
+    }
+
+    fn is_past_init(&self, spi: &IkeSpi) -> bool {
+        match self.sas.get(spi).map(|slot| &slot.sa) {
+            Some(IkeSa::Handshake(handshake)) => {
+                matches!(&**handshake, Handshake::Responder(responder) if responder.is_past_init())
+            }
+            other => other.is_some(),
         }
     }
 

@@ -148,11 +148,9 @@ impl<R: CryptoRng> Endpoint<R> {
         }
         let addresses = self.shared.names.local_addresses.clone();
         self.with(now, spi, |sa, ctx| {
+            sa.announced_addresses(&addresses);
             for child in children {
                 sa.request_child(ctx, child);
-            }
-            if !addresses.is_empty() {
-                sa.local_addresses(ctx, &addresses);
             }
         });
         if let Some(old) = replaces.and_then(|old| self.by_id.get(&old).copied()) {
@@ -262,7 +260,7 @@ impl<R: CryptoRng> Endpoint<R> {
             return self.fail_initiation(&initiation, reason);
         };
         self.refresh_authorities(now);
-        let id = self.shared.names.ike();
+        let id = self.fresh_name();
         let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
         let name = initiation.connection.name.clone();
         let mut ctx = self.shared.context(now);

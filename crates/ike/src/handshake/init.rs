@@ -1,5 +1,7 @@
 //! Messages of IKE_SA_INIT: the only ones that are not encrypted.
 
+use std::net::IpAddr;
+
 use wire::ike::{
     CertEncoding, CertReq, Chain, ExchangeType, HashId, Header, HeaderFields, NotifyType, PayloadType, Payloads,
     ProtocolId, begin_message, finish_message,
@@ -119,6 +121,20 @@ pub(crate) fn unprotected(
     let first = chain.first();
     finish_message(&mut message, first);
     message
+}
+
+/// The addresses of this host besides `here`, the one in use (RFC 4555 §3.4).
+pub(super) fn emit_addresses(ctx: &Context<'_>, here: IpAddr, chain: &mut Chain<'_>) {
+    /// As many as a peer remembers.
+    const ADDRESSES_MAX: usize = 16;
+    let usable =
+        |addr: &&IpAddr| **addr != here && !addr.is_loopback() && !addr.is_unspecified() && !addr.is_multicast();
+    for addr in ctx.names.local_addresses.iter().filter(usable).take(ADDRESSES_MAX) {
+        match addr {
+            IpAddr::V4(addr) => status(chain, NotifyType::ADDITIONAL_IP4_ADDRESS, &addr.octets()),
+            IpAddr::V6(addr) => status(chain, NotifyType::ADDITIONAL_IP6_ADDRESS, &addr.octets()),
+        }
+    }
 }
 
 /// A fresh nonce.

@@ -193,6 +193,14 @@ impl Initiator {
         }
     }
 
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn exchanges(&mut self) -> Option<&mut Exchanges> {
+        match &mut self.phase {
+            Phase::Init(_) => None,
+            Phase::Auth(auth) => auth.exchanges(),
+        }
+    }
+
     pub(crate) fn id(&self) -> IkeId {
         self.start.id
     }

@@ -4,14 +4,14 @@
 //! the peer through `connection.remote`. The peer has to be authenticated before anything of an EAP
 //! method is answered, unless the method itself does that (RFC 5998).
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
 use crypto::ike::{KeInitiator, Secret};
 use wire::ike::{AuthMethodId, CfgType, Chain, Eap, ExchangeType, Header, NotifyType, PayloadType, ProtocolId};
 
 use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_TLS, IdPayload, ppk_identity};
-use super::init::{certificate_requests, emit_certreq, status};
+use super::init::{certificate_requests, emit_addresses, emit_certreq, status};
 use super::initiator::Start;
 use super::secured::{Claim, Ends};
 use super::{Outcome, Secured, Up, configure, counters, intermediate, redirect};
@@ -105,6 +105,11 @@ impl Authenticating {
             valid_for: None,
             mobike: false,
         }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn exchanges(&mut self) -> Option<&mut crate::exchange::Exchanges> {
+        self.secured.as_mut().map(|secured| &mut secured.exchanges)
     }
 
     pub(super) fn ticket(&self) -> Option<Ticket> {
@@ -350,7 +355,7 @@ impl Authenticating {
                 }
             }
             if first {
-                self.emit_first(ctx, &connection, chain);
+                self.emit_first(ctx, start.path.local.ip(), &connection, chain);
             }
             if more {
                 status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
@@ -361,7 +366,7 @@ impl Authenticating {
     }
 
     /// What goes into the first IKE_AUTH besides identities.
-    fn emit_first(&self, ctx: &Context<'_>, connection: &Connection, chain: &mut Chain<'_>) {
+    fn emit_first(&self, ctx: &Context<'_>, here: IpAddr, connection: &Connection, chain: &mut Chain<'_>) {
         configure::emit_request(connection, chain);
         if let Some((offer, _)) = &self.offer {
             offer.emit(ctx, chain);
@@ -374,6 +379,7 @@ impl Authenticating {
         }
         if connection.mobike {
             status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
+            emit_addresses(ctx, here, chain);
         }
     }
 
@@ -661,6 +667,7 @@ impl Authenticating {
             connection,
         };
         let mut sa = secured.establish(ctx, ends);
+        sa.learn_peer_addresses(response.payloads());
         if let Some(seconds) = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok()) {
             sa.auth_lifetime(ctx, u32::from_be_bytes(seconds));
         }

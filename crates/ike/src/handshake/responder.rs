@@ -246,6 +246,11 @@ impl Responder {
         same.then_some(&self.response[..])
     }
 
+    /// Something encrypted has come.
+    pub(crate) fn is_past_init(&self) -> bool {
+        !matches!(self.phase, Phase::Half(_))
+    }
+
     /// The response to IKE_SA_INIT.
     pub(crate) fn response(&self) -> &[u8] {
         &self.response
@@ -374,6 +379,14 @@ impl Responder {
     pub(crate) fn ticket(&self) -> Option<Ticket> {
         match &self.phase {
             Phase::Auth(answering) => answering.ticket(),
+            _ => None,
+        }
+    }
+
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn exchanges(&mut self) -> Option<&mut Exchanges> {
+        match &mut self.phase {
+            Phase::Auth(answering) => answering.exchanges(),
             _ => None,
         }
     }

@@ -12,7 +12,7 @@ use crypto::ike::Secret;
 use wire::ike::{AuthMethodId, CertEncoding, CfgType, Chain, Eap, ExchangeType, NotifyType, PayloadType};
 
 use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_TLS, IdPayload, parse_ppk_identity};
-use super::init::{certificate_requests, status};
+use super::init::{certificate_requests, emit_addresses, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
 use super::secured::{Claim, Ends};
 use super::{Outcome, Secured, Up, configure, counters};
@@ -617,6 +617,7 @@ impl Answering {
             virtual_remote: leases.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
         };
         let mut sa = secured.establish(ctx, ends);
+        sa.learn_peer_addresses(first.payloads());
         if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
             sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
         }
@@ -642,6 +643,7 @@ impl Answering {
             }
             if mobike {
                 status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
+                emit_addresses(ctx, sa.path.local.ip(), chain);
             }
             if !connection.reauth_time.is_zero() && is_client(connection) {
                 let seconds = u32::try_from(connection.reauth_time.as_secs()).unwrap_or(u32::MAX);

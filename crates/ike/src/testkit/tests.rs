@@ -3,6 +3,9 @@
 
 use super::*;
 
+mod endpoint;
+mod hostile;
+
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Two hosts that can reach each other, after `change` on both connections.

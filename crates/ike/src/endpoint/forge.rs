@@ -1,0 +1,27 @@
+//! Messages that a peer with the right keys may send, well formed or not: for tests and fuzzing.
+
+use std::time::Instant;
+
+use rand_core::CryptoRng;
+use wire::ike::{ExchangeType, PayloadType};
+
+use super::Endpoint;
+use crate::exchange::Inner;
+use crate::output::IkeId;
+use crate::sa::IkeSa;
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// Sends a request with any payloads under the keys of an IKE SA, authenticated or not. False without keys.
+    pub fn forge(&mut self, now: Instant, ike: IkeId, exchange: u8, first: u8, payloads: &[u8]) -> bool {
+        let Some(slot) = self.by_id.get(&ike).and_then(|spi| self.sas.get_mut(spi)) else { return false };
+        let (path, exchanges) = match &mut slot.sa {
+            IkeSa::Handshake(handshake) => (handshake.path(), handshake.exchanges()),
+            IkeSa::Established(sa) => (sa.path, Some(&mut sa.exchanges)),
+        };
+        let Some(exchanges) = exchanges else { return false };
+        let inner = Inner { first: PayloadType(first), bytes: payloads.to_vec() };
+        exchanges.forget_request();
+        exchanges.request(&mut self.shared.context(now), &path, ExchangeType(exchange), inner);
+        true
+    }
+}

@@ -1,0 +1,249 @@
+//! Stories of whole endpoints: configurations, duplicates, commands, ends.
+
+use super::*;
+
+#[test]
+fn start_and_trap_follow_the_configuration() {
+    let mut net = Net::new(40, 2);
+    net.load(1, vec![connection(2, 1)]);
+    let mut a = connection(1, 2);
+    let action = |trap, start| StartAction { trap, start };
+    let with = |name: &str, action| {
+        Arc::new(ChildConfig { start_action: action, ..child(name, "10.1.0.0/16", "10.2.0.0/16") })
+    };
+    a.children = vec![
+        with("started", action(false, true)),
+        with("trapped", action(true, false)),
+        with("idle", action(false, false)),
+    ];
+    net.load(0, vec![a.clone()]);
+    net.run(SECOND);
+    assert_eq!(net.hosts[0].live().map(|one| one.sa.config.name.clone()).collect::<Vec<_>>(), ["started"]);
+    assert_eq!(net.hosts[0].traps.len(), 1);
+    // The same again changes nothing; a packet brings the trapped one up.
+    net.load(0, vec![a.clone()]);
+    net.run(SECOND);
+    assert_eq!((net.hosts[0].live().count(), net.hosts[0].up().len()), (1, 1));
+    let packet = Some((ts("10.1.0.1").resolve(addr(1)), ts("10.2.0.1").resolve(addr(2))));
+    let now = net.now;
+    net.hosts[0].endpoint.acquire(now, "1-2", "trapped", packet, None);
+    net.run(SECOND);
+    assert_eq!((net.hosts[0].live().count(), net.hosts[0].up().len()), (2, 1));
+    // Without the connection the IKE SA lives on, the trap goes.
+    net.load(0, vec![]);
+    net.run(SECOND);
+    assert_eq!((net.hosts[0].live().count(), net.hosts[0].traps.len()), (2, 0));
+}
+
+#[test]
+fn many_wishes_share_one_handshake() {
+    let mut net = pair(41, |_, _| ());
+    let now = net.now;
+    for command in 1..=3 {
+        net.hosts[0].endpoint.initiate(now, "1-2", None, command).expect("can be started");
+    }
+    for _ in 0..5 {
+        net.hosts[0].endpoint.acquire(now, "1-2", "net", None, None);
+    }
+    net.run(SECOND);
+    assert_eq!((net.hosts[0].up().len(), net.hosts[0].live().count(), net.hosts[1].live().count()), (1, 1, 1));
+    assert!((1..=3).all(|command| net.hosts[0].command(command) == Some(&Ok(()))));
+}
+
+#[test]
+fn commands_that_cannot_be_done_say_why() {
+    let mut net = pair(42, |host, connection| {
+        if host == 1 {
+            connection.remote_addrs = vec![range("10.0.0.0/24")];
+        }
+    });
+    let now = net.now;
+    let endpoint = &mut net.hosts[0].endpoint;
+    assert_eq!(endpoint.initiate(now, "x", None, 1), Err(crate::InitiateError::NoSuchConnection("x".to_owned())));
+    assert_eq!(endpoint.initiate(now, "1-2", Some("x"), 1), Err(crate::InitiateError::NoSuchChild("x".to_owned())));
+    let range_only = net.hosts[1].endpoint.initiate(now, "2-1", None, 1);
+    assert_eq!(range_only, Err(crate::InitiateError::NoRemoteAddress("2-1".to_owned())));
+    let nobody = (IkeId(77), ChildId(77));
+    let endpoint = &mut net.hosts[0].endpoint;
+    assert!(!endpoint.terminate_ike(now, nobody.0, true, 1) && !endpoint.rekey_ike(now, nobody.0, false, 1));
+    assert!(!endpoint.terminate_child(now, nobody.1, 1) && !endpoint.rekey_child(now, nobody.1, 1));
+}
+
+#[test]
+fn the_identity_chooses_among_connections_of_one_address_pair() {
+    let mut net = Net::new(43, 2);
+    let mut a = connection(1, 2);
+    a.local[0].id = IdPattern::Like(id("carol@test"));
+    let candidates = ["alice@test", "bob@test", "carol@test"].map(|who| {
+        let mut one = connection(2, 1);
+        one.name = who.to_owned();
+        one.remote_addrs = Vec::new();
+        one.remote[0].id = IdPattern::Like(id(who));
+        one.proposals = vec![
+            IkeProposal::parse(if who.starts_with('a') {
+                "aes256-sha256-modp2048"
+            } else {
+                "aes128gcm16-prfsha256-x25519"
+            })
+            .expect("a proposal"),
+        ];
+        one
+    });
+    net.load(0, vec![a]);
+    net.load(1, candidates.to_vec());
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    let name = net.hosts[1].endpoint.ike_sas().next().and_then(|sa| sa.connection.map(|one| one.name.clone()));
+    assert_eq!(name.as_deref(), Some("carol@test"));
+}
+
+#[test]
+fn a_host_that_lost_everything_says_so() {
+    let mut net = pair(44, |_, _| ());
+    initiate(&mut net);
+    net.run(SECOND);
+    let settings = Settings::default();
+    net.hosts[0].endpoint = Endpoint::new(settings, ChaCha8Rng::seed_from_u64(99));
+    net.hosts[0].plane.clear();
+    net.hosts[0].events.clear();
+    net.load(0, vec![connection(1, 2)]);
+    initiate(&mut net);
+    net.run(60 * SECOND);
+    check_up(&net);
+    assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"));
+}
+
+#[test]
+fn uniqueness() {
+    for (unique, kept) in [(Unique::Never, 2), (Unique::No, 2), (Unique::Replace, 1), (Unique::Keep, 1)] {
+        let mut net = Net::new(45, 3);
+        let who = |number: u8, unique| {
+            let mut one = connection(number, 2);
+            one.unique = unique;
+            one.local[0].id = IdPattern::Like(id("same@test"));
+            one.children = connection(1, 2).children;
+            one
+        };
+        net.load(0, vec![who(1, Unique::Never)]);
+        net.load(2, vec![who(3, Unique::Never)]);
+        let mut b = connection(2, 1);
+        b.remote_addrs = Vec::new();
+        b.remote[0].id = IdPattern::Like(id("same@test"));
+        b.unique = unique;
+        net.load(1, vec![b]);
+        initiate(&mut net);
+        net.run(SECOND);
+        let now = net.now;
+        net.hosts[2].endpoint.initiate(now, "3-2", Some("net"), 2).expect("can be started");
+        net.run(60 * SECOND);
+        assert_eq!(net.hosts[1].up().len(), kept, "{unique:?}");
+        assert_eq!(net.hosts[2].command(2).is_some_and(Result::is_ok), unique != Unique::Keep, "{unique:?}");
+    }
+}
+
+#[test]
+fn an_ike_sa_is_rekeyed_authenticated_anew_and_ended_by_commands() {
+    let mut net = pair(46, |_, _| ());
+    initiate(&mut net);
+    net.run(SECOND);
+    let (ike, old) = (net.hosts[0].up()[0], net.hosts[0].live().next().expect("a child").sa.id);
+    let now = net.now;
+    assert!(net.hosts[0].endpoint.rekey_ike(now, ike, false, 2));
+    net.run(5 * SECOND);
+    assert_eq!(net.hosts[0].up(), [ike], "the name stays");
+    assert!(net.hosts[0].endpoint.rekey_child(net.now, old, 3));
+    net.run(5 * SECOND);
+    let new = net.hosts[0].live().next().expect("a child").sa.id;
+    assert!(
+        new != old && net.hosts[0].endpoint.ike_of(new) == Some(ike) && net.hosts[0].endpoint.ike_of(old).is_none()
+    );
+    let now = net.now;
+    assert!(net.hosts[0].endpoint.rekey_ike(now, ike, true, 4));
+    net.run(30 * SECOND);
+    check_up(&net);
+    let again = net.hosts[0].up()[0];
+    assert_ne!(again, ike);
+    let now = net.now;
+    let theirs = net.hosts[1].up()[0];
+    assert!(net.hosts[1].endpoint.terminate_ike(now, theirs, false, 5));
+    net.run(60 * SECOND);
+    assert!(net.hosts.iter().all(|host| host.up().is_empty() && host.live().count() == 0));
+    for (host, command) in [(0, 2), (0, 3), (0, 4), (1, 5)] {
+        assert_eq!(net.hosts[host].command(command), Some(&Ok(())), "{command}");
+    }
+}
+
+#[test]
+fn shutdown_leaves_nothing_behind() {
+    let mut net = pair(47, |_, _| ());
+    initiate(&mut net);
+    net.run(SECOND);
+    let now = net.now;
+    net.hosts[0].endpoint.shutdown(now);
+    net.run(60 * SECOND);
+    for host in &net.hosts {
+        assert_eq!((host.endpoint.ike_sa_count(), host.live().count()), (0, 0));
+    }
+    assert_eq!(net.hosts[0].endpoint.deadline(), None);
+    assert!(net.hosts[0].endpoint.initiate(net.now, "1-2", None, 9).is_err(), "nothing is loaded any more");
+}
+
+#[test]
+fn mobike_takes_the_addresses_along() {
+    let mut net = pair(48, |host, connection| {
+        connection.mobike = true;
+        if host == 0 {
+            connection.local_addrs = Vec::new();
+        } else {
+            connection.remote_addrs = Vec::new();
+        }
+    });
+    let second = IpAddr::from([10, 0, 1, 1]);
+    net.hosts[0].addrs.push(second);
+    let now = net.now;
+    net.hosts[0].endpoint.local_addresses(now, &[addr(1), second]);
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    assert_eq!((net.hosts[0].sent.0, net.hosts[1].sent.0), (2, 2), "the addresses went along in IKE_AUTH");
+    assert_eq!(net.hosts[0].live().next().expect("a child").sa.path.remote.port(), 4500);
+    net.hosts[0].addrs = vec![second];
+    let now = net.now;
+    net.hosts[0].endpoint.local_addresses(now, &[second]);
+    net.run(10 * SECOND);
+    check_up(&net);
+    assert_eq!(net.hosts[1].live().next().expect("a child").sa.path.remote.ip(), second);
+}
+
+#[test]
+fn a_cancelled_handshake_tells_who_waits() {
+    let mut net = pair(49, |_, _| ());
+    net.hosts[0].hold = true;
+    initiate(&mut net);
+    net.run(SECOND);
+    assert_eq!(net.hosts[0].held.len(), 1);
+    let ike = net.hosts[0].endpoint.ike_sas().next().expect("a handshake").id;
+    let now = net.now;
+    assert!(net.hosts[0].endpoint.terminate_ike(now, ike, false, 2));
+    net.run(SECOND);
+    assert!(net.hosts[0].held.is_empty(), "the question is withdrawn");
+    assert!(net.hosts[0].command(1).is_some_and(Result::is_err) && net.hosts[0].command(2) == Some(&Ok(())));
+    net.run(60 * SECOND);
+    assert!(net.hosts.iter().all(|host| host.endpoint.ike_sa_count() == 0));
+}
+
+#[test]
+fn a_client_hears_how_long_its_authentication_lasts() {
+    let mut net = eap_pair(50);
+    let mut b = connection(2, 1);
+    signatures(&mut b);
+    b.remote[0].method = AuthMethod::Eap(None);
+    b.reauth_time = 3600 * SECOND;
+    net.load(1, vec![b]);
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    let due = net.hosts[0].endpoint.ike_sas().next().and_then(|sa| sa.reauth_at).expect("a time");
+    assert!(due > net.now + 3000 * SECOND && due < net.now + 3600 * SECOND);
+}
