@@ -204,6 +204,12 @@ impl Established {
         }
     }
 
+    /// The addresses of this host that IKE_AUTH has told the peer.
+    pub(crate) fn announced_addresses(&mut self, addresses: &[IpAddr]) {
+        let usable = |addr: &&IpAddr| !addr.is_loopback() && !addr.is_unspecified() && !addr.is_multicast();
+        self.tasks.addresses.local = addresses.iter().filter(usable).take(ADDRESSES_MAX).copied().collect();
+    }
+
     /// The addresses of the IKE SA that the handshake has found: ADDITIONAL_*_ADDRESS in IKE_AUTH.
     pub(crate) fn learn_peer_addresses(&mut self, payloads: wire::ike::Payloads<'_>) {
         if let Ok(parts) = Parts::read(payloads) {

@@ -5,6 +5,10 @@
 //! it, while the creator of the other deletes the old Child SA. The answered rekeying is remembered as
 //! `rival` of the one that is out, and both ends come to the same verdict from the same nonces. An end that
 //! has already finished refuses the late request (§2.25.1), and the other then keeps what it answered.
+//!
+//! A responder has a Child SA before its initiator knows of it, and may rekey or delete it while the
+//! response is on the way. The initiator puts such a rekeying off and remembers such a deletion until it has
+//! the response; "not found" would leave it with half a Child SA.
 
 use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
@@ -31,11 +35,23 @@ pub(super) struct Create {
     rekeys: Option<ChildId>,
     /// Lowest nonce of the peer's answered rekeying of the same Child SA.
     rival: Option<Vec<u8>>,
+    /// SPIs of Child SAs that are not known here and that the peer deleted meanwhile.
+    deleted: Vec<[u8; 4]>,
     attempt: u32,
     follow_up: Option<(Box<Agreement>, FollowUp)>,
 }
 
+/// SPIs in [`Create::deleted`]; the response that is on the way can be about one.
+const DELETED_MAX: usize = 16;
+
 impl Create {
+    /// The peer deletes what is not known here.
+    pub(super) fn remember_deleted(&mut self, spi: [u8; 4]) {
+        if self.deleted.len() < DELETED_MAX && !self.deleted.contains(&spi) {
+            self.deleted.push(spi);
+        }
+    }
+
     pub(super) fn rekeys(&self) -> Option<ChildId> {
         self.rekeys
     }
@@ -146,6 +162,7 @@ impl Established {
             tried: Vec::new(),
             rekeys,
             rival: None,
+            deleted: Vec::new(),
             attempt,
             follow_up: None,
         };
@@ -231,6 +248,7 @@ impl Established {
         let nonces = Nonces { i: &create.nonce, r: &keys.nonce_r };
         let won = create.rival.as_ref().is_none_or(|rival| !loses((nonces.i, nonces.r), rival));
         let (new, command) = (agreement.id, create.command());
+        let deleted = create.deleted.contains(&agreement.spi_out.get().to_be_bytes());
         let mut child = agreement.install(ctx, &self.parent(), nonces, &keys.secrets, won);
         child.replaces = None;
         if create.rival.is_some() {
@@ -252,6 +270,9 @@ impl Established {
                 self.queue(ctx, Task::DeleteChild(new, None));
             }
             (None, _) => (),
+        }
+        if deleted {
+            self.child_deleted_by_peer(ctx, new);
         }
         done(ctx, command, Ok(()));
     }
@@ -412,6 +433,10 @@ impl Established {
             spi == child.spi_out.get().to_be_bytes() && protocol == protocol_id(ctx, child.suite.protocol)
         };
         let Some(child) = self.children.iter().find(is_meant) else {
+            if matches!(self.tasks.active, Some(Active::Create(_))) {
+                let reason = format!("the SPI {spi:02x?} may be that of the Child SA that is being created");
+                return Err(Refused::new(NotifyType::TEMPORARY_FAILURE, reason));
+            }
             return Err(Refused::new(NotifyType::CHILD_SA_NOT_FOUND, format!("no Child SA has the SPI {spi:02x?}")));
         };
         let twice = matches!(&self.tasks.active, Some(Active::Create(create))
@@ -497,7 +522,7 @@ impl Established {
 
     /// The peer proved that it receives on a successor: packets go out through it from now on.
     pub(super) fn use_outbound(&mut self, ctx: &mut Context<'_>, new: ChildId) {
-        let Some(child) = self.child(new) else { return };
+        let Some(child) = self.child(new).filter(|child| !child.removed) else { return };
         let old = child.replaces.take();
         if !std::mem::replace(&mut child.outbound, true) {
             ctx.out.push_back(Output::UseOutbound(new));

@@ -46,6 +46,10 @@ impl Established {
         let was = std::mem::replace(&mut child.state, ChildState::Deleting);
         let (spi, name) = (child.spi_in.get().to_be_bytes(), child.config.name.clone());
         if was != ChildState::Rekeyed {
+            if let Some(old) = child.replaces.take() {
+                // A successor that ends before it was used.
+                ctx.event(Event::ChildRekeyed(old, id));
+            }
             child.remove(ctx, ctx.settings.old_inbound);
             child_down(ctx, id, "");
         }
@@ -114,25 +118,32 @@ impl Established {
             let named = |child: &&Child| {
                 child.spi_out.get().to_be_bytes() == spi && protocol_id(ctx, child.suite.protocol) == delete.protocol
             };
-            let Some(child) = self.children.iter().find(named) else { continue };
+            let Some(child) = self.children.iter().find(named) else {
+                if let (Some(Active::Create(create)), Ok(spi)) = (&mut self.tasks.active, spi.try_into()) {
+                    create.remember_deleted(spi);
+                }
+                continue;
+            };
             let (id, state, spi_in) = (child.id, child.state, child.spi_in);
             if state != ChildState::Deleting {
                 gone.push(spi_in.get().to_be_bytes());
             }
-            self.child_deleted_by_peer(ctx, id, state);
+            self.child_deleted_by_peer(ctx, id);
         }
         gone
     }
 
-    fn child_deleted_by_peer(&mut self, ctx: &mut Context<'_>, id: ChildId, state: ChildState) {
-        let config = self.child(id).map(|child| child.config.clone());
+    /// The peer has no such Child SA any more.
+    pub(super) fn child_deleted_by_peer(&mut self, ctx: &mut Context<'_>, id: ChildId) {
+        let Some(child) = self.child(id) else { return };
+        let (config, state) = (child.config.clone(), child.state);
         let replaced = state == ChildState::Rekeyed || self.children.iter().any(|child| child.replaces == Some(id));
         if state != ChildState::Deleting && !replaced {
             child_down(ctx, id, "the peer deleted it");
         }
         self.inherit(ctx, id);
         self.forget_child(ctx, id, ctx.settings.old_inbound);
-        if let Some(config) = config.filter(|_| !replaced && state == ChildState::Installed) {
+        if !replaced && state == ChildState::Installed {
             match config.close_action {
                 Action::Clear => (),
                 Action::Trap => ctx.out.push_back(Output::Trap(self.connection.clone(), config, true)),

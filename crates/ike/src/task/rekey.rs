@@ -157,18 +157,19 @@ impl Established {
                 ctx.count(counters::IKE_COLLISION);
                 new.ending = Ending::Replaced;
                 new.queue(ctx, Task::DeleteIke(None));
-                self.replace_by(ctx, rival.sa);
+                // The last one that is born has the name.
                 ctx.born.push(Birth::Rekeyed(new));
+                self.replace_by(ctx, rival.sa);
             }
             rival => {
-                self.replace_by(ctx, new);
-                self.queue(ctx, Task::DeleteIke(None));
                 if let Some(mut rival) = rival {
                     ctx.count(counters::IKE_COLLISION);
                     rival.sa.ending = Ending::Replaced;
                     rival.sa.over_at = Some(ctx.now + super::end::REPLACED);
                     ctx.born.push(Birth::Rekeyed(rival.sa));
                 }
+                self.replace_by(ctx, new);
+                self.queue(ctx, Task::DeleteIke(None));
             }
         }
         done(ctx, rekeying.command, Ok(()));
