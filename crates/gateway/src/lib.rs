@@ -7,7 +7,11 @@ mod audit;
 mod check;
 pub mod cli;
 pub mod config;
+mod control;
+#[doc(hidden)]
+pub mod credentials;
 mod doctor;
+mod keying;
 mod log;
 mod negotiated;
 mod offline;

@@ -441,6 +441,11 @@ impl Negotiated {
         true
     }
 
+    /// Sections that have a policy standing for them, and whether it lets packets pass.
+    pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, bool)> {
+        self.standing.iter().map(|s| (&s.connection, &s.config, s.kind == StandingKind::Pass))
+    }
+
     /// What a packet that met a trap asks for.
     pub(crate) fn wanted(&self, acquire: &Acquire) -> Option<Wanted> {
         let (connection, config) = self.callers.get(acquire.trap as usize)?;

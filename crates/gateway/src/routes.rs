@@ -227,6 +227,11 @@ fn wanted(captured: &[&Selector], own: &[IpAddr], host: &[IpAddr]) -> BTreeSet<R
     routes
 }
 
+/// Whether this host has IPv6 at all.
+pub(crate) fn has_v6() -> bool {
+    std::path::Path::new("/proc/net/if_inet6").exists()
+}
+
 /// Gives the device an address of its own, or takes it away.
 pub(crate) fn device_address(tun: &str, addr: IpAddr, on: bool) -> Result<(), RouteError> {
     let host = format!("{addr}/{}", if addr.is_ipv6() { 128 } else { 32 });
@@ -234,7 +239,8 @@ pub(crate) fn device_address(tun: &str, addr: IpAddr, on: bool) -> Result<(), Ro
     ip(&[family(addr.is_ipv6()), "addr", verb, &host, "dev", tun]).map(drop)
 }
 
-fn host_addresses() -> Result<Vec<IpAddr>, RouteError> {
+/// Addresses of this host, without those of the loopback device.
+pub(crate) fn host_addresses() -> Result<Vec<IpAddr>, RouteError> {
     let listing = ip(&["-o", "addr", "show"])?;
     let addr = |line: &str| line.split_whitespace().nth(3)?.split('/').next()?.parse().ok();
     Ok(listing.lines().filter_map(addr).filter(|addr: &IpAddr| !addr.is_loopback()).collect())

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -24,6 +24,9 @@ use wire::IpProto;
 use crate::audit::AuditLog;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
+use crate::control::{Control, Loaded, Realm, Wish};
+use crate::credentials::Credentials;
+use crate::keying::{Bell, Keying};
 use crate::plane::{self, Foundation, Plane};
 use crate::routes::{self, Routes};
 use crate::state::Store;
@@ -75,6 +78,13 @@ impl Listening {
     fn of(config: &Config) -> Self {
         let points = config.gateway.code_points;
         let mut listening = Self::default();
+        if config.ike_wanted() {
+            // Peers come from anywhere to any address of this host, with whatever both ends agree on.
+            let any = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+            listening.local.extend(any);
+            listening.udp.extend(any.map(|any| SocketAddr::new(any, points.nat_t_port)));
+            listening.protocols.extend([IpProto::ESP, IpProto::AH, points.eesp_protocol]);
+        }
         for sa in &config.sas {
             let local = sa.peer.local;
             let encap = sa.inbound.as_ref().or(sa.outbound.as_ref()).is_some_and(|half| half.outer.udp.is_some());
@@ -91,9 +101,24 @@ impl Listening {
     }
 
     fn covers(&self, other: &Self) -> bool {
+        let unspecified = |v6| if v6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
+        let everywhere = |addr: &IpAddr| self.local.contains(&unspecified(addr.is_ipv6()));
+        let any_port = |at: &SocketAddr| self.udp.contains(&SocketAddr::new(unspecified(at.is_ipv6()), at.port()));
         self.protocols.is_superset(&other.protocols)
-            && self.local.is_superset(&other.local)
-            && self.udp.is_superset(&other.udp)
+            && other.local.iter().all(|addr| self.local.contains(addr) || everywhere(addr))
+            && other.udp.iter().all(|at| self.udp.contains(at) || any_port(at))
+    }
+
+    /// Takes out what a socket for every address receives as well: two sockets would each get the packets.
+    fn without_doubles(mut self) -> Self {
+        for any in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+            if self.local.contains(&any) {
+                self.local.retain(|addr| addr.is_ipv6() != any.is_ipv6() || *addr == any);
+            }
+            let ports: Vec<u16> = self.udp.iter().filter(|at| at.ip() == any).map(SocketAddr::port).collect();
+            self.udp.retain(|at| at.is_ipv6() != any.is_ipv6() || at.ip() == any || !ports.contains(&at.port()));
+        }
+        self
     }
 }
 
@@ -118,6 +143,7 @@ fn warn(config: &Config) {
 
 struct Gateway {
     plane: Plane,
+    keyed: Option<KeyedSide>,
     _server: Server,
     shared: Arc<Shared>,
     listening: Listening,
@@ -125,14 +151,61 @@ struct Gateway {
     path: std::path::PathBuf,
 }
 
+/// What is there when IKE is spoken.
+struct KeyedSide {
+    control: Control,
+    keying: Keying,
+    loaded: Loaded,
+}
+
+impl KeyedSide {
+    /// Opens sockets and the control socket; nothing is in force yet.
+    fn open(config: &Config, path: &Path) -> anyhow::Result<Self> {
+        let control = Control::open(&config.gateway.vici)
+            .with_context(|| format!("cannot open the control socket {}", config.gateway.vici.display()))?;
+        let bell = Bell::new()?;
+        let ring = bell.clone();
+        let credentials = Credentials::spawn(move || ring.ring());
+        let keying = Keying::open(config, credentials, bell)?;
+        let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
+        Ok(Self { control, keying, loaded: Loaded::new(config.keyed.clone(), folder) })
+    }
+
+    /// Puts credentials, connections and pools in force.
+    fn apply(&mut self, plane: &mut Plane) {
+        let faults = self.keying.credentials.with_store(|store| self.loaded.fill(store));
+        for fault in faults {
+            tracing::warn!(target: "cfg", "{fault}");
+        }
+        self.keying.local_addresses(&routes::host_addresses().unwrap_or_default());
+        self.keying.credentials_changed();
+        self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
+    }
+
+    /// One turn of IKE and of its control socket.
+    fn turn(&mut self, plane: &mut Plane) -> Vec<Wish> {
+        let Self { control, keying, loaded } = self;
+        let config = plane.config.clone();
+        let wishes = control.turn(&mut Realm { keying, plane, config: &config, loaded });
+        let mut happened = Vec::new();
+        keying.turn(plane, |what| happened.push(what));
+        for what in &happened {
+            control.tell(keying, plane, what);
+        }
+        wishes
+    }
+}
+
 impl Gateway {
     fn start(config: Config, path: &Path) -> Result<Self, Failure> {
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
         let foundation = Foundation::lay(&config, store)?;
         let publisher = foundation.publisher(&config)?;
-        let listening = Listening::of(&config);
+        let listening = Listening::of(&config).without_doubles();
 
-        // Sockets first: they tell of a missing privilege, and leave nothing behind.
+        // Sockets first: they tell of a missing privilege, and leave nothing behind. Those of IKE before those
+        // of packets, which share a port with them.
+        let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path)).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
         let shared = Arc::new(Shared::new());
         shared.set_tables(&config, &foundation.tables);
@@ -165,8 +238,14 @@ impl Gateway {
         routes::warn_about_kernel(&config);
         eprintln!("weir: ready, {} SAs, {} policies", config.sas.len(), config.policies.len());
         tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
+        let mut plane = Plane::new(footing, publisher, attached, config);
+        let keyed = keyed.map(|mut keyed| {
+            keyed.apply(&mut plane);
+            keyed
+        });
         Ok(Self {
-            plane: Plane::new(footing, publisher, attached, config),
+            plane,
+            keyed,
             _server: server,
             shared,
             listening,
@@ -188,11 +267,15 @@ impl Gateway {
                 }
             }
             self.tick();
+            self.turn();
             if !self.plane.runner().healthy() {
                 self.shared.healthy.store(false, Ordering::Relaxed);
                 return Ok(());
             }
-            std::thread::sleep(TICK);
+            match &self.keyed {
+                Some(keyed) => keyed.keying.wait(&[keyed.control.ready()], TICK),
+                None => std::thread::sleep(TICK),
+            }
         }
     }
 
@@ -203,6 +286,18 @@ impl Gateway {
             self.audit.record(now, &audit);
         }
         self.audit.flush(now);
+    }
+
+    /// What peers and clients of the control socket want.
+    fn turn(&mut self) {
+        let Some(keyed) = &mut self.keyed else { return };
+        for Wish::Reload(client) in keyed.turn(&mut self.plane) {
+            let outcome =
+                self.try_reload().map(drop).map_err(|problems| problems.to_string().trim().replace('\n', "; "));
+            if let Some(keyed) = &self.keyed {
+                keyed.control.fulfilled(client, outcome);
+            }
+        }
     }
 
     /// Reads the file again. Whatever is wrong, the old tables stay.
@@ -233,13 +328,21 @@ impl Gateway {
             ));
         }
         warn(&next);
+        let sections = next.keyed.clone();
         self.plane.reload(next)?;
+        if let Some(keyed) = &mut self.keyed {
+            keyed.loaded.reload(sections);
+            keyed.apply(&mut self.plane);
+        }
         self.shared.set_tables(&self.plane.config, &self.plane.tables);
         Ok((self.plane.config.sas.len(), self.plane.config.policies.len()))
     }
 
     /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
-    fn stop(self) -> anyhow::Result<()> {
+    fn stop(mut self) -> anyhow::Result<()> {
+        if let Some(keyed) = &mut self.keyed {
+            keyed.keying.shutdown(&mut self.plane, |_| {});
+        }
         self.plane.stop()
     }
 }
@@ -287,6 +390,9 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("state_dir", a.state_dir != b.state_dir),
         ("state_block", a.state_block != b.state_block),
         ("socket", a.socket != b.socket),
+        ("ike", old.ike_wanted() != new.ike_wanted()),
+        ("ike_port", a.ike_port != b.ike_port),
+        ("vici", a.vici != b.vici),
         ("log", a.log != b.log),
         ("log_json", a.log_json != b.log_json),
         ("eesp_protocol", a.code_points.eesp_protocol != b.code_points.eesp_protocol),
@@ -316,7 +422,19 @@ fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPor
         mark,
         device: None,
     })?;
-    let udp = listening.udp.iter().map(|addr| UdpPort::bind(*addr, mark)).collect::<io::Result<_>>()?;
+    let shared = |addr: &SocketAddr| config.ike_wanted() && addr.port() == config.gateway.code_points.nat_t_port;
+    let mut udp = Vec::new();
+    for addr in &listening.udp {
+        let bound = if shared(addr) { UdpPort::bind_shared(*addr, mark) } else { UdpPort::bind(*addr, mark) };
+        match bound {
+            Ok(port) => udp.push(port),
+            // A host without IPv6 has peers of the other family only.
+            Err(error) if addr.ip() == Ipv6Addr::UNSPECIFIED && !routes::has_v6() => {
+                tracing::info!(target: "net", "no IPv6 on this host: {error}");
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
     Ok((raw, udp))
 }
 

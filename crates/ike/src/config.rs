@@ -348,6 +348,17 @@ impl TsConfig {
     }
 }
 
+impl std::fmt::Display for TsConfig {
+    /// As in swanctl.conf: `10.1.0.0/16[tcp/22]`, `dynamic[udp]`.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let text = self.resolve(std::net::Ipv4Addr::UNSPECIFIED.into()).to_string();
+        match self.addrs {
+            Some(_) => f.write_str(&text),
+            None => write!(f, "dynamic{}", text.find('[').map_or("", |at| &text[at..])),
+        }
+    }
+}
+
 /// A pool of virtual addresses and what is told to clients with them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PoolConfig {

@@ -114,6 +114,8 @@ impl fmt::Display for IpProto {
     }
 }
 
+/// UDP port of IKE (RFC 7296 §2).
+pub const PORT_IKE: u16 = 500;
 /// UDP port of IKE with NAT traversal, ESP and EESP in UDP (RFC 3948).
 pub const PORT_IPSEC_NAT_T: u16 = 4500;
 /// UDP port of PSP.

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use wire::IpProto;
-use wire::registry::CodePoints;
+use wire::registry::{CodePoints, PORT_IKE};
 
 use super::value::{Fields, Refusal, list, number, parsed, switch, word, word_or_number};
 
@@ -42,6 +42,12 @@ pub struct Gateway {
     pub state_block: u64,
     /// Where status is asked.
     pub socket: PathBuf,
+    /// Whether IKE is spoken; `None`: when there is a connection.
+    pub ike: Option<bool>,
+    /// UDP port of IKE.
+    pub ike_port: u16,
+    /// Where swanctl and weir's own commands ask.
+    pub vici: PathBuf,
     /// Log filter.
     pub log: String,
     /// Log as JSON.
@@ -72,6 +78,9 @@ impl Default for Gateway {
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
             socket: "/run/weir.sock".into(),
+            ike: None,
+            ike_port: PORT_IKE,
+            vici: "/run/weir.vici".into(),
             log: "info".into(),
             log_json: false,
             allow_legacy: false,
@@ -100,6 +109,9 @@ impl Gateway {
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
             state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),
+            ike: fields.get("ike", word(&[("auto", None), ("yes", Some(true)), ("no", Some(false))])).flatten(),
+            ike_port: fields.get("ike_port", &port).map_or(default.ike_port, |n| n as u16),
+            vici: fields.get("vici", path).unwrap_or(default.vici),
             log: fields.get("log", crate::log::check_filter).unwrap_or(default.log),
             log_json: fields.get("log_json", switch).unwrap_or(false),
             allow_legacy: fields.get("allow_legacy", switch).unwrap_or(false),
@@ -113,6 +125,9 @@ impl Gateway {
         };
         if gateway.code_points.nat_t_port == gateway.code_points.psp_port {
             fields.fault_of("psp_port", "nat_t_port and psp_port are the same", "give them two ports");
+        }
+        if gateway.ike_port == gateway.code_points.nat_t_port {
+            fields.fault_of("ike_port", "ike_port and nat_t_port are the same", "give them two ports");
         }
         fields.finish(&[], |_| None);
         gateway

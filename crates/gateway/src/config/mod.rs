@@ -62,6 +62,14 @@ pub struct Config {
     pub warnings: Vec<String>,
 }
 
+impl Config {
+    /// Whether IKE is to be spoken.
+    pub fn ike_wanted(&self) -> bool {
+        let keyed = !self.keyed.connections.is_empty() || !self.keyed.named.is_empty();
+        self.gateway.ike.unwrap_or(keyed)
+    }
+}
+
 /// What the file is for: some things are fine in one place only.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Purpose {

@@ -1,0 +1,535 @@
+//! What clients of the vici socket ask for: commands, listings, events.
+//!
+//! The socket has a thread of its own ([`crate::vici`]); here, on the control thread, requests are carried out
+//! one by one. A command that takes until peers have answered is remembered and answered when IKE says that
+//! it is done, or when the client's patience is over.
+
+mod listings;
+mod loading;
+
+use std::collections::{BTreeMap, HashMap};
+use std::io;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
+
+use crate::config::Config;
+use crate::keying::{Happened, Keying};
+use crate::plane::Plane;
+use crate::vici::listing::{self, IkeSaListing, LogListing, StatsListing};
+use crate::vici::message::Message;
+use crate::vici::names::{Command, Event};
+use crate::vici::{ClientId, Incoming, Requests, Server, ViciHandle};
+pub(crate) use loading::Loaded;
+
+/// Requests carried out before packets of IKE get their turn again.
+const REQUESTS_PER_LOOK: usize = 64;
+/// Level of log lines that a client gets unless it says otherwise.
+const USUAL_LEVEL: i8 = 1;
+
+/// The control socket and what is under way for its clients.
+pub(crate) struct Control {
+    // Dropped first: no more requests.
+    _server: Server,
+    requests: Requests,
+    clients: ViciHandle,
+    /// Numbers of commands given to IKE, and to which job each belongs.
+    jobs_of: HashMap<u64, u64>,
+    jobs: BTreeMap<u64, Job>,
+    next: u64,
+    started: (Instant, SystemTime),
+    counters: BTreeMap<&'static str, u64>,
+    /// Names and versions of IKE SAs and Child SAs that are up, to tell of their end.
+    known: HashMap<IkeId, IkeSaListing>,
+}
+
+/// A request that waits for IKE.
+struct Job {
+    client: ClientId,
+    what: What,
+    matches: usize,
+    left: usize,
+    succeeded: usize,
+    why: Option<String>,
+    /// When the client has waited long enough.
+    until: Option<Instant>,
+    /// Least important lines that the client wants to see meanwhile.
+    level: i8,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum What {
+    Initiate,
+    Terminate,
+}
+
+/// What requests are carried out on.
+pub(crate) struct Realm<'a> {
+    pub(crate) keying: &'a mut Keying,
+    pub(crate) plane: &'a mut Plane,
+    pub(crate) config: &'a Config,
+    pub(crate) loaded: &'a mut Loaded,
+}
+
+impl Realm<'_> {
+    /// Puts what is loaded in force.
+    fn apply(&mut self) {
+        self.keying.load(self.loaded.connections(), self.loaded.pools(), self.plane);
+    }
+}
+
+/// What the control socket asks of the daemon as a whole.
+pub(crate) enum Wish {
+    /// Read the configuration file again.
+    Reload(ClientId),
+}
+
+impl Control {
+    /// Opens the socket.
+    ///
+    /// # Errors
+    /// The socket is in use, or its folder does not let it be made.
+    pub(crate) fn open(path: &std::path::Path) -> io::Result<Self> {
+        let (server, requests) = Server::start(path, None)?;
+        let clients = server.handle();
+        Ok(Self {
+            _server: server,
+            requests,
+            clients,
+            jobs_of: HashMap::new(),
+            jobs: BTreeMap::new(),
+            next: 1,
+            started: (Instant::now(), SystemTime::now()),
+            counters: BTreeMap::new(),
+            known: HashMap::new(),
+        })
+    }
+
+    /// Readable when there are requests.
+    pub(crate) fn ready(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.requests.as_fd()
+    }
+
+    /// Counters by their names in IKE.
+    pub(crate) fn counters(&self) -> &BTreeMap<&'static str, u64> {
+        &self.counters
+    }
+
+    /// Carries out what clients ask for.
+    pub(crate) fn turn(&mut self, realm: &mut Realm<'_>) -> Vec<Wish> {
+        let mut wishes = Vec::new();
+        for _ in 0..REQUESTS_PER_LOOK {
+            match self.requests.try_next() {
+                Some(Incoming::Request { client, command, message }) => {
+                    if let Some(reply) = self.carry_out(realm, client, command, &message, &mut wishes) {
+                        self.clients.reply(client, &reply);
+                    }
+                }
+                Some(Incoming::Gone(client)) => self.jobs.retain(|_, job| job.client != client),
+                None => break,
+            }
+        }
+        self.give_up(Instant::now());
+        wishes
+    }
+
+    /// Answers a wish.
+    pub(crate) fn fulfilled(&self, client: ClientId, outcome: Result<(), String>) {
+        let reply = outcome.map_or_else(|why| listing::failure(&why), |()| listing::success());
+        self.clients.reply(client, &reply);
+    }
+
+    /// One request. `None`: its answer comes later, or has been given.
+    fn carry_out(
+        &mut self,
+        realm: &mut Realm<'_>,
+        client: ClientId,
+        command: Command,
+        request: &Message,
+        wishes: &mut Vec<Wish>,
+    ) -> Option<Message> {
+        let now = Instant::now();
+        Some(match command {
+            Command::Version => listing::version("weir", env!("CARGO_PKG_VERSION")),
+            Command::Stats => self.stats(realm),
+            Command::ReloadSettings => {
+                wishes.push(Wish::Reload(client));
+                return None;
+            }
+            Command::Initiate => return self.initiate(realm, client, request, now),
+            Command::Terminate => return self.terminate(realm, client, request, now),
+            Command::Rekey => self.rekey(realm, request, now),
+            Command::Redirect => listing::failure("weir follows redirects, it does not give them"),
+            Command::Install | Command::Uninstall => self.install(realm, request, command == Command::Install),
+            Command::ListSas => {
+                let items: Vec<Message> =
+                    self.selected(realm, request, now).iter().map(IkeSaListing::list_sa).collect();
+                self.clients.list(client, Event::ListSa, items, Message::new());
+                return None;
+            }
+            Command::ListConns => {
+                let wanted = request.text("ike").map(str::to_owned);
+                let all = realm.keying.endpoint.connections().iter();
+                let asked = all.filter(|connection| wanted.as_ref().is_none_or(|name| *name == connection.name));
+                let items: Vec<Message> =
+                    asked.map(|connection| listings::connection(connection).list_conn()).collect();
+                self.clients.list(client, Event::ListConn, items, Message::new());
+                return None;
+            }
+            Command::ListPolicies => {
+                let asked = listings::policies(&realm.plane.negotiated).filter(|policy| policy.is_asked_for(request));
+                let items: Vec<Message> = asked.map(|policy| policy.list_policy()).collect();
+                self.clients.list(client, Event::ListPolicy, items, Message::new());
+                return None;
+            }
+            Command::ListCerts => {
+                let items = loading::list_certs(realm, request);
+                self.clients.list(client, Event::ListCert, items, Message::new());
+                return None;
+            }
+            Command::ListAuthorities => {
+                let items = loading::list_authorities(realm, request);
+                self.clients.list(client, Event::ListAuthority, items, Message::new());
+                return None;
+            }
+            Command::GetConns => {
+                listing::names("conns", realm.keying.endpoint.connections().iter().map(|c| c.name.as_str()))
+            }
+            Command::GetPools => {
+                let (only, leases) = (request.text("name"), request.flag("leases").unwrap_or(false));
+                listing::get_pools(&listings::pools(realm.keying.endpoint.pools(), only, leases))
+            }
+            Command::GetAlgorithms => loading::algorithms(),
+            Command::GetCounters => {
+                listing::get_counters([("", self.counters.iter().map(|(name, n)| (*name, *n)).collect())])
+            }
+            Command::ResetCounters => {
+                self.counters.values_mut().for_each(|n| *n = 0);
+                listing::success()
+            }
+            Command::FlushCerts => listing::success(),
+            Command::LoadConn
+            | Command::UnloadConn
+            | Command::LoadCert
+            | Command::LoadKey
+            | Command::UnloadKey
+            | Command::GetKeys
+            | Command::LoadToken
+            | Command::LoadShared
+            | Command::UnloadShared
+            | Command::GetShared
+            | Command::ClearCreds
+            | Command::LoadAuthority
+            | Command::UnloadAuthority
+            | Command::GetAuthorities
+            | Command::LoadPool
+            | Command::UnloadPool => loading::carry_out(realm, command, request),
+        })
+    }
+
+    fn stats(&self, realm: &Realm<'_>) -> Message {
+        let endpoint = &realm.keying.endpoint;
+        let workers = realm.plane.runner().counters().len() as u32;
+        StatsListing {
+            uptime_s: self.started.0.elapsed().as_secs(),
+            started_unix_s: self.started.1.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+            workers_total: workers,
+            workers_idle: 0,
+            workers_active: [workers, 0, 0, 0],
+            queues: [0; 4],
+            scheduled: 0,
+            ike_sas: endpoint.ike_sa_count() as u64,
+            half_open: endpoint.half_open_count() as u64,
+            plugins: vec!["weir".to_owned()],
+        }
+        .stats()
+    }
+
+    /// Starts a job of `matches` parts; returns the numbers of their commands.
+    fn job(&mut self, client: ClientId, what: What, matches: usize, request: &Message, now: Instant) -> Vec<u64> {
+        let (id, numbers) = (self.next, (self.next + 1..).take(matches).collect::<Vec<u64>>());
+        self.next += matches as u64 + 1;
+        self.jobs_of.extend(numbers.iter().map(|number| (*number, id)));
+        let timeout_ms = request.number::<i64>("timeout").unwrap_or(0);
+        let until = (timeout_ms > 0).then(|| now + Duration::from_millis(timeout_ms as u64));
+        let level = request.number("loglevel").unwrap_or(USUAL_LEVEL);
+        self.jobs.insert(id, Job { client, what, matches, left: matches, succeeded: 0, why: None, until, level });
+        numbers
+    }
+
+    fn initiate(
+        &mut self,
+        realm: &mut Realm<'_>,
+        client: ClientId,
+        request: &Message,
+        now: Instant,
+    ) -> Option<Message> {
+        let (child, ike) = (request.text("child"), request.text("ike"));
+        let connections = realm.keying.endpoint.connections();
+        let has = |name: &str| connections.iter().find(|c| c.children.iter().any(|section| section.name == name));
+        let connection = match (ike, child) {
+            (Some(ike), _) => Some(ike.to_owned()),
+            (None, Some(child)) => has(child).map(|connection| connection.name.clone()),
+            (None, None) => return Some(listing::failure("name a connection (ike) or a child")),
+        };
+        let Some(connection) = connection else {
+            return Some(listing::failure(&format!("CHILD_SA config '{}' not found", child.unwrap_or_default())));
+        };
+        let waits = request.number::<i64>("timeout").unwrap_or(0) >= 0;
+        let number = self.job(client, What::Initiate, 1, request, now)[0];
+        if let Err(why) = realm.keying.endpoint.initiate(now, &connection, child, number) {
+            self.forget(number);
+            return Some(listing::failure(&why.to_string()));
+        }
+        if !waits {
+            self.forget(number);
+            return Some(listing::success());
+        }
+        None
+    }
+
+    /// Takes a command and its job out.
+    fn forget(&mut self, number: u64) {
+        if let Some(job) = self.jobs_of.remove(&number) {
+            self.jobs.remove(&job);
+        }
+    }
+
+    /// The SAs that a request names: whole IKE SAs, and Child SAs.
+    fn named(realm: &Realm<'_>, request: &Message) -> (Vec<IkeId>, Vec<ChildId>) {
+        let (ike, child) = (request.text("ike"), request.text("child"));
+        let (ike_id, child_id) = (request.number::<u32>("ike-id"), request.number::<u32>("child-id"));
+        let (mut ikes, mut children) = (Vec::new(), Vec::new());
+        for view in realm.keying.endpoint.ike_sas() {
+            let of_name = ike.is_none_or(|name| view.connection.is_some_and(|connection| connection.name == name));
+            let of_id = ike_id.is_none_or(|id| view.id.0 == id);
+            if !of_name || !of_id {
+                continue;
+            }
+            if child.is_none() && child_id.is_none() {
+                if (ike.is_some() || ike_id.is_some()) && !ikes.contains(&view.id) {
+                    ikes.push(view.id);
+                }
+                continue;
+            }
+            let wanted = |c: &&ike::ChildView<'_>| {
+                child.is_none_or(|name| c.config.name == name) && child_id.is_none_or(|id| c.id.0 == id)
+            };
+            children.extend(view.children.iter().filter(wanted).map(|c| c.id));
+        }
+        (ikes, children)
+    }
+
+    fn terminate(
+        &mut self,
+        realm: &mut Realm<'_>,
+        client: ClientId,
+        request: &Message,
+        now: Instant,
+    ) -> Option<Message> {
+        let (ikes, children) = Self::named(realm, request);
+        let matches = ikes.len() + children.len();
+        if matches == 0 {
+            return Some(listing::terminated(0, 0));
+        }
+        let force = request.flag("force").unwrap_or(false);
+        let mut numbers = self.job(client, What::Terminate, matches, request, now).into_iter();
+        for (ike, number) in ikes.iter().zip(numbers.by_ref()) {
+            if !realm.keying.endpoint.terminate_ike(now, *ike, force, number) {
+                self.done(number, Err("it is gone".into()));
+            }
+        }
+        for (child, number) in children.iter().zip(numbers) {
+            if !realm.keying.endpoint.terminate_child(now, *child, number) {
+                self.done(number, Err("it is gone".into()));
+            }
+        }
+        if request.number::<i64>("timeout").unwrap_or(0) < 0 {
+            self.jobs.retain(|_, job| job.client != client);
+            return Some(listing::terminated(matches, matches));
+        }
+        None
+    }
+
+    fn rekey(&mut self, realm: &mut Realm<'_>, request: &Message, now: Instant) -> Message {
+        let (ikes, children) = Self::named(realm, request);
+        let reauth = request.flag("reauth").unwrap_or(false);
+        let endpoint = &mut realm.keying.endpoint;
+        let ikes = ikes.into_iter().filter(|ike| endpoint.rekey_ike(now, *ike, reauth, 0)).count();
+        let children = children.into_iter().filter(|child| endpoint.rekey_child(now, *child, 0)).count();
+        listing::matched(ikes + children, "rekey")
+    }
+
+    /// Puts the policy of a section in place, or takes it away.
+    fn install(&mut self, realm: &mut Realm<'_>, request: &Message, on: bool) -> Message {
+        let Some(child) = request.text("child") else { return listing::failure("name a child") };
+        let ike = request.text("ike");
+        let connections = realm.keying.endpoint.connections().to_vec();
+        let found = connections.iter().filter(|connection| ike.is_none_or(|name| connection.name == name));
+        let mut found = found.flat_map(|c| c.children.iter().filter(|s| s.name == child).map(move |s| (c, s)));
+        let Some((connection, section)) = found.next() else {
+            return listing::failure(&format!("configuration '{child}' not found"));
+        };
+        realm.plane.stand(connection, section, on, true, crate::keying::dynamic(connection));
+        listing::success()
+    }
+
+    /// IKE SAs that a request of `list-sas` wants to see.
+    fn selected(&self, realm: &Realm<'_>, request: &Message, now: Instant) -> Vec<IkeSaListing> {
+        let (ike, ike_id) = (request.text("ike"), request.number::<u32>("ike-id"));
+        let (child, child_id) = (request.text("child"), request.number::<u32>("child-id"));
+        let all = realm.keying.endpoint.ike_sas().map(|view| listings::ike_sa(&view, &realm.plane.negotiated, now));
+        all.filter(|sa| ike.is_none_or(|name| sa.name == name) && ike_id.is_none_or(|id| sa.unique_id == id))
+            .filter_map(|mut sa| {
+                if child.is_some() || child_id.is_some() {
+                    sa.children.retain(|c| {
+                        child.is_none_or(|name| c.name == name) && child_id.is_none_or(|id| c.unique_id == id)
+                    });
+                    (!sa.children.is_empty()).then_some(sa)
+                } else {
+                    Some(sa)
+                }
+            })
+            .collect()
+    }
+
+    /// Tells clients of what happened.
+    pub(crate) fn tell(&mut self, keying: &Keying, plane: &Plane, happened: &Happened) {
+        let Happened::Event(event) = happened else { return };
+        match event {
+            IkeEvent::CommandDone(number, outcome) => self.done(*number, outcome.clone()),
+            IkeEvent::Count(what) => *self.counters.entry(what).or_default() += 1,
+            IkeEvent::Log { level, subsystem, ike, text } => self.log(keying, *level, *subsystem, *ike, text),
+            IkeEvent::IkeUp(ike) | IkeEvent::IkeRekeyed(ike) | IkeEvent::IkeMoved(ike) => {
+                let Some(now_is) = self.view(keying, plane, *ike) else { return };
+                let before = self.known.insert(*ike, now_is.clone());
+                match event {
+                    IkeEvent::IkeUp(_) => self.clients.event(Event::IkeUpdown, &now_is.updown(true)),
+                    IkeEvent::IkeRekeyed(_) => {
+                        let old = before.unwrap_or_else(|| now_is.clone());
+                        self.clients.event(Event::IkeRekey, &old.rekeyed(&now_is));
+                    }
+                    _ => {
+                        let old = before.unwrap_or_else(|| now_is.clone());
+                        self.clients.event(Event::IkeUpdate, &old.moved(now_is.local, now_is.remote));
+                    }
+                }
+            }
+            IkeEvent::IkeDown(ike, _) => {
+                if let Some(last) = self.known.remove(ike) {
+                    self.clients.event(Event::IkeUpdown, &last.updown(false));
+                }
+            }
+            IkeEvent::ChildUp(child) => self.child_updown(keying, plane, *child, true),
+            IkeEvent::ChildDown(child, _) => self.child_updown(keying, plane, *child, false),
+            IkeEvent::ChildRekeyed(old, new) => {
+                let Some(ike) = keying.endpoint.ike_of(*new) else { return };
+                let before = self.known.get(&ike).cloned();
+                let Some(sa) = self.view(keying, plane, ike) else { return };
+                let find = |sa: &IkeSaListing, id: ChildId| sa.children.iter().find(|c| c.unique_id == id.0).cloned();
+                let was = before.as_ref().and_then(|sa| find(sa, *old)).or_else(|| find(&sa, *old));
+                if let (Some(was), Some(is)) = (was, find(&sa, *new)) {
+                    self.clients.event(Event::ChildRekey, &sa.child_rekeyed(&was, &is));
+                }
+                self.known.insert(ike, sa);
+            }
+        }
+    }
+
+    fn view(&self, keying: &Keying, plane: &Plane, ike: IkeId) -> Option<IkeSaListing> {
+        keying.endpoint.ike_sa(ike).map(|view| listings::ike_sa(&view, &plane.negotiated, Instant::now()))
+    }
+
+    fn child_updown(&mut self, keying: &Keying, plane: &Plane, child: ChildId, up: bool) {
+        let of_ike = |sa: &&IkeSaListing| sa.children.iter().any(|c| c.unique_id == child.0);
+        let sa = if up {
+            keying.endpoint.ike_of(child).and_then(|ike| {
+                let sa = self.view(keying, plane, ike)?;
+                self.known.insert(ike, sa.clone());
+                Some(sa)
+            })
+        } else {
+            self.known.values().find(of_ike).cloned()
+        };
+        let Some(sa) = sa else { return };
+        if let Some(listing) = sa.children.iter().find(|c| c.unique_id == child.0) {
+            self.clients.event(Event::ChildUpdown, &sa.child_updown(up, listing));
+        }
+    }
+
+    fn log(&mut self, keying: &Keying, level: Level, subsystem: Subsystem, ike: Option<IkeId>, text: &str) {
+        let number = match level {
+            Level::Error | Level::Warn => 0,
+            Level::Info => 1,
+            Level::Debug => 2,
+            Level::Trace => 3,
+        };
+        let waiting = || self.jobs.values().filter(|job| number <= job.level);
+        if !self.clients.wants(Event::Log) && waiting().next().is_none() {
+            return;
+        }
+        let group = match subsystem {
+            Subsystem::Ike => "IKE",
+            Subsystem::Child => "CHD",
+            Subsystem::Config => "CFG",
+            Subsystem::Enc => "ENC",
+            Subsystem::Net => "NET",
+        };
+        let view = ike.and_then(|ike| keying.endpoint.ike_sa(ike));
+        let name = view.as_ref().and_then(|view| Some((view.connection?.name.as_str(), view.id.0)));
+        let line = LogListing { group, level: number, ike_sa: name, text };
+        for message in line.log(1) {
+            self.clients.event(Event::Log, &message);
+        }
+        for job in waiting() {
+            for message in line.control_log() {
+                self.clients.event_to(job.client, Event::ControlLog, &message);
+            }
+        }
+    }
+
+    /// One part of a job has come to its end.
+    fn done(&mut self, number: u64, outcome: Result<(), String>) {
+        let Some(id) = self.jobs_of.remove(&number) else { return };
+        let Some(job) = self.jobs.get_mut(&id) else { return };
+        job.left -= 1;
+        match outcome {
+            Ok(()) => job.succeeded += 1,
+            Err(why) => job.why = Some(why),
+        }
+        if job.left == 0
+            && let Some(job) = self.jobs.remove(&id)
+        {
+            self.clients.reply(job.client, &job.reply());
+        }
+    }
+
+    /// Answers clients that have waited long enough.
+    fn give_up(&mut self, now: Instant) {
+        let over: Vec<u64> =
+            self.jobs.iter().filter(|(_, job)| job.until.is_some_and(|at| at <= now)).map(|(id, _)| *id).collect();
+        for id in over {
+            if let Some(mut job) = self.jobs.remove(&id) {
+                job.why.get_or_insert_with(|| "still under way: the peer has not answered in time".into());
+                self.clients.reply(job.client, &job.reply());
+            }
+            self.jobs_of.retain(|_, job| *job != id);
+        }
+    }
+
+    /// When a client's patience is over next.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.jobs.values().filter_map(|job| job.until).min()
+    }
+}
+
+impl Job {
+    fn reply(&self) -> Message {
+        match (self.what, &self.why) {
+            (What::Initiate, None) => listing::success(),
+            (What::Initiate, Some(why)) => listing::failure(&format!("establishing CHILD_SA failed: {why}")),
+            (What::Terminate, _) => listing::terminated(self.matches, self.succeeded),
+        }
+    }
+}

@@ -1,0 +1,293 @@
+//! IKE SAs, connections, policies and pools as vici lists them.
+
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use ike::config::{Action, Auth, AuthMethod, ChildConfig, ChildMode, Connection, EapType, Revocation, Unique, Version};
+use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite, SequenceNumbers};
+use ike::{ChildView, IkeState, IkeView};
+use ipsec::SaCounters;
+use wire::AddrRange;
+
+use crate::negotiated::Negotiated;
+use crate::vici::listing::{
+    Algorithms, AuthListing, ChildConfigListing, ChildIpsec, ChildListing, ConnListing, IkeSaListing, Lease,
+    PolicyListing, PoolListing, Usage,
+};
+use crate::vici::names::{ChildState, IkeState as StateName, Mode, transform_name};
+
+const ENCR: u8 = 1;
+const PRF: u8 = 2;
+const INTEG: u8 = 3;
+const KE: u8 = 4;
+
+/// Seconds from `now` to `at`, negative when that is over.
+fn seconds_to(now: Instant, at: Instant) -> i64 {
+    match at.checked_duration_since(now) {
+        Some(ahead) => ahead.as_secs() as i64,
+        None => -(now.duration_since(at).as_secs() as i64),
+    }
+}
+
+/// An IKE SA with its Child SAs.
+pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) -> IkeSaListing {
+    let id = |id: Option<&ike::identity::Identity>| id.map_or_else(|| "%any".to_owned(), ToString::to_string);
+    let spi = |spi: [u8; 8]| u64::from_be_bytes(spi);
+    IkeSaListing {
+        name: view.connection.map_or_else(|| "(unnamed)".to_owned(), |connection| connection.name.clone()),
+        unique_id: view.id.0,
+        version: 2,
+        state: match view.state {
+            IkeState::Connecting => StateName::Connecting,
+            IkeState::Established => StateName::Established,
+            IkeState::Rekeying => StateName::Rekeying,
+            IkeState::Rekeyed => StateName::Rekeyed,
+            IkeState::Deleting => StateName::Deleting,
+        },
+        local: view.path.local,
+        local_id: id(view.local_id),
+        remote: view.path.remote,
+        remote_id: id(view.remote_id),
+        remote_eap_id: view.eap_name.map(str::to_owned),
+        initiator: view.initiator,
+        initiator_spi: spi(view.spis.0),
+        responder_spi: spi(view.spis.1),
+        nat_local: view.nat.0,
+        nat_remote: view.nat.1,
+        nat_fake: false,
+        algorithms: view.suite.map(of_ike),
+        ppk: view.ppk,
+        established_s: view.established.map(|at| now.saturating_duration_since(at).as_secs()),
+        rekey_s: view.rekey_at.map(|at| seconds_to(now, at)),
+        reauth_s: view.reauth_at.map(|at| seconds_to(now, at)),
+        local_vips: view.virtual_local.iter().map(|address| address.addr).collect(),
+        remote_vips: view.virtual_remote.iter().map(|(_, addr)| *addr).collect(),
+        tasks_queued: view.tasks_queued.iter().map(|task| (*task).to_owned()).collect(),
+        tasks_active: view.tasks_active.iter().map(|task| (*task).to_owned()).collect(),
+        tasks_passive: Vec::new(),
+        children: view.children.iter().map(|child| child_sa(child, negotiated, now)).collect(),
+    }
+}
+
+/// A Child SA with what went through it.
+pub(super) fn child_sa(view: &ChildView<'_>, negotiated: &Negotiated, now: Instant) -> ChildListing {
+    let packets = negotiated.child(view.id);
+    let usage = |counters: Option<&SaCounters>| Usage {
+        bytes: counters.map_or(0, |counters| counters.bytes.load(Ordering::Relaxed)),
+        packets: counters.map_or(0, |counters| counters.packets.load(Ordering::Relaxed)),
+        last_s: None,
+    };
+    let ipsec = ChildIpsec {
+        protocol: protocol(view.suite.protocol).to_owned(),
+        encap: view.encap,
+        spi_in: view.spi_in.get(),
+        spi_out: view.spi_out.get(),
+        if_id_in: None,
+        if_id_out: None,
+        per_cpu_sas: view.per_cpu,
+        cpu: view.cpu,
+        algorithms: of_child(view.suite),
+        esn: view.suite.sn == SequenceNumbers::Extended,
+        usage_in: usage(packets.map(|child| &child.inbound.common.counters)),
+        usage_out: usage(packets.map(|child| &child.outbound.common.counters)),
+        rekey_s: view.rekey_at.map(|at| seconds_to(now, at)),
+        life_s: view.expire_at.map(|at| seconds_to(now, at)),
+        install_s: now.saturating_duration_since(view.installed).as_secs(),
+    };
+    ChildListing {
+        name: view.config.name.clone(),
+        unique_id: view.id.0,
+        reqid: if view.config.reqid == 0 { view.id.0 } else { view.config.reqid },
+        state: ChildState::from_name(view.state).unwrap_or(ChildState::Installed),
+        mode: mode(view.mode),
+        label: None,
+        ipsec: Some(ipsec),
+        local_ts: view.local_ts.iter().map(ToString::to_string).collect(),
+        remote_ts: view.remote_ts.iter().map(ToString::to_string).collect(),
+    }
+}
+
+fn protocol(protocol: ChildProtocol) -> &'static str {
+    match protocol {
+        ChildProtocol::Esp => "ESP",
+        ChildProtocol::Ah => "AH",
+        ChildProtocol::Eesp => "EESP",
+    }
+}
+
+fn mode(mode: ChildMode) -> Mode {
+    match mode {
+        ChildMode::Tunnel => Mode::Tunnel,
+        ChildMode::Transport => Mode::Transport,
+        ChildMode::Beet => Mode::Beet,
+        ChildMode::Pass => Mode::Pass,
+        ChildMode::Drop => Mode::Drop,
+    }
+}
+
+fn encryption(enc: &crypto::EncAlg) -> (String, Option<u16>) {
+    (transform_name(ENCR, enc.id), ike::proposal::enc_key_bits(enc))
+}
+
+fn of_ike(suite: &IkeSuite) -> Algorithms {
+    Algorithms {
+        encryption: Some(encryption(suite.enc)),
+        integrity: suite.integ.map(|integ| (transform_name(INTEG, integ.id), None)),
+        prf: Some(transform_name(PRF, suite.prf.id())),
+        key_exchange: Some(transform_name(KE, suite.ke.id())),
+        additional: numbered(&suite.slots, &suite.additional),
+    }
+}
+
+fn of_child(suite: &ChildSuite) -> Algorithms {
+    Algorithms {
+        encryption: suite.enc.map(encryption),
+        integrity: suite.integ.map(|integ| (transform_name(INTEG, integ.id), None)),
+        prf: None,
+        key_exchange: suite.ke.map(|ke| transform_name(KE, ke.id())),
+        additional: numbered(&suite.slots, &suite.additional),
+    }
+}
+
+fn numbered(slots: &[u8], methods: &[crypto::ike::KeMethod]) -> Vec<(u8, String)> {
+    slots.iter().zip(methods).map(|(slot, method)| (slot + 1, transform_name(KE, method.id()))).collect()
+}
+
+/// A connection as it is configured.
+pub(super) fn connection(connection: &Connection) -> ConnListing {
+    let ranges = |ranges: &[AddrRange]| match ranges {
+        [] => vec!["%any".to_owned()],
+        ranges => ranges.iter().map(range).collect(),
+    };
+    ConnListing {
+        name: connection.name.clone(),
+        local_addrs: ranges(&connection.local_addrs),
+        remote_addrs: ranges(&connection.remote_addrs),
+        local_port: connection.local_port,
+        remote_port: connection.remote_port,
+        version: match connection.version {
+            Version::Any => 0,
+            Version::V1 => 1,
+            Version::V2 => 2,
+        },
+        reauth_s: connection.reauth_time.as_secs(),
+        rekey_s: connection.rekey_time.as_secs(),
+        unique: match connection.unique {
+            Unique::Never => "UNIQUE_NEVER",
+            Unique::No => "UNIQUE_NO",
+            Unique::Replace => "UNIQUE_REPLACE",
+            Unique::Keep => "UNIQUE_KEEP",
+        },
+        dpd_delay_s: connection.dpd_delay.as_secs(),
+        dpd_timeout_s: connection.dpd_timeout.as_secs(),
+        ppk_id: connection.ppk_id.as_ref().map(ToString::to_string),
+        ppk_required: connection.ppk_required,
+        proposals: connection.proposals.iter().map(|proposal| proposal.describe()).collect(),
+        local: connection.local.iter().map(auth).collect(),
+        remote: connection.remote.iter().map(auth).collect(),
+        children: connection.children.iter().map(|child| section(child)).collect(),
+    }
+}
+
+/// A range as a network where it is one.
+fn range(range: &AddrRange) -> String {
+    wire::TrafficSelector::any(*range).to_string()
+}
+
+fn auth(auth: &Auth) -> AuthListing {
+    let (class, eap_type) = match &auth.method {
+        AuthMethod::Any => ("any", None),
+        AuthMethod::PublicKey(_) => ("public key", None),
+        AuthMethod::Psk => ("pre-shared key", None),
+        AuthMethod::XAuth => ("XAuth", None),
+        AuthMethod::Eap(method) => (
+            "EAP",
+            Some(match method {
+                None => "EAP_DYNAMIC",
+                Some(EapType::Md5) => "EAP_MD5",
+                Some(EapType::MsChapV2) => "EAP_MSCHAPV2",
+                Some(EapType::Tls) => "EAP_TLS",
+            }),
+        ),
+    };
+    let revocation = match auth.revocation {
+        Revocation::Relaxed => None,
+        Revocation::IfUri => Some("ifuri".to_owned()),
+        Revocation::Strict => Some("strict".to_owned()),
+    };
+    let hex =
+        |prints: &[[u8; 32]]| prints.iter().map(|print| print.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    AuthListing {
+        class: class.to_owned(),
+        eap_type: eap_type.map(str::to_owned),
+        id: Some(auth.id.to_string()),
+        ca_id: None,
+        aaa_id: None,
+        eap_id: auth.eap_id.as_ref().map(ToString::to_string),
+        xauth_id: auth.xauth_id.clone(),
+        revocation,
+        groups: auth.groups.clone(),
+        cert_policy: auth.cert_policy.clone(),
+        certs: hex(&auth.certs),
+        cacerts: hex(&auth.cacerts),
+    }
+}
+
+fn action(action: Action) -> String {
+    match action {
+        Action::Clear => "none",
+        Action::Trap => "trap",
+        Action::Restart => "start",
+    }
+    .to_owned()
+}
+
+fn section(child: &ChildConfig) -> ChildConfigListing {
+    ChildConfigListing {
+        name: child.name.clone(),
+        mode: mode(child.mode),
+        label: None,
+        rekey_s: child.time.rekey.as_secs(),
+        rekey_bytes: child.bytes.rekey,
+        rekey_packets: child.packets.rekey,
+        dpd_action: action(child.dpd_action),
+        close_action: action(child.close_action),
+        local_ts: child.local_ts.iter().map(ToString::to_string).collect(),
+        remote_ts: child.remote_ts.iter().map(ToString::to_string).collect(),
+        interface: child.interface.clone(),
+        priority: Some(child.priority).filter(|priority| *priority > 0),
+        proposals: child.proposals.iter().map(|proposal| proposal.describe()).collect(),
+    }
+}
+
+/// Policies that stand for sections: traps, `pass` and `drop`.
+pub(super) fn policies(negotiated: &Negotiated) -> impl Iterator<Item = PolicyListing> {
+    negotiated.standing().map(|(connection, child, _)| PolicyListing {
+        ike: Some(connection.name.clone()),
+        child: child.name.clone(),
+        reqid: Some(child.reqid),
+        mode: mode(child.mode),
+        label: None,
+        local_ts: child.local_ts.iter().map(ToString::to_string).collect(),
+        remote_ts: child.remote_ts.iter().map(ToString::to_string).collect(),
+    })
+}
+
+/// Pools of virtual addresses.
+pub(super) fn pools(pools: &ike::pool::Pools, only: Option<&str>, leases: bool) -> Vec<PoolListing> {
+    let wanted = |pool: &&ike::pool::Pool| only.is_none_or(|name| pool.config().name == name);
+    let lease = |(address, lease): (std::net::IpAddr, &ike::pool::Lease)| Lease {
+        address,
+        identity: lease.identity.to_string(),
+        online: lease.online,
+    };
+    let listing = |pool: &ike::pool::Pool| PoolListing {
+        name: pool.config().name.clone(),
+        base: pool.config().addrs.start,
+        size: pool.size().try_into().unwrap_or(u64::MAX),
+        online: pool.online() as u64,
+        offline: pool.offline() as u64,
+        leases: leases.then(|| pool.leases().map(lease).collect()),
+    };
+    pools.iter().filter(wanted).map(listing).collect()
+}

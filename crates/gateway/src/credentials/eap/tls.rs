@@ -1,0 +1,321 @@
+//! EAP-TLS (RFC 5216; with TLS 1.3 RFC 9190): a TLS handshake in pieces, both sides with certificates of
+//! the same store and the same rules as those of IKE.
+
+mod certificates;
+
+use std::io::{Read, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crypto::ike::Secret;
+use ike::config::{Auth, Connection};
+use ike::identity::{IdPattern, Identity};
+use rustls::{ClientConfig, ClientConnection, ProtocolVersion, ServerConfig, ServerConnection};
+
+use self::certificates::Verifier;
+use super::super::name;
+use super::super::store::Store;
+use super::super::x509::Certificate;
+use super::method::{Progress, Ready};
+
+const LENGTH_INCLUDED: u8 = 0x80;
+const MORE_FRAGMENTS: u8 = 0x40;
+const START_FLAG: u8 = 0x20;
+/// Type data of the first request.
+pub(super) const START: [u8; 1] = [START_FLAG];
+
+/// Bytes of TLS in one packet: with the headers of EAP and IKE it fits common MTUs.
+const FRAGMENT: usize = 1024;
+/// Bytes of TLS in one direction of one turn: several certificates of the largest keys.
+const MAX_MESSAGE: usize = 64 << 10;
+
+/// Fragments of both directions.
+#[derive(Default)]
+pub(super) struct Pipe {
+    incoming: Vec<u8>,
+    announced: Option<usize>,
+    outgoing: Vec<u8>,
+    sent: usize,
+}
+
+/// What came in.
+#[derive(Debug, Eq, PartialEq)]
+pub(super) enum Received {
+    Start,
+    /// The other side waits for the next fragment, or for nothing.
+    Ack,
+    /// More fragments follow.
+    Partial,
+    Whole(Vec<u8>),
+}
+
+impl Pipe {
+    /// Takes type data in (RFC 5216 §3.1).
+    pub(super) fn receive(&mut self, data: &[u8]) -> Result<Received, &'static str> {
+        let Some((&flags, mut body)) = data.split_first() else { return Err("empty type data") };
+        if flags & START_FLAG != 0 {
+            return if body.is_empty() { Ok(Received::Start) } else { Err("a start with data") };
+        }
+        if flags & LENGTH_INCLUDED != 0 {
+            let (length, rest) = body.split_first_chunk::<4>().ok_or("no length where one is announced")?;
+            let length = u32::from_be_bytes(*length) as usize;
+            if length > MAX_MESSAGE || self.announced.is_some_and(|announced| announced != length) {
+                return Err("a length that is too large or changes");
+            }
+            (self.announced, body) = (Some(length), rest);
+        }
+        let more = flags & MORE_FRAGMENTS != 0;
+        if body.is_empty() && !more && self.incoming.is_empty() {
+            self.announced = None;
+            return Ok(Received::Ack);
+        }
+        if body.is_empty() && more || self.incoming.len() + body.len() > self.announced.unwrap_or(MAX_MESSAGE) {
+            return Err("fragments that are empty or longer than announced");
+        }
+        self.incoming.extend_from_slice(body);
+        if more {
+            return Ok(Received::Partial);
+        }
+        if self.announced.take().is_some_and(|announced| announced != self.incoming.len()) {
+            return Err("fragments that are shorter than announced");
+        }
+        Ok(Received::Whole(std::mem::take(&mut self.incoming)))
+    }
+
+    /// Something is left to send.
+    fn pending(&self) -> bool {
+        self.sent < self.outgoing.len()
+    }
+
+    /// Type data of the next fragment; an acknowledgement when nothing is left.
+    fn send(&mut self) -> Vec<u8> {
+        let rest = &self.outgoing[self.sent..];
+        let part = &rest[..rest.len().min(FRAGMENT)];
+        let first = self.sent == 0 && rest.len() > FRAGMENT;
+        let mut flags = 0;
+        let mut length = Vec::new();
+        if first {
+            flags |= LENGTH_INCLUDED;
+            length = (rest.len() as u32).to_be_bytes().to_vec();
+        }
+        if rest.len() > FRAGMENT {
+            flags |= MORE_FRAGMENTS;
+        }
+        let data = [&[flags], &length[..], part].concat();
+        self.sent += part.len();
+        if !self.pending() {
+            (self.outgoing, self.sent) = (Vec::new(), 0);
+        }
+        data
+    }
+}
+
+/// One handshake.
+pub(super) struct Session {
+    connection: Tls,
+    pipe: Pipe,
+    /// A server: identities of which the certificate has to contain one.
+    ids: Vec<Identity>,
+    /// A client was asked to start.
+    started: bool,
+    /// The server's last word came (RFC 9190 §2.5); TLS 1.2 has none.
+    committed: bool,
+}
+
+enum Tls {
+    Client(Box<ClientConnection>),
+    Server(Box<ServerConnection>),
+}
+
+/// Runs one expression on either connection.
+macro_rules! either {
+    ($tls:expr, $connection:ident => $value:expr) => {
+        match $tls {
+            Tls::Client($connection) => $value,
+            Tls::Server($connection) => $value,
+        }
+    };
+}
+
+impl Session {
+    /// A server, which asks for a certificate that contains one of `ids`.
+    pub(super) fn server(
+        store: &Store,
+        connection: &Arc<Connection>,
+        round: usize,
+        ids: Vec<Identity>,
+        now: Duration,
+    ) -> Result<Self, String> {
+        let local = connection.local.iter().find(|auth| matches!(auth.method, ike::config::AuthMethod::PublicKey(_)));
+        let own = certificates::own(store, local.or(connection.local.first()), now)?;
+        let auth = connection.remote.get(round).ok_or("the connection has no such section remote")?;
+        let verifier = Arc::new(Verifier::new(store, auth.clone(), now));
+        let mut config = ServerConfig::builder_with_provider(certificates::provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|fault| fault.to_string())?
+            .with_client_cert_verifier(verifier)
+            .with_cert_resolver(Arc::new(own));
+        // A session that goes on would be one whose certificate was not looked at.
+        config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+        config.send_tls13_tickets = 0;
+        let connection = ServerConnection::new(Arc::new(config)).map_err(|fault| fault.to_string())?;
+        Ok(Self::of(Tls::Server(Box::new(connection)), ids))
+    }
+
+    /// A client, which wants the server to be the peer of the connection.
+    pub(super) fn client(store: &Store, connection: &Arc<Connection>, auth: &Auth, now: Duration) -> Result<Self, String> {
+        let own = certificates::own(store, Some(auth), now)?;
+        let remote = connection.remote.first().ok_or("the connection has no section remote")?;
+        let verifier = Arc::new(Verifier::new(store, remote.clone(), now).only(remote.id.clone()));
+        let mut config = ClientConfig::builder_with_provider(certificates::provider())
+            .with_safe_default_protocol_versions()
+            .map_err(|fault| fault.to_string())?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_cert_resolver(Arc::new(own));
+        config.resumption = rustls::client::Resumption::disabled();
+        // Names are the verifier's business.
+        config.enable_sni = false;
+        let name = rustls_pki_types::ServerName::try_from("eap").map_err(|fault| fault.to_string())?;
+        let connection = ClientConnection::new(Arc::new(config), name).map_err(|fault| fault.to_string())?;
+        Ok(Self::of(Tls::Client(Box::new(connection)), Vec::new()))
+    }
+
+    fn of(connection: Tls, ids: Vec<Identity>) -> Self {
+        Self { connection, pipe: Pipe::default(), ids, started: false, committed: false }
+    }
+
+    fn is_client(&self) -> bool {
+        matches!(self.connection, Tls::Client(_))
+    }
+
+    /// Takes type data of the other side.
+    pub(super) fn step(&mut self, data: &[u8]) -> Progress {
+        match self.turn(data) {
+            Ok(progress) => progress,
+            Err(why) => Progress::Failed(format!("TLS: {why}")),
+        }
+    }
+
+    fn turn(&mut self, data: &[u8]) -> Result<Progress, String> {
+        let received = self.pipe.receive(data)?;
+        match received {
+            Received::Start if self.is_client() && !self.started => self.started = true,
+            Received::Start => return Err("a start that was not due".into()),
+            _ if self.is_client() && !self.started => return Err("the server does not begin with a start".into()),
+            Received::Partial if self.pipe.pending() => return Err("fragments of both sides at once".into()),
+            Received::Partial => return Ok(Progress::Go(vec![0])),
+            Received::Ack if self.pipe.pending() => return Ok(Progress::Go(self.pipe.send())),
+            Received::Ack if self.is_client() => return Err("an acknowledgement that was not due".into()),
+            Received::Ack => return self.verdict(),
+            Received::Whole(_) if self.pipe.pending() => return Err("an answer before all of the question".into()),
+            Received::Whole(message) => self.feed(&message)?,
+        }
+        self.collect()?;
+        if !self.pipe.pending() && !self.is_client() {
+            return Err("the handshake stands still".into());
+        }
+        Ok(Progress::Go(self.pipe.send()))
+    }
+
+    /// Gives bytes to TLS.
+    fn feed(&mut self, mut message: &[u8]) -> Result<(), String> {
+        let was_done = self.done();
+        while !message.is_empty() {
+            either!(&mut self.connection, connection => {
+                let taken = connection.read_tls(&mut message).map_err(|fault| fault.to_string())?;
+                if taken == 0 {
+                    return Err("data after the end".into());
+                }
+                connection.process_new_packets().map_err(|fault| fault.to_string())?;
+            });
+        }
+        let mut words = [0; 2];
+        let count = either!(&mut self.connection, connection => connection.reader().read(&mut words).unwrap_or(0));
+        match (&mut self.connection, count) {
+            (_, 0) => {}
+            // The one octet by which a server of RFC 9190 commits itself.
+            (Tls::Client(_), 1) if words[0] == 0 => self.committed = true,
+            _ => return Err("application data inside the handshake".into()),
+        }
+        if let (Tls::Server(connection), false) = (&mut self.connection, was_done)
+            && !connection.is_handshaking()
+        {
+            bound(connection.peer_certificates(), &self.ids)?;
+            if connection.protocol_version() == Some(ProtocolVersion::TLSv1_3) {
+                connection.writer().write_all(&[0]).map_err(|fault| fault.to_string())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches what TLS wants to send.
+    fn collect(&mut self) -> Result<(), String> {
+        either!(&mut self.connection, connection => {
+            while connection.wants_write() {
+                connection.write_tls(&mut self.pipe.outgoing).map_err(|fault| fault.to_string())?;
+            }
+        });
+        if self.pipe.outgoing.len() > MAX_MESSAGE { Err("a message that is too long to send".into()) } else { Ok(()) }
+    }
+
+    fn done(&self) -> bool {
+        either!(&self.connection, connection => !connection.is_handshaking())
+    }
+
+    /// A server whose last message was acknowledged.
+    fn verdict(&mut self) -> Result<Progress, String> {
+        let Tls::Server(connection) = &self.connection else { return Err("no server".into()) };
+        if !self.done() {
+            return Err("the client stops in the middle of the handshake".into());
+        }
+        let id = bound(connection.peer_certificates(), &self.ids)?;
+        Ok(Progress::Done(Some(self.msk()?), Some(id)))
+    }
+
+    /// Whether an EAP-Success is due to this client.
+    pub(super) fn ready(&mut self) -> Ready {
+        let Tls::Client(connection) = &self.connection else { return Ready::No };
+        let committed = match connection.protocol_version() {
+            Some(ProtocolVersion::TLSv1_3) => self.committed,
+            Some(ProtocolVersion::TLSv1_2) => true,
+            _ => false,
+        };
+        if !self.done() || !committed || self.pipe.pending() {
+            return Ready::No;
+        }
+        self.msk().map_or(Ready::No, |msk| Ready::Yes(Some(msk)))
+    }
+
+    /// The first half of the key material (RFC 5216 §2.3, RFC 9190 §2.3).
+    fn msk(&self) -> Result<Secret, String> {
+        let mut material = zeroize::Zeroizing::new([0u8; 128]);
+        either!(&self.connection, connection => {
+            let (label, context): (&[u8], _) = match connection.protocol_version() {
+                Some(ProtocolVersion::TLSv1_3) => (b"EXPORTER_EAP_TLS_Key_Material", Some(&[super::packet::TLS][..])),
+                _ => (b"client EAP encryption", None),
+            };
+            connection.export_keying_material(&mut material[..], label, context).map_err(|fault| fault.to_string())?;
+        });
+        Ok(Secret::from_slice(&material[..64]))
+    }
+}
+
+/// The identity that the client's certificate contains.
+fn bound(chain: Option<&[rustls_pki_types::CertificateDer<'_>]>, ids: &[Identity]) -> Result<Identity, String> {
+    let leaf = chain.and_then(<[_]>::first).ok_or("the client has no certificate")?;
+    let leaf = Certificate::from_der(leaf).map_err(|fault| fault.to_string())?;
+    let shown = || ids.iter().map(name::show_id).collect::<Vec<_>>().join("', '");
+    let found = ids.iter().find(|id| name::is_of(&leaf, id)).cloned();
+    found.ok_or_else(|| format!("{leaf:?} is not that of '{}', whom the client says to be", shown()))
+}
+
+/// Whether a certificate is one of a peer whose identity matches.
+fn fits(certificate: &Certificate, pattern: &IdPattern) -> bool {
+    match pattern {
+        IdPattern::Any => true,
+        IdPattern::Like(id) if name::is_of(certificate, id) => true,
+        pattern => name::identities_of(certificate).iter().any(|id| pattern.matches(id).is_some()),
+    }
+}
+

@@ -1,0 +1,296 @@
+//! Paths of certificates (RFC 5280 §6, RFC 4945): from a peer's certificate to a CA that is trusted.
+//!
+//! Built depth first from the peer's certificate; a candidate issuer has to have the right name, be
+//! a CA, allow what lies below, and have signed it. What a peer can make us do is bounded: length of
+//! paths, certificates it may send, and signatures that are verified for one question.
+
+use std::time::Duration;
+
+use ike::config::{Auth, Revocation};
+use x509_cert::der::oid::ObjectIdentifier;
+
+use super::constraint::Constraints;
+use super::name;
+use super::x509::{Certificate, Crl};
+
+/// Certificates in a path, both ends included.
+pub(super) const MAX_PATH: usize = 8;
+/// CERT payloads of one message that are looked at. 32 of at most 64 KiB, 2 MiB.
+pub(super) const MAX_PEER_CERTIFICATES: usize = 32;
+/// Signatures of certificates and revocation lists that are verified for one question: some ten
+/// milliseconds with the largest keys.
+const MAX_SIGNATURES: u32 = 64;
+/// How far clocks may be apart, so that a new certificate works at once.
+const SKEW: Duration = Duration::from_secs(60);
+
+/// What is known about certificates when a path is built.
+pub(super) struct Known<'a> {
+    /// CAs that are trusted.
+    pub(super) anchors: &'a [Certificate],
+    /// Certificates of this host's store that may be part of a path.
+    pub(super) stored: &'a [Certificate],
+    /// What the peer sent: no more than a hint.
+    pub(super) sent: &'a [Certificate],
+    /// Revocation lists, of the store and of the peer.
+    pub(super) crls: &'a [&'a Crl],
+    /// Time since 1970.
+    pub(super) now: Duration,
+}
+
+/// A path that holds: end entity first, trusted CA last.
+#[derive(Debug)]
+pub(super) struct Path {
+    pub(super) certificates: Vec<Certificate>,
+}
+
+impl Path {
+    /// When the first of its certificates ends, since 1970.
+    pub(super) fn not_after(&self) -> Duration {
+        self.certificates.iter().map(|certificate| certificate.validity().1).min().unwrap_or_default()
+    }
+}
+
+/// Looks for paths, remembers how much work was done and why the best attempt failed.
+struct Search<'a> {
+    known: &'a Known<'a>,
+    auth: &'a Auth,
+    constraints: &'a Constraints,
+    signatures: u32,
+    /// Why, and how long the path was that failed so: the longest says most.
+    fault: (usize, String),
+    revoked: bool,
+}
+
+/// Why there is no path.
+#[derive(Debug)]
+pub(super) struct NoPath {
+    /// For the log of this host.
+    pub(super) why: String,
+    /// A list of an issuer takes a certificate back: nothing else can make up for that.
+    pub(super) revoked: bool,
+}
+
+/// Finds a path from `leaf` that satisfies what `auth` asks for.
+///
+/// # Errors
+/// [`NoPath`].
+pub(super) fn validate(leaf: &Certificate, known: &Known<'_>, auth: &Auth, constraints: &Constraints) -> Result<Path, NoPath> {
+    peer_certificate(leaf, known.now).map_err(|why| NoPath { why, revoked: false })?;
+    let no_issuer = format!(
+        "no trusted CA issued it (issuer {}); load the CA into x509ca, and let the peer send what lies between",
+        name::show(leaf.issuer())
+    );
+    let mut search = Search { known, auth, constraints, signatures: 0, fault: (0, no_issuer), revoked: false };
+    let mut path = vec![leaf.clone()];
+    // A certificate that is a trusted CA itself is no peer's.
+    if search.extend(&mut path) {
+        return Ok(Path { certificates: path });
+    }
+    Err(NoPath { why: search.fault.1, revoked: search.revoked })
+}
+
+/// What the certificate of a peer has to be, whoever vouches for it.
+///
+/// # Errors
+/// What it is not.
+pub(super) fn peer_certificate(leaf: &Certificate, now: Duration) -> Result<(), String> {
+    in_time(leaf, now)?;
+    known_extensions(leaf)?;
+    if !leaf.extensions().may_sign() {
+        return Err(format!("{leaf:?} may not sign: its key usage has neither digitalSignature nor nonRepudiation"));
+    }
+    if !leaf.extensions().may_be_peer() {
+        return Err(format!("{leaf:?} is for other purposes: its extended key usage has neither IPsec nor TLS"));
+    }
+    Ok(())
+}
+
+fn in_time(certificate: &Certificate, now: Duration) -> Result<(), String> {
+    let (from, until) = certificate.validity();
+    if now + SKEW < from {
+        let days = (from - now).as_secs() / 86_400;
+        return Err(format!("{certificate:?} is not valid yet, for {days} more days; is the clock right?"));
+    }
+    if now > until {
+        let days = (now - until).as_secs() / 86_400;
+        return Err(format!("{certificate:?} expired {days} days ago; renew it"));
+    }
+    Ok(())
+}
+
+fn known_extensions(certificate: &Certificate) -> Result<(), String> {
+    match &certificate.extensions().unknown_critical {
+        None => Ok(()),
+        Some(oid) => Err(format!("{certificate:?} has the critical extension {oid}, which is not known")),
+    }
+}
+
+impl Search<'_> {
+    fn fail(&mut self, length: usize, why: String) {
+        if length >= self.fault.0 {
+            self.fault = (length, why);
+        }
+    }
+
+    /// Extends the path to a trusted CA; false leaves it as it was.
+    fn extend(&mut self, path: &mut Vec<Certificate>) -> bool {
+        let known = self.known;
+        let last = path[path.len() - 1].clone();
+        let anchors = known.anchors.iter().map(|certificate| (certificate, true));
+        let others = known.sent.iter().chain(known.stored).map(|certificate| (certificate, false));
+        let mut tried: Vec<[u8; 32]> = Vec::new();
+        for (issuer, trusted) in anchors.chain(others) {
+            if self.signatures > MAX_SIGNATURES {
+                return false;
+            }
+            if !last.names_as_issuer(issuer) || path.contains(issuer) || tried.contains(&issuer.fingerprint()) {
+                continue;
+            }
+            tried.push(issuer.fingerprint());
+            if let Err(why) = self.issues(path, &last, issuer, trusted) {
+                self.fail(path.len(), why);
+                continue;
+            }
+            path.push(issuer.clone());
+            let accepted = trusted && self.accept(path).map_err(|why| self.fail(path.len(), why)).is_ok();
+            // Above a trusted CA there may be the one that the configuration names.
+            if accepted || self.extend(path) {
+                return true;
+            }
+            path.pop();
+        }
+        false
+    }
+
+    /// Whether `issuer` may stand above the path and signed its end.
+    fn issues(&mut self, path: &[Certificate], last: &Certificate, issuer: &Certificate, trusted: bool) -> Result<(), String> {
+        let extensions = issuer.extensions();
+        in_time(issuer, self.known.now)?;
+        known_extensions(issuer)?;
+        // One that is trusted by being loaded may be older than version 3.
+        if !(issuer.is_ca() || trusted && !extensions.v3) {
+            return Err(format!("{issuer:?} issued a certificate but is no CA"));
+        }
+        if extensions.key_usage.as_ref().is_some_and(|usage| !usage.key_cert_sign()) {
+            return Err(format!("{issuer:?} issued a certificate but its key usage does not allow that"));
+        }
+        if !extensions.may_be_peer() {
+            return Err(format!("{issuer:?} may only issue certificates for other purposes"));
+        }
+        let between = path[1..].iter().filter(|certificate| !certificate.is_self_issued()).count();
+        let allowed = extensions.basic_constraints.as_ref().and_then(|constraints| constraints.path_len_constraint);
+        if allowed.is_some_and(|allowed| between > usize::from(allowed)) {
+            return Err(format!("there are more CAs below {issuer:?} than it allows"));
+        }
+        if path.len() >= MAX_PATH {
+            return Err(format!("the path has more than {MAX_PATH} certificates"));
+        }
+        if !self.constraints.chain(issuer.key().kind(), last.scheme()) {
+            return Err(format!(
+                "{last:?} is signed with {:?} by {:?}, which 'auth' does not allow",
+                last.scheme(),
+                issuer.key().kind()
+            ));
+        }
+        self.count()?;
+        if !last.is_signed_by(issuer.key()) {
+            return Err(format!("the signature of {issuer:?} on {last:?} is wrong; is it an older key of that CA?"));
+        }
+        // After the signature, so that nobody can make us compare many names for nothing.
+        for below in path {
+            name::constrain(issuer, below)
+                .map_err(|name| format!("the name constraints of {issuer:?} do not allow {name}"))?;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self) -> Result<(), String> {
+        self.signatures += 1;
+        let enough = format!("more than {MAX_SIGNATURES} signatures would have to be verified to find a path");
+        if self.signatures > MAX_SIGNATURES { Err(enough) } else { Ok(()) }
+    }
+
+    /// Whether a complete path satisfies the configuration.
+    fn accept(&mut self, path: &[Certificate]) -> Result<(), String> {
+        let wanted = &self.auth.cacerts;
+        if !wanted.is_empty() && !path[1..].iter().any(|ca| wanted.contains(&ca.fingerprint())) {
+            return Err("it comes from a trusted CA, but none of those in 'cacerts'".into());
+        }
+        policies(path, &self.auth.cert_policy)?;
+        for pair in path.windows(2) {
+            self.revocation(&pair[0], &pair[1])?;
+        }
+        Ok(())
+    }
+
+    fn revocation(&mut self, certificate: &Certificate, issuer: &Certificate) -> Result<(), String> {
+        let mut newest: Option<&Crl> = None;
+        for crl in self.known.crls {
+            if !crl.covers(certificate) || newest.is_some_and(|newest| newest.updates().0 >= crl.updates().0) {
+                continue;
+            }
+            let mut signer = None;
+            for candidate in std::iter::once(issuer).chain(self.known.anchors).chain(self.known.stored) {
+                if candidate != issuer && !(candidate.is_ca() && candidate.subject() == issuer.subject()) {
+                    continue;
+                }
+                if self.constraints.chain(candidate.key().kind(), crl.scheme()) {
+                    self.count()?;
+                    if crl.is_by(candidate) {
+                        signer = Some(candidate);
+                        break;
+                    }
+                }
+            }
+            if signer.is_none() {
+                continue;
+            }
+            // Whoever is in an old list stays revoked.
+            if crl.revokes(certificate) {
+                self.revoked = true;
+                return Err(format!("{certificate:?} is revoked"));
+            }
+            let (from, until) = crl.updates();
+            if from <= self.known.now + SKEW && until.is_none_or(|until| self.known.now <= until) {
+                newest = Some(crl);
+            }
+        }
+        let announced = !certificate.extensions().crl_names.is_empty();
+        let needed = match self.auth.revocation {
+            Revocation::Relaxed => false,
+            Revocation::IfUri => announced,
+            Revocation::Strict => true,
+        };
+        if needed && newest.is_none() {
+            return Err(format!(
+                "no revocation list speaks of {certificate:?} that is not past its next update; load one into x509crl"
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Whether a path carries the policies (RFC 5280 §6.1, without mappings): the end entity by name, CAs by
+/// name or as anyPolicy. The trusted CA itself need not.
+fn policies(path: &[Certificate], wanted: &[String]) -> Result<(), String> {
+    let authorities = &path[1..path.len() - 1];
+    // Stricter than the counters of RFC 5280: whoever forbids anyPolicy forbids it everywhere.
+    let any_counts = !path.iter().any(|certificate| certificate.extensions().inhibit_any_policy);
+    let carried = |policy: &ObjectIdentifier| {
+        path[0].extensions().has_policy(policy, false)
+            && authorities.iter().all(|ca| ca.extensions().has_policy(policy, any_counts))
+    };
+    for policy in wanted {
+        let oid = ObjectIdentifier::new(policy).map_err(|_| format!("'{policy}' is no OID; change 'cert_policy'"))?;
+        if !carried(&oid) {
+            return Err(format!("it lacks the policy {policy} of 'cert_policy', itself or a CA above it"));
+        }
+    }
+    let asked = path.iter().find(|certificate| certificate.extensions().require_policy);
+    if let Some(asking) = asked
+        && !path[0].extensions().policies.iter().flatten().any(|policy| carried(policy))
+    {
+        return Err(format!("{asking:?} asks for a policy that all below it have, and there is none"));
+    }
+    Ok(())
+}

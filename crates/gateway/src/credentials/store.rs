@@ -1,0 +1,348 @@
+//! What this host has to prove who it is and whom it believes: private keys, certificates,
+//! revocation lists, raw public keys and shared secrets.
+//!
+//! Filled from the folders beside swanctl.conf and over vici, through the same functions; each thing
+//! remembers where it came from, so that one can be loaded anew without the other.
+
+use std::path::Path as FilePath;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crypto::ike::{PrivateKey, PublicKey};
+
+use super::pem;
+use super::pkcs8;
+use super::shared::Shared;
+use super::x509::{Certificate, Crl};
+
+/// Bytes of a file beyond which it is not read.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Certificates that are sent with one's own.
+const MAX_CHAIN: usize = super::path::MAX_PATH;
+
+/// Where something was loaded from.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Origin {
+    /// The configuration and the folders beside it.
+    File,
+    /// A command of vici.
+    Vici,
+}
+
+/// What a certificate is loaded for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CertificateUse {
+    /// Of this host, or of a peer that is trusted without a CA.
+    EndEntity,
+    /// A CA that is trusted.
+    Authority,
+    /// Part of paths only; trusted for nothing.
+    Intermediate,
+}
+
+struct From<T> {
+    origin: Origin,
+    what: T,
+}
+
+/// The store.
+#[derive(Default)]
+pub struct Store {
+    keys: Vec<From<Arc<PrivateKey>>>,
+    end_entities: Vec<From<Certificate>>,
+    intermediates: Vec<From<Certificate>>,
+    authorities: Vec<From<Certificate>>,
+    crls: Vec<From<Crl>>,
+    public_keys: Vec<From<PublicKey>>,
+    shared: Vec<(Origin, Shared)>,
+    trust: Arc<Trust>,
+}
+
+/// What certificates are held against, in one piece: a TLS handshake goes on with what there was at its start.
+#[derive(Default)]
+pub(super) struct Trust {
+    /// CAs that are trusted.
+    pub(super) authorities: Vec<Certificate>,
+    /// What may be part of a path; end entities too, as a certificate may have been put into the wrong folder.
+    pub(super) others: Vec<Certificate>,
+    /// Certificates of this host, and of peers that are trusted without a CA.
+    pub(super) end_entities: Vec<Certificate>,
+    pub(super) crls: Vec<Crl>,
+}
+
+/// A passphrase of a key file.
+pub struct Passphrase<'a> {
+    /// Folder: `private`, `rsa`, `ecdsa`, `pkcs8`, `pkcs12`.
+    pub folder: &'a str,
+    /// Name of the file in it; case does not matter.
+    pub file: &'a str,
+    /// The passphrase.
+    pub secret: &'a [u8],
+}
+
+/// One line of a listing of certificates (`list-certs` of vici).
+pub struct Listed {
+    /// `X509`, `X509_CRL` or `PUBKEY`.
+    pub kind: &'static str,
+    /// `NONE` or `CA`.
+    pub flag: &'static str,
+    /// DER.
+    pub der: Vec<u8>,
+    /// The private key is there.
+    pub has_private_key: bool,
+    /// Name of the subject, or of the issuer of a revocation list.
+    pub subject: String,
+    /// Since 1970.
+    pub not_before: Option<Duration>,
+    /// Since 1970.
+    pub not_after: Option<Duration>,
+}
+
+impl Store {
+    /// Adds the certificates of a file: DER or PEM. Returns their SHA-256.
+    ///
+    /// # Errors
+    /// What is wrong with it, in words for its owner; then nothing was added.
+    pub fn add_certificates(&mut self, bytes: &[u8], usage: CertificateUse, origin: Origin) -> Result<Vec<[u8; 32]>, String> {
+        let mut found = Vec::new();
+        for block in pem::blocks(bytes)? {
+            if !matches!(&*block.label, "" | "CERTIFICATE" | "X509 CERTIFICATE" | "TRUSTED CERTIFICATE") {
+                continue;
+            }
+            let certificate = Certificate::from_der(&block.der).map_err(|fault| fault.to_string())?;
+            if usage == CertificateUse::Authority && certificate.extensions().v3 && !certificate.is_ca() {
+                return Err(format!("{certificate:?} is no CA: its basic constraints do not say so; put it into x509"));
+            }
+            found.push(certificate);
+        }
+        if found.is_empty() {
+            return Err("there is no certificate in it".into());
+        }
+        let list = match usage {
+            CertificateUse::EndEntity => &mut self.end_entities,
+            CertificateUse::Authority => &mut self.authorities,
+            CertificateUse::Intermediate => &mut self.intermediates,
+        };
+        let fingerprints = found.iter().map(Certificate::fingerprint).collect();
+        for what in found {
+            if !list.iter().any(|there| there.what == what && there.origin == origin) {
+                list.push(From { origin, what });
+            }
+        }
+        self.renew_trust();
+        Ok(fingerprints)
+    }
+
+    /// Adds the revocation lists of a file. A newer list takes the place of an older one of the same issuer.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn add_crls(&mut self, bytes: &[u8], origin: Origin) -> Result<(), String> {
+        for block in pem::blocks(bytes)? {
+            let what = Crl::from_der(&block.der).map_err(|fault| fault.to_string())?;
+            if self.crls.iter().any(|there| there.what.replaces(&what)) {
+                continue;
+            }
+            self.crls.retain(|there| !what.replaces(&there.what));
+            self.crls.push(From { origin, what });
+        }
+        self.renew_trust();
+        Ok(())
+    }
+
+    /// Adds a raw public key: SubjectPublicKeyInfo.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn add_public_key(&mut self, bytes: &[u8], origin: Origin) -> Result<(), String> {
+        for block in pem::blocks(bytes)? {
+            let what = PublicKey::from_spki(&block.der).map_err(|fault| fault.to_string())?;
+            if !self.public_keys.iter().any(|there| there.what == what && there.origin == origin) {
+                self.public_keys.push(From { origin, what });
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds a private key: DER or PEM, PKCS #8 (also encrypted), PKCS #1 or SEC 1. Returns the SHA-1 key ID
+    /// by which it is listed and unloaded. The caller zeroes its own copy.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn add_private_key(&mut self, bytes: &[u8], passphrases: &[&[u8]], origin: Origin) -> Result<[u8; 20], String> {
+        let key = pkcs8::private_key(bytes, passphrases)?;
+        let id = key.public().key_id();
+        self.keys.retain(|there| there.origin != origin || there.what.public().key_id() != id);
+        self.keys.push(From { origin, what: Arc::new(key) });
+        Ok(id)
+    }
+
+    /// Adds a shared secret; one of the same kind of origin with the same identifier is replaced.
+    pub fn add_shared(&mut self, shared: Shared, origin: Origin) {
+        let same = |(from, there): &(Origin, Shared)| *from == origin && !shared.id.is_empty() && there.id == shared.id;
+        self.shared.retain(|there| !same(there));
+        self.shared.push((origin, shared));
+    }
+
+    /// Removes a private key that came over vici. False when there is none.
+    pub fn unload_key(&mut self, id: &[u8; 20]) -> bool {
+        let before = self.keys.len();
+        self.keys.retain(|there| there.origin != Origin::Vici || there.what.public().key_id() != *id);
+        self.keys.len() < before
+    }
+
+    /// Removes a shared secret that came over vici. False when there is none.
+    pub fn unload_shared(&mut self, id: &str) -> bool {
+        let before = self.shared.len();
+        self.shared.retain(|(origin, there)| *origin != Origin::Vici || there.id != id);
+        self.shared.len() < before
+    }
+
+    /// Key IDs of the private keys that came over vici.
+    pub fn key_ids(&self) -> impl Iterator<Item = [u8; 20]> {
+        self.keys.iter().filter(|there| there.origin == Origin::Vici).map(|there| there.what.public().key_id())
+    }
+
+    /// Identifiers of the shared secrets that came over vici.
+    pub fn shared_ids(&self) -> impl Iterator<Item = &str> {
+        self.shared.iter().filter(|(origin, there)| *origin == Origin::Vici && !there.id.is_empty()).map(|(_, there)| &*there.id)
+    }
+
+    /// Forgets everything from one place.
+    pub fn clear(&mut self, origin: Origin) {
+        self.keys.retain(|there| there.origin != origin);
+        self.end_entities.retain(|there| there.origin != origin);
+        self.intermediates.retain(|there| there.origin != origin);
+        self.authorities.retain(|there| there.origin != origin);
+        self.crls.retain(|there| there.origin != origin);
+        self.public_keys.retain(|there| there.origin != origin);
+        self.shared.retain(|(from, _)| *from != origin);
+        self.renew_trust();
+    }
+
+    /// Loads the folders `x509`, `x509ca`, `private`, … below `folder`. What cannot be used is left out
+    /// and named in the result, one line each; a folder that is absent is empty.
+    pub fn load_folders(&mut self, folder: &FilePath, passphrases: &[Passphrase<'_>]) -> Vec<String> {
+        let mut faults = Vec::new();
+        for name in ["x509", "x509ca", "x509aa", "x509crl", "pubkey", "private", "rsa", "ecdsa", "pkcs8", "pkcs12"] {
+            for (path, file) in files(&folder.join(name)) {
+                let loaded = read(&path).and_then(|bytes| {
+                    let fitting = |entry: &&Passphrase<'_>| entry.folder == name && entry.file.eq_ignore_ascii_case(&file);
+                    let secrets: Vec<&[u8]> = passphrases.iter().filter(fitting).map(|entry| entry.secret).collect();
+                    self.load(name, &bytes, &secrets)
+                });
+                if let Err(why) = loaded {
+                    faults.push(format!("{}: {why}", path.display()));
+                }
+            }
+        }
+        faults
+    }
+
+    fn load(&mut self, folder: &str, bytes: &[u8], passphrases: &[&[u8]]) -> Result<(), String> {
+        let origin = Origin::File;
+        match folder {
+            "x509" => self.add_certificates(bytes, CertificateUse::EndEntity, origin).map(drop),
+            "x509ca" => self.add_certificates(bytes, CertificateUse::Authority, origin).map(drop),
+            "x509aa" => self.add_certificates(bytes, CertificateUse::Intermediate, origin).map(drop),
+            "x509crl" => self.add_crls(bytes, origin),
+            "pubkey" => self.add_public_key(bytes, origin),
+            _ => self.add_private_key(bytes, passphrases, origin).map(drop),
+        }
+    }
+
+    /// Everything of which vici lists certificates.
+    pub fn list(&self) -> Vec<Listed> {
+        let certificate = |flag| {
+            move |there: &From<Certificate>| {
+                let (from, until) = there.what.validity();
+                Listed {
+                    kind: "X509",
+                    flag,
+                    der: there.what.der().to_vec(),
+                    has_private_key: self.key_of(there.what.key()).is_some(),
+                    subject: super::name::show(there.what.subject()),
+                    not_before: Some(from),
+                    not_after: Some(until),
+                }
+            }
+        };
+        let crl = |there: &From<Crl>| Listed {
+            kind: "X509_CRL",
+            flag: "NONE",
+            der: there.what.der().to_vec(),
+            has_private_key: false,
+            subject: super::name::show(there.what.issuer()),
+            not_before: Some(there.what.updates().0),
+            not_after: there.what.updates().1,
+        };
+        let key = |there: &From<PublicKey>| Listed {
+            kind: "PUBKEY",
+            flag: "NONE",
+            der: there.what.spki().to_vec(),
+            has_private_key: self.key_of(&there.what).is_some(),
+            subject: String::new(),
+            not_before: None,
+            not_after: None,
+        };
+        let plain = self.end_entities.iter().chain(&self.intermediates).map(certificate("NONE"));
+        let authorities = self.authorities.iter().map(certificate("CA"));
+        plain.chain(authorities).chain(self.crls.iter().map(crl)).chain(self.public_keys.iter().map(key)).collect()
+    }
+
+    fn renew_trust(&mut self) {
+        fn copies<T: Clone>(list: &[From<T>]) -> impl Iterator<Item = T> {
+            list.iter().map(|there| there.what.clone())
+        }
+        self.trust = Arc::new(Trust {
+            authorities: copies(&self.authorities).collect(),
+            others: copies(&self.intermediates).chain(copies(&self.end_entities)).collect(),
+            end_entities: copies(&self.end_entities).collect(),
+            crls: copies(&self.crls).collect(),
+        });
+    }
+
+    pub(super) fn trust(&self) -> &Arc<Trust> {
+        &self.trust
+    }
+
+    pub(super) fn shared(&self) -> impl Iterator<Item = &Shared> {
+        self.shared.iter().map(|(_, shared)| shared)
+    }
+
+    /// The private half of a public key.
+    pub(super) fn key_of(&self, public: &PublicKey) -> Option<&Arc<PrivateKey>> {
+        self.keys.iter().map(|there| &there.what).find(|key| key.public() == public)
+    }
+
+    /// The certificate and those above it as far as they are here.
+    pub(super) fn chain(&self, leaf: &Certificate) -> Vec<Certificate> {
+        let mut chain = vec![leaf.clone()];
+        while chain.len() < MAX_CHAIN {
+            let last = &chain[chain.len() - 1];
+            let all = self.trust.authorities.iter().chain(&self.trust.others);
+            let issues = |issuer: &&Certificate| {
+                !chain.contains(issuer) && last.names_as_issuer(issuer) && last.is_signed_by(issuer.key())
+            };
+            let Some(issuer) = all.clone().find(issues).cloned() else { break };
+            chain.push(issuer);
+        }
+        chain
+    }
+}
+
+fn files(folder: &FilePath) -> Vec<(std::path::PathBuf, String)> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
+    let named = entries.map(|entry| (entry.path(), entry.file_name().to_string_lossy().into_owned()));
+    let mut files: Vec<_> = named.filter(|(path, name)| !name.starts_with('.') && path.is_file()).collect();
+    files.sort();
+    files
+}
+
+fn read(path: &FilePath) -> Result<zeroize::Zeroizing<Vec<u8>>, String> {
+    let size = std::fs::metadata(path).map_err(|why| why.to_string())?.len();
+    if size > MAX_FILE_BYTES {
+        return Err(format!("{size} bytes are too many"));
+    }
+    std::fs::read(path).map(zeroize::Zeroizing::new).map_err(|why| why.to_string())
+}

@@ -1,0 +1,318 @@
+//! Whether the peer is who it says: [`Question::Verify`](ike::Question::Verify).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crypto::ike::{Curve, Hash, PublicKey, PublicKeyKind, SignatureScheme};
+use ike::config::{Auth, AuthMethod, Connection};
+use ike::identity::{IdPattern, Identity};
+use ike::output::{Refusal, Verified, VerifyRequest};
+use subtle::ConstantTimeEq;
+use wire::ike::{AuthMethodId, CertEncoding, IdType};
+
+use super::constraint::Constraints;
+use super::path::{self, Known, MAX_PEER_CERTIFICATES};
+use super::sign::{address_id, no_shared_key, refuse, shared_key_code};
+use super::store::{Store, Trust};
+use super::x509::{Certificate, Crl, pkcs7_certificates};
+use super::{name, shared};
+
+/// CRL payloads of one message that are looked at, and bytes of each.
+const MAX_PEER_CRLS: usize = 4;
+const MAX_PEER_CRL_BYTES: usize = 256 << 10;
+/// Shared keys that are tried for one AUTH payload.
+const MAX_SHARED_KEYS: usize = 64;
+/// Known certificates of the claimed identity that are tried when the peer sends none.
+const MAX_KNOWN: usize = 16;
+
+/// What the peer sent to show whose key it is.
+#[derive(Default)]
+pub(super) struct Brought {
+    /// Its own certificate first.
+    pub(super) certificates: Vec<Certificate>,
+    pub(super) crls: Vec<Crl>,
+    raw_key: Option<PublicKey>,
+    /// What could not be used, for the log.
+    pub(super) faults: Vec<String>,
+}
+
+impl Brought {
+    /// Reads CERT payloads.
+    pub(super) fn parse(certs: &[(CertEncoding, Vec<u8>)]) -> Self {
+        let mut brought = Self::default();
+        for (encoding, data) in certs.iter().take(MAX_PEER_CERTIFICATES) {
+            match *encoding {
+                CertEncoding::X509_SIGNATURE => brought.certificate(data),
+                CertEncoding::PKCS7 => match pkcs7_certificates(data) {
+                    Some(certificates) => certificates.into_iter().for_each(|der| brought.certificate(der)),
+                    None => brought.faults.push("a PKCS #7 payload does not hold certificates".into()),
+                },
+                CertEncoding::CRL if brought.crls.len() < MAX_PEER_CRLS && data.len() <= MAX_PEER_CRL_BYTES => {
+                    match Crl::from_der(data) {
+                        Ok(crl) => brought.crls.push(crl),
+                        Err(fault) => brought.faults.push(format!("a revocation list: {fault}")),
+                    }
+                }
+                CertEncoding::RAW_KEY if brought.raw_key.is_none() => match PublicKey::from_spki(data) {
+                    Ok(key) => brought.raw_key = Some(key),
+                    Err(fault) => brought.faults.push(format!("a raw public key: {fault}")),
+                },
+                CertEncoding::HASH_URL | CertEncoding::HASH_URL_BUNDLE => {
+                    brought.faults.push("it names its certificate by URL, and nothing is fetched for strangers".into());
+                }
+                other => brought.faults.push(format!("a CERT payload of encoding {} is not used", other.0)),
+            }
+        }
+        brought
+    }
+
+    fn certificate(&mut self, der: &[u8]) {
+        if self.certificates.len() >= MAX_PEER_CERTIFICATES {
+            return;
+        }
+        match Certificate::from_der(der) {
+            Ok(certificate) => self.certificates.push(certificate),
+            Err(fault) => self.faults.push(format!("a certificate: {fault}")),
+        }
+    }
+}
+
+/// Answers a [`VerifyRequest`]: the first of its candidates that admits the peer. `now` is the time since 1970.
+pub(super) fn verify(store: &Store, request: &VerifyRequest, now: Duration) -> Result<Verified, Refusal> {
+    let mut check = Check { store, request, now, brought: Brought::parse(&request.certs), signatures: Vec::new() };
+    let mut faults: Vec<String> = Vec::new();
+    for connection in &request.candidates {
+        match check.candidate(connection) {
+            Ok(verified) => return Ok(verified),
+            Err(why) => faults.push(format!("{}: {why}", connection.name)),
+        }
+    }
+    faults.truncate(8);
+    faults.extend(check.brought.faults.into_iter().take(4));
+    match faults.is_empty() {
+        true => refuse("no connection is left that could admit it"),
+        false => refuse(faults.join("; ")),
+    }
+}
+
+struct Check<'a> {
+    store: &'a Store,
+    request: &'a VerifyRequest,
+    now: Duration,
+    brought: Brought,
+    /// Keys for which the signature was verified already, and the result: it does not depend on the connection.
+    signatures: Vec<(PublicKey, SignatureScheme, bool)>,
+}
+
+impl Check<'_> {
+    fn candidate(&mut self, connection: &Arc<Connection>) -> Result<Verified, String> {
+        let request = self.request;
+        let missing = || format!("it has no section remote for round {}", request.round + 1);
+        let auth = connection.remote.get(request.round).ok_or_else(missing)?;
+        let id = name::show_id(&request.remote_id);
+        if request.remote_id.kind == IdType::NULL || request.method == AuthMethodId::NULL {
+            return Err("the peer does not say who it is".into());
+        }
+        if auth.id.matches(&request.remote_id).is_none() {
+            return Err(format!("the identity '{id}' of the peer does not match 'remote.id'"));
+        }
+        let by_code = request.method == AuthMethodId::PSK && request.version != 1;
+        let done = |valid_for| Verified { connection: Arc::clone(connection), valid_for, name: None };
+        match (&auth.method, &request.eap_msk) {
+            (_, Some(msk)) if by_code => {
+                let code = shared_key_code(request.prf, msk, &[&request.octets]);
+                let right: bool = code.as_slice().ct_eq(&request.auth).into();
+                if right { Ok(done(None)) } else { Err("the AUTH payload was not made with the key of EAP".into()) }
+            }
+            (_, Some(_)) => Err("after EAP the AUTH payload has to be made with its key".into()),
+            (AuthMethod::Psk | AuthMethod::Any, None) if by_code => self.shared_key(connection).map(|()| done(None)),
+            (AuthMethod::PublicKey(_) | AuthMethod::Any, None) if request.method != AuthMethodId::PSK => {
+                let constraints = match &auth.method {
+                    AuthMethod::PublicKey(words) => Constraints::parse(words),
+                    _ => Constraints::parse(&[]),
+                };
+                let until = self.public_key(auth, &constraints)?;
+                Ok(done(until.map(|until| until.saturating_sub(self.now))))
+            }
+            (wanted, None) => {
+                let method = request.method.name().unwrap_or("an unknown method");
+                Err(format!("'{id}' authenticates by {method}, but 'remote.auth' wants {wanted:?}"))
+            }
+        }
+    }
+
+    fn shared_key(&self, connection: &Connection) -> Result<(), String> {
+        let request = self.request;
+        let configured = connection.local.iter().filter_map(|auth| match &auth.id {
+            IdPattern::Like(id) => Some(id.clone()),
+            IdPattern::Any => None,
+        });
+        let local: Vec<Identity> = request.local_id.iter().cloned().chain(configured).chain([address_id(request.path.local.ip())]).collect();
+        let keys = shared::keys(self.store.shared(), &local, std::slice::from_ref(&request.remote_id));
+        if keys.is_empty() {
+            return Err(no_shared_key(&local[0], &request.remote_id));
+        }
+        let fits = |secret: &[u8]| -> bool {
+            shared_key_code(request.prf, secret, &[&request.octets]).as_slice().ct_eq(&request.auth).into()
+        };
+        if keys.iter().take(MAX_SHARED_KEYS).any(|shared| fits(&shared.secret)) {
+            return Ok(());
+        }
+        let id = name::show_id(&request.remote_id);
+        Err(format!("the shared key of '{id}' is another one than ours; compare 'secrets' on both sides"))
+    }
+
+    /// Until when the peer's key may be believed, since 1970; `None` for a raw key.
+    fn public_key(&mut self, auth: &Auth, constraints: &Constraints) -> Result<Option<Duration>, String> {
+        if !auth.groups.is_empty() {
+            return Err("'groups' cannot be checked: no source says who belongs to which; remove it".into());
+        }
+        if let Some(key) = self.raw_key(auth)? {
+            self.signature(&key, constraints)?;
+            return Ok(None);
+        }
+        let request = self.request;
+        let leaves: Vec<Certificate> = match self.brought.certificates.first() {
+            Some(sent) => vec![sent.clone()],
+            // A peer that was told not to send its certificate, and that this host knows.
+            None => {
+                let known = self.store.trust().end_entities.iter().filter(|leaf| name::is_of(leaf, &request.remote_id));
+                known.take(MAX_KNOWN).cloned().collect()
+            }
+        };
+        let id = name::show_id(&request.remote_id);
+        let mut fault = format!("the peer sent no certificate, and none of '{id}' is in x509");
+        for leaf in &leaves {
+            if !name::is_of(leaf, &request.remote_id) {
+                fault = format!("{leaf:?} is not that of '{id}': neither its subject nor an alternative name");
+                continue;
+            }
+            let checked = self.trusted(leaf, auth, constraints).and_then(|until| {
+                self.signature(leaf.key(), constraints)?;
+                Ok(until)
+            });
+            match checked {
+                Ok(until) => return Ok(Some(until)),
+                Err(why) => fault = why,
+            }
+        }
+        Err(fault)
+    }
+
+    /// The raw key with which the peer signs, if it is one that the connection names (RFC 7670).
+    fn raw_key(&self, auth: &Auth) -> Result<Option<PublicKey>, String> {
+        if auth.pubkeys.is_empty() {
+            let none = "the peer sent a raw public key; name it in 'remote.pubkeys' to accept it";
+            let only = self.brought.raw_key.is_some() && self.brought.certificates.is_empty();
+            return if only { Err(none.into()) } else { Ok(None) };
+        }
+        let mut named = auth.pubkeys.iter().filter_map(|spki| PublicKey::from_spki(spki).ok());
+        let found = match &self.brought.raw_key {
+            Some(sent) => named.find(|key| key == sent),
+            None if self.brought.certificates.is_empty() => named.next(),
+            None => None,
+        };
+        let Some(key) = found else {
+            let certificates = !auth.certs.is_empty() || !auth.cacerts.is_empty();
+            let none = "the peer's key is none of those in 'remote.pubkeys'";
+            return if certificates { Ok(None) } else { Err(none.into()) };
+        };
+        // Nothing in a raw key says whose it is, so the configuration has to.
+        let id = &self.request.remote_id;
+        let named = auth.id != IdPattern::Any || id.kind == IdType::KEY_ID && (id.data == key.key_id() || id.data == key.spki_id());
+        if named { Ok(Some(key)) } else { Err("a raw public key needs 'remote.id', which says whose it is".into()) }
+    }
+
+    /// Until when the certificate is trusted, since 1970.
+    fn trusted(&self, leaf: &Certificate, auth: &Auth, constraints: &Constraints) -> Result<Duration, String> {
+        let crls = self.brought.crls.iter();
+        trusted(self.store.trust(), leaf, &self.brought.certificates, crls, auth, constraints, self.now)
+    }
+
+    fn signature(&mut self, key: &PublicKey, constraints: &Constraints) -> Result<(), String> {
+        let request = self.request;
+        let (scheme, signature) = scheme(request, key.kind())?;
+        if !constraints.ike(key.kind(), scheme) {
+            return Err(format!("the peer signed with {scheme:?} by {:?}, which 'remote.auth' does not allow", key.kind()));
+        }
+        let known = self.signatures.iter().find(|(there, how, _)| there == key && *how == scheme);
+        let right = known.map(|(_, _, right)| *right).unwrap_or_else(|| {
+            let right = key.verify(scheme, &[&request.octets], signature).is_ok();
+            self.signatures.push((key.clone(), scheme, right));
+            right
+        });
+        if right { Ok(()) } else { Err("the signature in the AUTH payload is wrong: it is not by the key of the certificate".into()) }
+    }
+}
+
+/// Whether a certificate is trusted for one round of authentication, and until when.
+///
+/// # Errors
+/// Why not.
+pub(super) fn trusted<'a>(
+    trust: &'a Trust,
+    leaf: &Certificate,
+    sent: &[Certificate],
+    crls: impl Iterator<Item = &'a Crl>,
+    auth: &Auth,
+    constraints: &Constraints,
+    now: Duration,
+) -> Result<Duration, String> {
+    let pinned = auth.certs.contains(&leaf.fingerprint());
+    if !auth.certs.is_empty() && !pinned {
+        return Err(format!("{leaf:?} is none of those in 'remote.certs'"));
+    }
+    let crls: Vec<&Crl> = trust.crls.iter().chain(crls).collect();
+    let known = Known { anchors: &trust.authorities, stored: &trust.others, sent, crls: &crls, now };
+    let found = path::validate(leaf, &known, auth, constraints);
+    // What is loaded as an end entity is trusted by being loaded, where the configuration asks for nothing else.
+    let loaded = pinned || trust.end_entities.contains(leaf);
+    let asks = !auth.cacerts.is_empty() || !auth.cert_policy.is_empty();
+    match found {
+        Ok(path) => Ok(path.not_after()),
+        Err(no) if loaded && !asks && !no.revoked && auth.revocation != ike::config::Revocation::Strict => {
+            path::peer_certificate(leaf, now).map(|()| leaf.validity().1)
+        }
+        Err(no) => Err(no.why),
+    }
+}
+
+/// How the AUTH payload was signed, and the signature.
+fn scheme<'a>(request: &'a VerifyRequest, kind: PublicKeyKind) -> Result<(SignatureScheme, &'a [u8]), String> {
+    let data = &request.auth[..];
+    if request.version == 1 {
+        return match kind {
+            PublicKeyKind::Rsa { .. } => Ok((SignatureScheme::RawRsaPkcs1, data)),
+            PublicKeyKind::Ecdsa(curve) => Ok((SignatureScheme::EcdsaClassic(curve), data)),
+            PublicKeyKind::Ed25519 => Err("IKEv1 has no Ed25519 signatures".into()),
+        };
+    }
+    match request.method {
+        AuthMethodId::RSA => Ok((SignatureScheme::RsaPkcs1(Hash::Sha1), data)),
+        AuthMethodId::ECDSA256 => Ok((SignatureScheme::EcdsaClassic(Curve::P256), data)),
+        AuthMethodId::ECDSA384 => Ok((SignatureScheme::EcdsaClassic(Curve::P384), data)),
+        AuthMethodId::ECDSA521 => Ok((SignatureScheme::EcdsaClassic(Curve::P521), data)),
+        AuthMethodId::DIGITAL_SIGNATURE => {
+            let auth = wire::ike::Auth { method: request.method, data };
+            let (algorithm, signature) = auth.digital_signature().map_err(|fault| fault.to_string())?;
+            let scheme = SignatureScheme::from_algorithm_identifier(algorithm)
+                .ok_or("the peer signed with an algorithm that is not supported")?;
+            Ok((scheme, signature))
+        }
+        other => Err(format!("the authentication method {} is not supported", other.0)),
+    }
+}
+
+/// SHA-1 of the keys of the CAs that this host trusts for a connection, for CERTREQ (RFC 7296 §3.7).
+pub(super) fn trusted_authorities(store: &Store, connection: &Connection) -> Vec<[u8; 20]> {
+    let named: Vec<[u8; 32]> = connection.remote.iter().flat_map(|auth| auth.cacerts.iter().copied()).collect();
+    let wanted = |ca: &&Certificate| named.is_empty() || named.contains(&ca.fingerprint());
+    let mut ids: Vec<[u8; 20]> = store.trust().authorities.iter().filter(wanted).map(|ca| ca.key().spki_id()).collect();
+    ids.sort_unstable();
+    ids.dedup();
+    ids.truncate(MAX_AUTHORITIES);
+    ids
+}
+
+/// CAs that are named in a CERTREQ: 5 KiB.
+const MAX_AUTHORITIES: usize = 256;
