@@ -6,7 +6,7 @@ macro_rules! counters {
         $(#[doc = $doc] pub(crate) const $name: &str = $text;)*
 
         /// Name and meaning of every counter of an authenticated IKE SA.
-        pub const COUNTERS: &[(&str, &str)] = &[$(($text, $doc)),*];
+        pub(crate) const COUNTERS: &[(&str, &str)] = &[$(($text, $doc)),*];
     };
 }
 

@@ -239,7 +239,7 @@ fn storm(seed: u64, connection: Connection, steps: &[Step], strict: bool) -> Pai
     while pair.now < ends {
         if below(4) == 0 {
             let (host, step) = (below(2) as usize, steps[below(steps.len() as u32) as usize]);
-            pair.act(host, |ctx, sa| step(ctx, sa));
+            pair.act(host, step);
         }
         match below(10) {
             _ if pair.wire.is_empty() => {
