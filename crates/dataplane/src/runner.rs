@@ -265,6 +265,8 @@ impl Post {
                 if self.open[i + 1] {
                     self.links.outer_rx[i].rx(&mut self.batch)?;
                     self.open[i + 1] = self.batch.room() == 0;
+                    // Tables of after the packets came: a peer may use an SA as soon as it is told of it.
+                    let snapshot = reader.load();
                     self.inbound(snapshot, i)?;
                 }
             }

@@ -14,7 +14,6 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
 
-use crate::config::Config;
 use crate::keying::{Happened, Keying};
 use crate::plane::Plane;
 use crate::vici::listing::{self, IkeSaListing, LogListing, StatsListing};
@@ -68,7 +67,6 @@ enum What {
 pub(crate) struct Realm<'a> {
     pub(crate) keying: &'a mut Keying,
     pub(crate) plane: &'a mut Plane,
-    pub(crate) config: &'a Config,
     pub(crate) loaded: &'a mut Loaded,
 }
 

@@ -175,17 +175,16 @@ impl Keying {
         }
         self.endpoint.handle_timeout(now);
         self.carry_out(plane, &mut tell);
-        if let Err(error) = plane.commit() {
-            tracing::error!(target: "control", "{error:#}");
-        }
     }
 
-    /// Carries out everything that the endpoint wants.
-    pub(crate) fn carry_out(&mut self, plane: &mut Plane, tell: &mut impl FnMut(Happened)) {
+    /// Carries out everything that the endpoint wants. Peers are told last: as soon as one knows of an SA it
+    /// may use it.
+    fn carry_out(&mut self, plane: &mut Plane, tell: &mut impl FnMut(Happened)) {
         let now = Instant::now();
+        let mut messages = Vec::new();
         while let Some(output) = self.endpoint.poll() {
             match output {
-                Output::Transmit(transmit) => self.transmit(now, &transmit),
+                Output::Transmit(transmit) => messages.push(transmit),
                 Output::Keepalive(path) => drop(self.sockets.keep_alive(path.local, path.remote)),
                 Output::Ask(ticket, question) => self.credentials.ask(ticket, question),
                 Output::Forget(ticket) => self.credentials.forget(ticket),
@@ -212,6 +211,12 @@ impl Keying {
                     tell(Happened::Event(event));
                 }
             }
+        }
+        if let Err(error) = plane.commit() {
+            tracing::error!(target: "control", "{error:#}");
+        }
+        for message in &messages {
+            self.transmit(now, message);
         }
     }
 

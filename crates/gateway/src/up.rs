@@ -185,8 +185,7 @@ impl KeyedSide {
     /// One turn of IKE and of its control socket.
     fn turn(&mut self, plane: &mut Plane) -> Vec<Wish> {
         let Self { control, keying, loaded } = self;
-        let config = plane.config.clone();
-        let wishes = control.turn(&mut Realm { keying, plane, config: &config, loaded });
+        let wishes = control.turn(&mut Realm { keying, plane, loaded });
         let mut happened = Vec::new();
         keying.turn(plane, |what| happened.push(what));
         for what in &happened {

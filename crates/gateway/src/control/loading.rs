@@ -154,7 +154,8 @@ fn section(name: &str, request: &Message) -> Section {
 }
 
 fn load_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
-    let (outside, gateway): (Outside<'_>, &Gateway) = (Outside::host(&realm.loaded.folder), &realm.config.gateway);
+    let (outside, gateway): (Outside<'_>, &Gateway) =
+        (Outside::host(&realm.loaded.folder), &realm.plane.config.gateway);
     let loaded =
         config::load_connection(&section("load-conn", request), &outside, gateway).map_err(|why| told(&why))?;
     for warning in &loaded.warnings {
@@ -184,7 +185,7 @@ fn load_pool(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
 }
 
 fn load_authority(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
-    let (outside, gateway) = (Outside::host(&realm.loaded.folder), &realm.config.gateway);
+    let (outside, gateway) = (Outside::host(&realm.loaded.folder), &realm.plane.config.gateway);
     let authority =
         config::load_authority(&section("load-authority", request), &outside, gateway).map_err(|why| told(&why))?;
     realm
