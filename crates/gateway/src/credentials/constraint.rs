@@ -103,7 +103,9 @@ impl Constraint {
             Key::None => false,
         };
         let hash = match scheme {
-            SignatureScheme::RsaPkcs1(hash) | SignatureScheme::RsaPss(hash) | SignatureScheme::Ecdsa(hash) => Some(hash),
+            SignatureScheme::RsaPkcs1(hash) | SignatureScheme::RsaPss(hash) | SignatureScheme::Ecdsa(hash) => {
+                Some(hash)
+            }
             SignatureScheme::EcdsaClassic(curve) => Some(curve.hash()),
             SignatureScheme::Ed25519 => None,
             // IKEv1 has nothing else; the hash was negotiated.
@@ -132,7 +134,10 @@ mod tests {
     #[test]
     fn without_words_everything_but_the_broken() {
         let none = of(&[]);
-        assert!(none.ike(RSA, SignatureScheme::RsaPss(Hash::Sha256)) && none.chain(P384, SignatureScheme::Ecdsa(Hash::Sha384)));
+        assert!(
+            none.ike(RSA, SignatureScheme::RsaPss(Hash::Sha256))
+                && none.chain(P384, SignatureScheme::Ecdsa(Hash::Sha384))
+        );
         assert!(!none.chain(RSA, SignatureScheme::RsaPkcs1(Hash::Sha1)));
         assert!(!none.ike(PublicKeyKind::Rsa { bits: 1024 }, SignatureScheme::RsaPkcs1(Hash::Sha256)));
         assert!(none.ike(PublicKeyKind::Ed25519, SignatureScheme::Ed25519));

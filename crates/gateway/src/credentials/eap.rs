@@ -9,9 +9,9 @@ mod method;
 mod mschapv2;
 mod packet;
 mod server;
-mod tls;
 #[cfg(test)]
 mod tests;
+mod tls;
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -64,18 +64,27 @@ pub(super) fn is_of(certificate: &Certificate, id: &Identity) -> bool {
             };
             Identity::of_dn(certificate.subject().to_vec()).is_same(id) || names.iter().any(alternative)
         }
-        IdType::FQDN => !data.is_empty() && names.iter().any(|name| match name {
-            GeneralName::DnsName(name) => name.as_bytes().eq_ignore_ascii_case(data),
-            _ => false,
-        }),
-        IdType::RFC822_ADDR => !data.is_empty() && names.iter().any(|name| match name {
-            GeneralName::Rfc822Name(name) => name.as_bytes().eq_ignore_ascii_case(data),
-            _ => false,
-        }),
-        IdType::IPV4_ADDR | IdType::IPV6_ADDR => matches!(data.len(), 4 | 16) && names.iter().any(|name| match name {
-            GeneralName::IpAddress(addr) => addr.as_bytes() == data,
-            _ => false,
-        }),
+        IdType::FQDN => {
+            !data.is_empty()
+                && names.iter().any(|name| match name {
+                    GeneralName::DnsName(name) => name.as_bytes().eq_ignore_ascii_case(data),
+                    _ => false,
+                })
+        }
+        IdType::RFC822_ADDR => {
+            !data.is_empty()
+                && names.iter().any(|name| match name {
+                    GeneralName::Rfc822Name(name) => name.as_bytes().eq_ignore_ascii_case(data),
+                    _ => false,
+                })
+        }
+        IdType::IPV4_ADDR | IdType::IPV6_ADDR => {
+            matches!(data.len(), 4 | 16)
+                && names.iter().any(|name| match name {
+                    GeneralName::IpAddress(addr) => addr.as_bytes() == data,
+                    _ => false,
+                })
+        }
         IdType::DER_ASN1_GN => names.iter().any(|name| name.to_der().is_ok_and(|name| name == data)),
         IdType::KEY_ID => is_key_id(certificate, data),
         _ => false,

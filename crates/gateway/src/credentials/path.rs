@@ -74,7 +74,12 @@ pub(super) struct NoPath {
 ///
 /// # Errors
 /// [`NoPath`].
-pub(super) fn validate(leaf: &Certificate, known: &Known<'_>, auth: &Auth, constraints: &Constraints) -> Result<Path, NoPath> {
+pub(super) fn validate(
+    leaf: &Certificate,
+    known: &Known<'_>,
+    auth: &Auth,
+    constraints: &Constraints,
+) -> Result<Path, NoPath> {
     peer_certificate(leaf, known.now).map_err(|why| NoPath { why, revoked: false })?;
     let no_issuer = format!(
         "no trusted CA issued it (issuer {}); load the CA into x509ca, and let the peer send what lies between",
@@ -163,7 +168,13 @@ impl Search<'_> {
     }
 
     /// Whether `issuer` may stand above the path and signed its end.
-    fn issues(&mut self, path: &[Certificate], last: &Certificate, issuer: &Certificate, trusted: bool) -> Result<(), String> {
+    fn issues(
+        &mut self,
+        path: &[Certificate],
+        last: &Certificate,
+        issuer: &Certificate,
+        trusted: bool,
+    ) -> Result<(), String> {
         let extensions = issuer.extensions();
         in_time(issuer, self.known.now)?;
         known_extensions(issuer)?;
@@ -288,7 +299,7 @@ fn policies(path: &[Certificate], wanted: &[String]) -> Result<(), String> {
     }
     let asked = path.iter().find(|certificate| certificate.extensions().require_policy);
     if let Some(asking) = asked
-        && !path[0].extensions().policies.iter().flatten().any(|policy| carried(policy))
+        && !path[0].extensions().policies.iter().flatten().any(carried)
     {
         return Err(format!("{asking:?} asks for a policy that all below it have, and there is none"));
     }

@@ -91,7 +91,8 @@ mod tests {
 
     #[test]
     fn several_blocks_and_what_stands_between() {
-        let text = b"bag\n-----BEGIN A B-----\nMAMC\r\nAQU=\n-----END A B-----\nx\n-----BEGIN C-----\nMAA=\n-----END C-----";
+        let text =
+            b"bag\n-----BEGIN A B-----\nMAMC\r\nAQU=\n-----END A B-----\nx\n-----BEGIN C-----\nMAA=\n-----END C-----";
         let found = blocks(text).expect("two blocks");
         assert_eq!((&*found[0].label, &found[0].der[..]), ("A B", &[0x30, 3, 2, 1, 5][..]));
         assert_eq!((&*found[1].label, &found[1].der[..]), ("C", &[0x30, 0][..]));

@@ -60,7 +60,9 @@ pub(super) fn private_key(file: &[u8], passphrases: &[&[u8]]) -> Result<PrivateK
 /// PFX begins with version 3 and a ContentInfo.
 pub(super) fn is_pkcs12(der: &[u8]) -> bool {
     let inside = Reader::new(der).inside(SEQUENCE);
-    inside.is_some_and(|mut pfx| pfx.number() == Some(3) && pfx.inside(SEQUENCE).is_some_and(|mut c| c.one(OID).is_some()))
+    inside.is_some_and(|mut pfx| {
+        pfx.number() == Some(3) && pfx.inside(SEQUENCE).is_some_and(|mut c| c.one(OID).is_some())
+    })
 }
 
 /// EncryptedPrivateKeyInfo (RFC 5958 §3).
@@ -78,6 +80,9 @@ impl<'a> Sealed<'a> {
         Some(Self { algorithm: algorithm.one(OID)?.body, parameters: algorithm, body }).filter(|_| inside.is_empty())
     }
 }
+
+/// OID and parameters.
+type Algorithm<'a> = (&'a [u8], Reader<'a>);
 
 /// PBES2 with PBKDF2 and a cipher in CBC mode.
 struct Method<'a> {
@@ -102,7 +107,8 @@ impl<'a> Method<'a> {
         let malformed = "its PBKDF2 parameters are malformed";
         let mut kdf = kdf_parameters.inside(SEQUENCE).ok_or(malformed)?;
         let salt = kdf.one(OCTET_STRING).ok_or(malformed)?.body;
-        let iterations = kdf.number().filter(|count| *count <= MAX_ITERATIONS).and_then(NonZeroU32::new).ok_or(malformed)?;
+        let iterations =
+            kdf.number().filter(|count| *count <= MAX_ITERATIONS).and_then(NonZeroU32::new).ok_or(malformed)?;
         if kdf.peek() == Some(super::der::INTEGER) {
             kdf.number().ok_or(malformed)?;
         }
@@ -132,7 +138,7 @@ impl<'a> Method<'a> {
         Ok(Self { prf, salt, iterations, cipher, iv })
     }
 
-    fn halves(mut parameters: Reader<'a>) -> Option<((&'a [u8], Reader<'a>), (&'a [u8], Reader<'a>))> {
+    fn halves(mut parameters: Reader<'a>) -> Option<(Algorithm<'a>, Algorithm<'a>)> {
         let mut inside = parameters.inside(SEQUENCE)?;
         let mut half = || {
             let mut algorithm = inside.inside(SEQUENCE)?;

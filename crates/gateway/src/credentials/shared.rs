@@ -61,8 +61,7 @@ impl Shared {
     /// secret with this host could claim to be anybody.
     fn between(&self, local: &[Identity], remote: &[Identity]) -> Option<(Option<Match>, Option<Match>)> {
         let weights = (self.owned_by(remote), self.owned_by(local));
-        let all_local =
-            || self.owners.iter().all(|owner| local.iter().any(|id| owner.matches(id).is_some()));
+        let all_local = || self.owners.iter().all(|owner| local.iter().any(|id| owner.matches(id).is_some()));
         match weights {
             (None, None) => None,
             (None, _) if !all_local() => None,
@@ -146,7 +145,10 @@ mod tests {
         assert_eq!(of("moon.weir.test", "eve.test"), ["any", "moon", "pattern"]);
         assert_eq!(of("a.test", "b.test"), ["any"]);
         let user = |name: &str| of_user(all.iter(), &[SharedKind::Ike], &[id(name)]).map(|shared| &*shared.id);
-        assert_eq!((user("mars.weir.test"), user("x.weir.test"), user("x")), (Some("other"), Some("pattern"), Some("any")));
+        assert_eq!(
+            (user("mars.weir.test"), user("x.weir.test"), user("x")),
+            (Some("other"), Some("pattern"), Some("any"))
+        );
         assert!(of_user(all.iter(), &[SharedKind::Ppk], &[id("x")]).is_none());
         assert_eq!(SharedKind::from_name("EAP"), Some(SharedKind::Eap));
     }

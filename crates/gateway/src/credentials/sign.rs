@@ -121,9 +121,10 @@ fn by_signature(
 ) -> Result<Signed, Refusal> {
     let mut faults = Vec::new();
     let mut best: Option<Candidate> = None;
-    for candidate in raw_keys(store, request, auth, constraints).into_iter().chain(
-        certificates(store, auth).map(|leaf| with_certificate(store, request, auth, constraints, leaf, now)),
-    ) {
+    for candidate in raw_keys(store, request, auth, constraints)
+        .into_iter()
+        .chain(certificates(store, auth).map(|leaf| with_certificate(store, request, auth, constraints, leaf, now)))
+    {
         match candidate {
             Ok(found) if best.as_ref().is_none_or(|best| found.rank > best.rank) => best = Some(found),
             Ok(_) => {}
@@ -132,7 +133,8 @@ fn by_signature(
     }
     let Some(Candidate { key, id, mut certs, scheme, .. }) = best else {
         return refuse(match faults.is_empty() {
-            true => "no certificate with its private key is there; load both (x509 and private), or name it in 'certs'".into(),
+            true => "no certificate with its private key is there; load both (x509 and private), or name it in 'certs'"
+                .into(),
             false => faults.join("; "),
         });
     };
@@ -202,7 +204,12 @@ fn with_certificate(
     Ok(Candidate { key: Arc::clone(key), id, certs, rank: (asked, leaf.validity().1), scheme })
 }
 
-fn raw_keys(store: &Store, request: &SignRequest, auth: &Auth, constraints: &Constraints) -> Vec<Result<Candidate, String>> {
+fn raw_keys(
+    store: &Store,
+    request: &SignRequest,
+    auth: &Auth,
+    constraints: &Constraints,
+) -> Vec<Result<Candidate, String>> {
     let candidate = |spki: &Vec<u8>| {
         let public = crypto::ike::PublicKey::from_spki(spki).map_err(|fault| format!("'pubkeys': {fault}"))?;
         let missing = "the private half of the key in 'pubkeys' is missing; put it into the folder private";
@@ -231,7 +238,7 @@ fn scheme(key: &PrivateKey, request: &SignRequest, constraints: &Constraints) ->
     let pkcs1 = |hash: Hash| Some(SignatureScheme::RsaPkcs1(hash));
     let mut tried: Vec<SignatureScheme> = Vec::new();
     // One hash alone at a time, so that a constraint can rule the best one out.
-    let order = HashId::OFFERED.iter().map(|id| std::slice::from_ref(id)).filter(|id| hashes.contains(&id[0]));
+    let order = HashId::OFFERED.iter().map(std::slice::from_ref).filter(|id| hashes.contains(&id[0]));
     let best = std::iter::once(&hashes[..]).chain(order).filter_map(|hashes| key.best_scheme(hashes));
     for scheme in best {
         let plain = match scheme {

@@ -103,7 +103,12 @@ impl Store {
     ///
     /// # Errors
     /// What is wrong with it, in words for its owner; then nothing was added.
-    pub fn add_certificates(&mut self, bytes: &[u8], usage: CertificateUse, origin: Origin) -> Result<Vec<[u8; 32]>, String> {
+    pub fn add_certificates(
+        &mut self,
+        bytes: &[u8],
+        usage: CertificateUse,
+        origin: Origin,
+    ) -> Result<Vec<[u8; 32]>, String> {
         let mut found = Vec::new();
         for block in pem::blocks(bytes)? {
             if !matches!(&*block.label, "" | "CERTIFICATE" | "X509 CERTIFICATE" | "TRUSTED CERTIFICATE") {
@@ -205,7 +210,10 @@ impl Store {
 
     /// Identifiers of the shared secrets that came over vici.
     pub fn shared_ids(&self) -> impl Iterator<Item = &str> {
-        self.shared.iter().filter(|(origin, there)| *origin == Origin::Vici && !there.id.is_empty()).map(|(_, there)| &*there.id)
+        self.shared
+            .iter()
+            .filter(|(origin, there)| *origin == Origin::Vici && !there.id.is_empty())
+            .map(|(_, there)| &*there.id)
     }
 
     /// Forgets everything from one place.
@@ -227,7 +235,8 @@ impl Store {
         for name in ["x509", "x509ca", "x509aa", "x509crl", "pubkey", "private", "rsa", "ecdsa", "pkcs8", "pkcs12"] {
             for (path, file) in files(&folder.join(name)) {
                 let loaded = read(&path).and_then(|bytes| {
-                    let fitting = |entry: &&Passphrase<'_>| entry.folder == name && entry.file.eq_ignore_ascii_case(&file);
+                    let fitting =
+                        |entry: &&Passphrase<'_>| entry.folder == name && entry.file.eq_ignore_ascii_case(&file);
                     let secrets: Vec<&[u8]> = passphrases.iter().filter(fitting).map(|entry| entry.secret).collect();
                     self.load(name, &bytes, &secrets)
                 });

@@ -14,7 +14,9 @@ use ike::config::{
 };
 use ike::identity::{IdPattern, Identity};
 use ike::output::{Path, SignRequest, Signed, VerifyRequest};
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SignatureAlgorithm};
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose, SanType, SignatureAlgorithm,
+};
 use wire::ike::HashId;
 
 use super::store::{CertificateUse, Origin, Store};

@@ -147,7 +147,8 @@ impl Check<'_> {
             IdPattern::Like(id) => Some(id.clone()),
             IdPattern::Any => None,
         });
-        let local: Vec<Identity> = request.local_id.iter().cloned().chain(configured).chain([address_id(request.path.local.ip())]).collect();
+        let local: Vec<Identity> =
+            request.local_id.iter().cloned().chain(configured).chain([address_id(request.path.local.ip())]).collect();
         let keys = shared::keys(self.store.shared(), &local, std::slice::from_ref(&request.remote_id));
         if keys.is_empty() {
             return Err(no_shared_key(&local[0], &request.remote_id));
@@ -219,7 +220,8 @@ impl Check<'_> {
         };
         // Nothing in a raw key says whose it is, so the configuration has to.
         let id = &self.request.remote_id;
-        let named = auth.id != IdPattern::Any || id.kind == IdType::KEY_ID && (id.data == key.key_id() || id.data == key.spki_id());
+        let named = auth.id != IdPattern::Any
+            || id.kind == IdType::KEY_ID && (id.data == key.key_id() || id.data == key.spki_id());
         if named { Ok(Some(key)) } else { Err("a raw public key needs 'remote.id', which says whose it is".into()) }
     }
 
@@ -233,7 +235,10 @@ impl Check<'_> {
         let request = self.request;
         let (scheme, signature) = scheme(request, key.kind())?;
         if !constraints.ike(key.kind(), scheme) {
-            return Err(format!("the peer signed with {scheme:?} by {:?}, which 'remote.auth' does not allow", key.kind()));
+            return Err(format!(
+                "the peer signed with {scheme:?} by {:?}, which 'remote.auth' does not allow",
+                key.kind()
+            ));
         }
         let known = self.signatures.iter().find(|(there, how, _)| there == key && *how == scheme);
         let right = known.map(|(_, _, right)| *right).unwrap_or_else(|| {
@@ -241,7 +246,11 @@ impl Check<'_> {
             self.signatures.push((key.clone(), scheme, right));
             right
         });
-        if right { Ok(()) } else { Err("the signature in the AUTH payload is wrong: it is not by the key of the certificate".into()) }
+        if right {
+            Ok(())
+        } else {
+            Err("the signature in the AUTH payload is wrong: it is not by the key of the certificate".into())
+        }
     }
 }
 
@@ -278,7 +287,7 @@ pub(super) fn trusted<'a>(
 }
 
 /// How the AUTH payload was signed, and the signature.
-fn scheme<'a>(request: &'a VerifyRequest, kind: PublicKeyKind) -> Result<(SignatureScheme, &'a [u8]), String> {
+fn scheme(request: &VerifyRequest, kind: PublicKeyKind) -> Result<(SignatureScheme, &[u8]), String> {
     let data = &request.auth[..];
     if request.version == 1 {
         return match kind {

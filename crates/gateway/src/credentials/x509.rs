@@ -319,11 +319,11 @@ impl CertificateExtensions {
     /// The subject may be a peer of IKE (RFC 4945 §5.1.3.12; certificates made for TLS are common).
     pub(super) fn may_be_peer(&self) -> bool {
         const PURPOSES: [&str; 5] = [
-            "1.3.6.1.5.5.8.2.2",   // ikeIntermediate
-            "1.3.6.1.5.5.7.3.17",  // ipsecIKE
-            "1.3.6.1.5.5.7.3.1",   // serverAuth
-            "1.3.6.1.5.5.7.3.2",   // clientAuth
-            "2.5.29.37.0",         // anyExtendedKeyUsage
+            "1.3.6.1.5.5.8.2.2",  // ikeIntermediate
+            "1.3.6.1.5.5.7.3.17", // ipsecIKE
+            "1.3.6.1.5.5.7.3.1",  // serverAuth
+            "1.3.6.1.5.5.7.3.2",  // clientAuth
+            "2.5.29.37.0",        // anyExtendedKeyUsage
         ];
         let good = |purpose: &ObjectIdentifier| PURPOSES.iter().any(|known| purpose.to_string() == *known);
         self.extended_key_usage.as_ref().is_none_or(|purposes| purposes.iter().any(good))
@@ -479,8 +479,8 @@ impl Crl {
         let scope = &self.0.scope;
         let there = &certificate.extensions().crl_names;
         self.0.issuer == certificate.issuer()
-            && !(scope.end_entities_only && certificate.is_ca())
-            && !(scope.authorities_only && !certificate.is_ca())
+            && (!scope.end_entities_only || !certificate.is_ca())
+            && (!scope.authorities_only || certificate.is_ca())
             && (scope.names.is_empty() || scope.names.iter().any(|name| there.contains(name)))
     }
 

@@ -183,7 +183,8 @@ impl Client {
             EapType::MsChapV2 => self.prepared.mschapv2.is_some(),
             EapType::Tls => matches!(self.prepared.tls, Ok(Some(_))),
         };
-        let mut wanted: Vec<u8> = self.allowed.iter().filter(|method| able(method)).map(|method| number(*method)).collect();
+        let mut wanted: Vec<u8> =
+            self.allowed.iter().filter(|method| able(method)).map(|method| number(*method)).collect();
         if wanted.is_empty() {
             wanted.push(0);
         }

@@ -21,10 +21,24 @@ const MAX_NAME: usize = 256;
 /// Type data.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Message<'a> {
-    Challenge { id: u8, challenge: &'a [u8; 16] },
-    Response { id: u8, peer_challenge: &'a [u8; 16], nt_response: &'a [u8; 24], name: &'a [u8] },
-    Success { id: u8, message: &'a [u8] },
-    Failure { id: u8, message: &'a [u8] },
+    Challenge {
+        id: u8,
+        challenge: &'a [u8; 16],
+    },
+    Response {
+        id: u8,
+        peer_challenge: &'a [u8; 16],
+        nt_response: &'a [u8; 24],
+        name: &'a [u8],
+    },
+    Success {
+        id: u8,
+        message: &'a [u8],
+    },
+    Failure {
+        id: u8,
+        message: &'a [u8],
+    },
     /// Responses to the two above are a single byte.
     Ack(u8),
 }
@@ -34,7 +48,9 @@ impl<'a> Message<'a> {
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
         let (code, id, body) = match *data {
             [code @ (SUCCESS | FAILURE)] => return Some(Self::Ack(code)),
-            [code, id, l0, l1, ref body @ ..] if usize::from(u16::from_be_bytes([l0, l1])) == data.len() => (code, id, body),
+            [code, id, l0, l1, ref body @ ..] if usize::from(u16::from_be_bytes([l0, l1])) == data.len() => {
+                (code, id, body)
+            }
             _ => return None,
         };
         match (code, body) {
@@ -109,7 +125,9 @@ impl Server {
     pub(super) fn step(&mut self, store: &Store, data: &[u8]) -> Progress {
         let state = std::mem::replace(&mut self.state, ServerState::Over);
         match (state, Message::parse(data)) {
-            (ServerState::Challenged, Some(Message::Response { id, peer_challenge, nt_response, name })) if id == self.id => {
+            (ServerState::Challenged, Some(Message::Response { id, peer_challenge, nt_response, name }))
+                if id == self.id =>
+            {
                 self.check(store, peer_challenge, nt_response, name)
             }
             (ServerState::Proven(msk), Some(Message::Ack(SUCCESS))) => Progress::Done(Some(msk), None),
@@ -157,7 +175,10 @@ pub(super) struct Client {
 enum ClientState {
     Start,
     /// What the server has to prove, and the MSK then.
-    Answered { proof: String, msk: Secret },
+    Answered {
+        proof: String,
+        msk: Secret,
+    },
     /// The server proved that it knows the password, and was told so.
     Proven(Secret),
     Over,

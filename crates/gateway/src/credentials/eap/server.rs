@@ -38,7 +38,11 @@ enum State {
     /// Asked for the identity.
     Identity,
     /// `fresh`: the first request of the method is outstanding, so the client may still refuse it.
-    Method { method: Box<Method>, kind: EapType, fresh: bool },
+    Method {
+        method: Box<Method>,
+        kind: EapType,
+        fresh: bool,
+    },
     Over,
 }
 
@@ -54,7 +58,9 @@ impl Server {
         let left = match auth.method {
             AuthMethod::Eap(Some(method)) => vec![method],
             AuthMethod::Eap(None) | AuthMethod::Any => OPEN.to_vec(),
-            _ => return Err("the peer wants EAP; set 'remote.auth = eap-mschapv2' or another method to allow it".into()),
+            _ => {
+                return Err("the peer wants EAP; set 'remote.auth = eap-mschapv2' or another method to allow it".into());
+            }
         };
         let mut id = [0];
         crypto::random(&mut id);
@@ -94,7 +100,9 @@ impl Server {
             (State::Method { method, kind, .. }, there) if there == number(kind) => {
                 self.go_on(store, method, kind, response.data)
             }
-            (_, packet::NAK) => Outcome::Failure("the client refuses the method; set 'remote.auth' to one that it has".into()),
+            (_, packet::NAK) => {
+                Outcome::Failure("the client refuses the method; set 'remote.auth' to one that it has".into())
+            }
             _ => Outcome::Failure("the client answered with another method".into()),
         }
     }
@@ -110,7 +118,9 @@ impl Server {
         }
         self.identity = identity.to_vec();
         let wanted = self.auth().eap_id.clone();
-        if wanted.is_some_and(|wanted| !identities(identity).iter().any(|id| id.data.eq_ignore_ascii_case(&wanted.data))) {
+        if wanted
+            .is_some_and(|wanted| !identities(identity).iter().any(|id| id.data.eq_ignore_ascii_case(&wanted.data)))
+        {
             let shown = name::printable(&String::from_utf8_lossy(identity));
             return Outcome::Failure(format!("the EAP identity '{shown}' is not that of 'remote.eap_id'"));
         }

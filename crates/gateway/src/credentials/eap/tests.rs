@@ -10,6 +10,9 @@ use super::super::store::Origin;
 use super::super::tests::{Entity, NOW, auth, connection, id, like, public_key, store};
 use super::*;
 
+/// What the client and the server have at last, and the number of the last turn.
+type Run = (Result<Option<Secret>, String>, Result<Option<Secret>, String>, usize);
+
 struct Pair {
     client: (Conversations, Store),
     server: (Conversations, Store),
@@ -30,7 +33,12 @@ impl Pair {
         let gateway = || Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) };
         let connections = [connection(client_auth, gateway()), connection(gateway(), server_auth)].map(Arc::new);
         let who = id("carol@weir.test");
-        Self { client: (Conversations::default(), client), server: (Conversations::default(), server), connections, who }
+        Self {
+            client: (Conversations::default(), client),
+            server: (Conversations::default(), server),
+            connections,
+            who,
+        }
     }
 
     /// With a password on both sides.
@@ -55,7 +63,7 @@ impl Pair {
     }
 
     /// Runs to the end: what each side has at last, and how many packets went to the client.
-    fn run(&mut self, mut change: impl FnMut(usize, bool, &mut Vec<u8>)) -> (Result<Option<Secret>, String>, Result<Option<Secret>, String>, usize) {
+    fn run(&mut self, mut change: impl FnMut(usize, bool, &mut Vec<u8>)) -> Run {
         let mut packet = Vec::new();
         for turn in 0..300 {
             let (mut request, verdict) = match self.step(false, &packet) {
@@ -68,7 +76,9 @@ impl Pair {
             packet = match (answer, verdict) {
                 (EapAnswer::Packet(response), None) => response,
                 (EapAnswer::Success { msk, .. }, Some(verdict)) => return (Ok(msk), verdict, turn),
-                (EapAnswer::Failure(_, why), verdict) => return (Err(why.0), verdict.unwrap_or(Err("no verdict".into())), turn),
+                (EapAnswer::Failure(_, why), verdict) => {
+                    return (Err(why.0), verdict.unwrap_or(Err("no verdict".into())), turn);
+                }
                 (EapAnswer::Packet(_), Some(verdict)) => return (Err("no verdict".into()), verdict, turn),
                 (EapAnswer::Success { msk, .. }, None) => return (Ok(msk), Err("no verdict".into()), turn),
             };
@@ -78,7 +88,7 @@ impl Pair {
     }
 }
 
-fn same(result: &(Result<Option<Secret>, String>, Result<Option<Secret>, String>, usize)) -> bool {
+fn same(result: &Run) -> bool {
     matches!(result, (Ok(Some(a)), Ok(Some(b)), _) if a == b && a.len() == 64)
 }
 
@@ -121,11 +131,12 @@ fn nothing_succeeds_early_or_under_another_name() {
     for method in [EapType::Md5, EapType::MsChapV2] {
         let last = Pair::password(Some(method), Some(method), b"word", b"word").run(|_, _, _| {}).2;
         for early in 0..last {
-            let (client, _, _) = Pair::password(Some(method), Some(method), b"word", b"word").run(|turn, to_client, packet| {
-                if to_client && turn == early {
-                    *packet = packet::success(packet[1]);
-                }
-            });
+            let (client, _, _) =
+                Pair::password(Some(method), Some(method), b"word", b"word").run(|turn, to_client, packet| {
+                    if to_client && turn == early {
+                        *packet = packet::success(packet[1]);
+                    }
+                });
             // MD5 has no proof of the server: after its answer the client has to believe.
             assert!(client.is_err(), "{method:?} {early}");
         }
@@ -149,7 +160,9 @@ fn nothing_succeeds_early_or_under_another_name() {
     });
     assert!(why(client).contains("refuses the password"));
     let end = pair.step(false, &packet::emit(packet::RESPONSE, last, packet::MSCHAPV2, &[4]));
-    assert!(matches!(end, EapAnswer::Failure(packet, why) if packet == packet::failure(last) && why.0.contains("another name")));
+    assert!(
+        matches!(end, EapAnswer::Failure(packet, why) if packet == packet::failure(last) && why.0.contains("another name"))
+    );
     // An EAP identity that the configuration does not want.
     let mut pair = Pair::password(None, None, b"word", b"word");
     let wanted = Auth { eap_id: Some(id("alice@weir.test")), ..eap(None) };
@@ -174,7 +187,9 @@ fn conversations_end_and_are_bounded() {
     for conversation in 0..MAX_CONVERSATIONS as u64 {
         assert!(matches!(step(conversation, Vec::new(), &mut pair, NOW), EapAnswer::Packet(_)));
     }
-    assert!(matches!(step(9999, Vec::new(), &mut pair, NOW), EapAnswer::Failure(_, why) if why.0.contains("512 others")));
+    assert!(
+        matches!(step(9999, Vec::new(), &mut pair, NOW), EapAnswer::Failure(_, why) if why.0.contains("512 others"))
+    );
     assert!(matches!(step(9999, Vec::new(), &mut pair, NOW + MAX_AGE), EapAnswer::Packet(_)));
     assert_eq!(pair.server.0.0.len(), 1);
 }
@@ -250,7 +265,10 @@ fn tls_survives_no_tampering() {
                         return;
                     }
                     match kind {
-                        0 => *packet = packet::emit(packet[0], packet[1], packet[4], &packet[5..5 + (packet.len() - 5) / 2]),
+                        0 => {
+                            *packet =
+                                packet::emit(packet[0], packet[1], packet[4], &packet[5..5 + (packet.len() - 5) / 2])
+                        }
                         1 => *packet = packet::emit(packet[0], packet[1], packet[4], &[0]),
                         2 => *packet = packet::success(packet[1]),
                         _ => {

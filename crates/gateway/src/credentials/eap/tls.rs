@@ -163,7 +163,12 @@ impl Session {
     }
 
     /// A client, which wants the server to be the peer of the connection.
-    pub(super) fn client(store: &Store, connection: &Arc<Connection>, auth: &Auth, now: Duration) -> Result<Self, String> {
+    pub(super) fn client(
+        store: &Store,
+        connection: &Arc<Connection>,
+        auth: &Auth,
+        now: Duration,
+    ) -> Result<Self, String> {
         let own = certificates::own(store, Some(auth), now)?;
         let remote = connection.remote.first().ok_or("the connection has no section remote")?;
         let verifier = Arc::new(Verifier::new(store, remote.clone(), now).only(remote.id.clone()));
@@ -318,4 +323,3 @@ fn fits(certificate: &Certificate, pattern: &IdPattern) -> bool {
         pattern => name::identities_of(certificate).iter().any(|id| pattern.matches(id).is_some()),
     }
 }
-

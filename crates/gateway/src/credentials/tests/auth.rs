@@ -1,8 +1,8 @@
 //! Who signs is believed by who verifies, and nobody else is.
 
 use ike::config::{AuthMethod, Revocation};
-use ike::output::{Answer, PskQuery, Question, Ticket};
 use ike::identity::IdPattern;
+use ike::output::{Answer, PskQuery, Question, Ticket};
 use wire::ike::{AuthMethodId, CertEncoding};
 
 use super::super::{Credentials, Shared, SharedKind, sign, verify};
@@ -21,7 +21,12 @@ fn run(
 ) -> Result<(Signed, Option<Duration>), String> {
     let request = sign_request(connection(local, auth(AuthMethod::Any)), hashes);
     let signed = sign::sign(mine, &request, NOW).map_err(|refusal| refusal.0)?;
-    let copy = Signed { local_id: signed.local_id.clone(), method: signed.method, auth: signed.auth.clone(), certs: signed.certs.clone() };
+    let copy = Signed {
+        local_id: signed.local_id.clone(),
+        method: signed.method,
+        auth: signed.auth.clone(),
+        certs: signed.certs.clone(),
+    };
     let mut verify = verify_request(connection(auth(AuthMethod::Psk), remote), &request, signed);
     change(&mut verify);
     let verified = verify::verify(theirs, &verify, NOW).map_err(|refusal| refusal.0)?;
@@ -57,7 +62,8 @@ fn each_kind_of_key_signs_in_the_best_way_the_peer_takes() {
         }
         let cut = run((&mine, local()), (&theirs, remote()), hashes, |request| request.auth.truncate(1));
         assert!(cut.is_err());
-        let subject = run((&mine, auth(public_key(&[]))), (&theirs, auth(public_key(&[]))), hashes, |_| {}).expect("its subject");
+        let subject =
+            run((&mine, auth(public_key(&[]))), (&theirs, auth(public_key(&[]))), hashes, |_| {}).expect("its subject");
         assert!(subject.0.local_id.to_string().contains("moon"));
     }
 }
@@ -71,14 +77,17 @@ fn old_ways_need_words() {
     let refused = run((&mine, plain()), (&theirs, plain()), &[], |_| {});
     assert!(refused.is_err_and(|why| why.contains("rsa-sha1")));
     let sha1 = || auth(public_key(&["rsa-sha256-sha1"]));
-    let (signed, _) = run((&mine, sha1()), (&theirs, auth(public_key(&["ike:rsa-sha1"]))), &[], |_| {}).expect("by name");
+    let (signed, _) =
+        run((&mine, sha1()), (&theirs, auth(public_key(&["ike:rsa-sha1"]))), &[], |_| {}).expect("by name");
     assert_eq!(signed.method, AuthMethodId::RSA);
     let refused = run((&mine, sha1()), (&theirs, plain()), &[], |_| {});
     assert!(refused.is_err_and(|why| why.contains("does not allow")));
     // PKCS #1 v1.5 where it is asked for, PSS otherwise.
-    let (signed, _) = run((&mine, auth(public_key(&["rsa-sha384"]))), (&theirs, plain()), &ALL_HASHES, |_| {}).expect("PKCS1");
+    let (signed, _) =
+        run((&mine, auth(public_key(&["rsa-sha384"]))), (&theirs, plain()), &ALL_HASHES, |_| {}).expect("PKCS1");
     assert_eq!((signed.auth[0], signed.auth[13]), (15, 12));
-    let (signed, _) = run((&mine, plain()), (&theirs, auth(public_key(&["ike:rsa/pss-sha256"]))), &ALL_HASHES, |_| {}).expect("PSS");
+    let (signed, _) =
+        run((&mine, plain()), (&theirs, auth(public_key(&["ike:rsa/pss-sha256"]))), &ALL_HASHES, |_| {}).expect("PSS");
     assert_eq!(signed.auth[0], 67);
     let edwards = Entity::make(params("sun", &[]), Some(&root), &rcgen::PKCS_ED25519);
     let mine = store(&[&root], &[&edwards], &[]);
@@ -113,7 +122,12 @@ fn an_identity_has_to_be_in_the_certificate() {
         assert!(good || said.is_err_and(|why| why.contains("is not that of")), "{name}");
     }
     let wrong = Auth { id: like("*.other.test"), ..auth(public_key(&[])) };
-    let refused = run((&mine, Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) }), (&theirs, wrong), &ALL_HASHES, |_| {});
+    let refused = run(
+        (&mine, Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) }),
+        (&theirs, wrong),
+        &ALL_HASHES,
+        |_| {},
+    );
     assert!(refused.is_err_and(|why| why.contains("remote.id")));
 }
 
@@ -132,7 +146,10 @@ fn pinned_certificates_need_no_authority_and_others_are_refused() {
     let pinned = |entity: &Entity| Auth { certs: vec![entity.fingerprint()], ..auth(public_key(&[])) };
     assert!(run((&mine, plain()), (&knows, pinned(&moon)), &ALL_HASHES, |_| {}).is_ok());
     assert!(run((&mine, plain()), (&knows, plain()), &ALL_HASHES, |_| {}).is_ok());
-    assert!(run((&mine, plain()), (&knows, pinned(&sun)), &ALL_HASHES, |_| {}).is_err_and(|why| why.contains("remote.certs")));
+    assert!(
+        run((&mine, plain()), (&knows, pinned(&sun)), &ALL_HASHES, |_| {})
+            .is_err_and(|why| why.contains("remote.certs"))
+    );
     // Known from here although the peer sends none; but the certificate of another does not help.
     assert!(run((&mine, plain()), (&knows, plain()), &ALL_HASHES, |request| request.certs.clear()).is_ok());
     let as_sun = run((&mine, plain()), (&knows, plain()), &ALL_HASHES, |request| {
@@ -150,14 +167,20 @@ fn pinned_certificates_need_no_authority_and_others_are_refused() {
 fn raw_keys_are_named_by_the_configuration() {
     let moon = Entity::make(params("moon", &[]), None, &rcgen::PKCS_ECDSA_P384_SHA384);
     let sun = Entity::make(params("sun", &[]), None, &rcgen::PKCS_ED25519);
-    let spki = |entity: &Entity| super::super::Certificate::from_der(&entity.der).expect("a certificate").key().spki().to_vec();
+    let spki = |entity: &Entity| {
+        super::super::Certificate::from_der(&entity.der).expect("a certificate").key().spki().to_vec()
+    };
     let (mine, theirs) = (store(&[], &[&moon], &[]), store(&[], &[], &[]));
     let local = || Auth { pubkeys: vec![spki(&moon)], id: like("moon"), ..auth(public_key(&[])) };
     let remote = |keys: Vec<Vec<u8>>, pattern| Auth { pubkeys: keys, id: pattern, ..auth(public_key(&[])) };
     let both = || vec![spki(&sun), spki(&moon)];
-    let (signed, _) = run((&mine, local()), (&theirs, remote(both(), like("moon"))), &ALL_HASHES, |_| {}).expect("named");
+    let (signed, _) =
+        run((&mine, local()), (&theirs, remote(both(), like("moon"))), &ALL_HASHES, |_| {}).expect("named");
     assert_eq!(signed.certs[0].0, CertEncoding::RAW_KEY);
-    assert!(run((&mine, local()), (&theirs, remote(both(), IdPattern::Any)), &ALL_HASHES, |_| {}).is_err_and(|why| why.contains("remote.id")));
+    assert!(
+        run((&mine, local()), (&theirs, remote(both(), IdPattern::Any)), &ALL_HASHES, |_| {})
+            .is_err_and(|why| why.contains("remote.id"))
+    );
     assert!(run((&mine, local()), (&theirs, remote(vec![spki(&sun)], like("moon"))), &ALL_HASHES, |_| {}).is_err());
     assert!(run((&mine, local()), (&theirs, remote(Vec::new(), like("moon"))), &ALL_HASHES, |_| {}).is_err());
     let no_id = || Auth { pubkeys: vec![spki(&moon)], ..auth(public_key(&[])) };
@@ -174,7 +197,11 @@ fn shared_keys_belong_to_pairs() {
     let request = sign_request(connection(local(), Auth { id: like("sun"), ..auth(AuthMethod::Psk) }), &[]);
     let signed = || sign::sign(&mine, &request, NOW).map_err(|refusal| refusal.0).expect("a key");
     let verify = |change: &dyn Fn(&mut VerifyRequest)| {
-        let mut asked = verify_request(connection(Auth { id: like("sun"), ..auth(AuthMethod::Psk) }, auth(AuthMethod::Psk)), &request, signed());
+        let mut asked = verify_request(
+            connection(Auth { id: like("sun"), ..auth(AuthMethod::Psk) }, auth(AuthMethod::Psk)),
+            &request,
+            signed(),
+        );
         change(&mut asked);
         verify::verify(&theirs, &asked, NOW).map(drop).map_err(|refusal| refusal.0)
     };
@@ -229,7 +256,10 @@ fn ikev1_signs_its_hash() {
     for kind in [&rcgen::PKCS_RSA_SHA256, &rcgen::PKCS_ECDSA_P256_SHA256] {
         let leaf = Entity::make(params("moon", &["moon.weir.test"]), Some(&root), kind);
         let (mine, theirs) = (store(&[&root], &[&leaf], &[]), store(&[&root], &[], &[]));
-        let mut request = sign_request(connection(Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) }, auth(AuthMethod::Any)), &[]);
+        let mut request = sign_request(
+            connection(Auth { id: like("moon.weir.test"), ..auth(public_key(&[])) }, auth(AuthMethod::Any)),
+            &[],
+        );
         (request.version, request.message_and_nonce) = (1, vec![9; 20]);
         let signed = sign::sign(&mine, &request, NOW).map_err(|refusal| refusal.0).expect("a signature");
         let mut asked = verify_request(connection(auth(AuthMethod::Psk), auth(public_key(&[]))), &request, signed);

@@ -82,7 +82,11 @@ fn what_openssl_writes() {
         ],
     );
     let told = |words: &[&str]| faults.iter().any(|fault| words.iter().all(|word| fault.contains(word)));
-    assert!(told(&["old.pem", "openssl pkcs8 -topk8"]) && told(&["ed.p12", "openssl pkcs12"]) && told(&["scrypt", "PBKDF2"]));
+    assert!(
+        told(&["old.pem", "openssl pkcs8 -topk8"])
+            && told(&["ed.p12", "openssl pkcs12"])
+            && told(&["scrypt", "PBKDF2"])
+    );
     assert_eq!(faults.len(), 3, "{faults:?}");
     for name in ["rsa", "p521", "ed"] {
         proves_itself(&store, &format!("{name}.weir.test"));

@@ -113,7 +113,10 @@ fn purposes_are_held_to() {
     }
     let mut encipher = params("moon", &[]);
     encipher.key_usages = vec![KeyUsagePurpose::KeyEncipherment];
-    says(check(&Entity::make(encipher, Some(&root), &rcgen::PKCS_ED25519), &[&root], &[], &plain(), NOW), "may not sign");
+    says(
+        check(&Entity::make(encipher, Some(&root), &rcgen::PKCS_ED25519), &[&root], &[], &plain(), NOW),
+        "may not sign",
+    );
     let mut strange = params("moon", &[]);
     let mut extension = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 99999, 1], vec![5, 0]);
     extension.set_criticality(true);
@@ -157,8 +160,10 @@ fn names_stay_where_an_authority_may_give_them() {
     let mut directory = ca_params("Directory");
     let mut tree = rcgen::DistinguishedName::new();
     tree.push(DnType::OrganizationName, "Other");
-    directory.name_constraints =
-        Some(NameConstraints { permitted_subtrees: vec![GeneralSubtree::DirectoryName(tree)], excluded_subtrees: vec![] });
+    directory.name_constraints = Some(NameConstraints {
+        permitted_subtrees: vec![GeneralSubtree::DirectoryName(tree)],
+        excluded_subtrees: vec![],
+    });
     let directory = Entity::make(directory, Some(&root), &rcgen::PKCS_ED25519);
     says(check(&Entity::leaf("moon", &[], &directory), &[&root], &[&directory], &plain(), NOW), "name constraints");
 }
@@ -194,9 +199,12 @@ fn revoked_certificates_are_refused() {
     };
     let (good, bad, uri) = (with_serial(7, false), with_serial(8, false), with_serial(9, true));
     let policy = |revocation| Auth { revocation, ..plain() };
-    let (relaxed, if_uri, strict) = (policy(Revocation::Relaxed), policy(Revocation::IfUri), policy(Revocation::Strict));
+    let (relaxed, if_uri, strict) =
+        (policy(Revocation::Relaxed), policy(Revocation::IfUri), policy(Revocation::Strict));
     let without = store(&[&root], &[], &[]);
-    assert!(check_in(&without, &good, &[], &relaxed, NOW).is_ok() && check_in(&without, &good, &[], &if_uri, NOW).is_ok());
+    assert!(
+        check_in(&without, &good, &[], &relaxed, NOW).is_ok() && check_in(&without, &good, &[], &if_uri, NOW).is_ok()
+    );
     says(check_in(&without, &good, &[], &strict, NOW), "no revocation list");
     assert!(check_in(&without, &uri, &[], &relaxed, NOW).is_ok());
     says(check_in(&without, &uri, &[], &if_uri, NOW), "no revocation list");
@@ -291,7 +299,8 @@ fn bytes_of_strangers_make_no_trouble() {
     let wrapped = {
         let oid: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x07, 0x02];
         let certificates = der::element(0xa0, &[&leaf.der, &root.der]);
-        let signed = der::element(0x30, &[&[2, 1, 1], &der::element(0x31, &[]), &der::element(0x30, &[]), &certificates]);
+        let signed =
+            der::element(0x30, &[&[2, 1, 1], &der::element(0x31, &[]), &der::element(0x30, &[]), &certificates]);
         der::element(0x30, &[&der::element(6, &[oid]), &der::element(0xa0, &[&signed])])
     };
     assert_eq!(pkcs7_certificates(&wrapped), Some(vec![&leaf.der[..], &root.der[..]]));

@@ -67,7 +67,10 @@ pub(super) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> Result<O
     });
     // One of the identity, else any.
     let Some((leaf, key, _)) = usable.max_by_key(|(_, _, fits)| *fits) else {
-        return Err("EAP-TLS needs a certificate with its private key that is valid now; load both, or name it in 'certs'".into());
+        return Err(
+            "EAP-TLS needs a certificate with its private key that is valid now; load both, or name it in 'certs'"
+                .into(),
+        );
     };
     let chain = store.chain(leaf);
     let cert = chain.iter().map(|certificate| CertificateDer::from(certificate.der().to_vec())).collect();
@@ -107,7 +110,8 @@ impl std::fmt::Debug for Key {
 
 impl SigningKey for Key {
     fn choose_scheme(&self, offered: &[SignatureScheme]) -> Option<Box<dyn Signer>> {
-        let usable = |(tls, scheme): &&(SignatureScheme, Scheme)| offered.contains(tls) && fitting(self.0.kind(), *scheme);
+        let usable =
+            |(tls, scheme): &&(SignatureScheme, Scheme)| offered.contains(tls) && fitting(self.0.kind(), *scheme);
         let (tls, scheme) = SCHEMES.iter().find(usable)?;
         Some(Box::new(Signing { key: Arc::clone(&self.0), tls: *tls, scheme: *scheme }))
     }
@@ -215,7 +219,13 @@ impl Verifier {
             .map_err(fault)
     }
 
-    fn signature(&self, message: &[u8], leaf: &[u8], signed: &DigitallySignedStruct, tls13: bool) -> Result<HandshakeSignatureValid, Error> {
+    fn signature(
+        &self,
+        message: &[u8],
+        leaf: &[u8],
+        signed: &DigitallySignedStruct,
+        tls13: bool,
+    ) -> Result<HandshakeSignatureValid, Error> {
         let leaf = Certificate::from_der(leaf).map_err(|why| fault(why.to_string()))?;
         let known = SCHEMES.iter().find(|(tls, _)| *tls == signed.scheme);
         let fits = |scheme: &Scheme| {
