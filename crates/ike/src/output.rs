@@ -7,7 +7,7 @@ use std::time::Duration;
 use crypto::ike::{Prf, Secret};
 use wire::TrafficSelector;
 
-use crate::config::{Auth, ChildConfig, Connection};
+use crate::config::{ChildConfig, Connection};
 use crate::identity::Identity;
 use crate::proposal::ChildSuite;
 
@@ -312,7 +312,12 @@ pub enum Event {
     /// A command has come to its end: its number, and what went wrong.
     CommandDone(u64, Result<(), String>),
     /// A line for the log.
-    Log { level: Level, subsystem: Subsystem, ike: Option<IkeId>, text: String },
+    Log {
+        level: Level,
+        subsystem: Subsystem,
+        ike: Option<IkeId>,
+        text: String,
+    },
     /// A counter of exchanges or failures, by name (docs/metrics.md).
     Count(&'static str),
 }

@@ -157,7 +157,4 @@ pub(crate) struct PeerSupport {
     pub(crate) intermediate: bool,
     pub(crate) ppk: bool,
     pub(crate) redirect: bool,
-    pub(crate) eap_only: bool,
-    /// A peer that is strongSwan or Weir by its vendor ID, for workarounds that RFCs leave open.
-    pub(crate) no_tfc: bool,
 }

@@ -7,6 +7,7 @@
 //! one seed, so that a run repeats exactly.
 
 mod answers;
+mod fuzz;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,6 +19,7 @@ use rand_core::SeedableRng;
 use wire::{AddrRange, PortRange};
 
 pub use self::answers::{Credentials, EapFake};
+pub use self::fuzz::drive;
 use crate::config::*;
 use crate::identity::{IdPattern, Identity};
 use crate::output::{Answer, ChildId, ChildSa, Event, IkeId, Level, Output, Question, Ticket, Transmit, Virtual};
@@ -240,7 +242,7 @@ impl Host {
                 self.plane.insert(sa.id, Installed { sa, outbound, removed: None });
             }
             Output::UseOutbound(id) => {
-                let Some(new) = self.plane.get_mut(&id) else { return None };
+                let new = self.plane.get_mut(&id)?;
                 new.outbound = true;
                 let old = new.sa.replaces;
                 if let Some(old) = old.and_then(|old| self.plane.get_mut(&old)) {

@@ -35,7 +35,7 @@ impl<R: CryptoRng> Endpoint<R> {
         let fresh: Vec<Arc<Connection>> =
             loaded.iter().filter(|one| !old.iter().any(|other| Arc::ptr_eq(other, one))).cloned().collect();
         self.shared.connections = loaded;
-        self.refresh_authorities(now);
+        self.refresh_all_authorities(now);
         for connection in fresh {
             for child in connection.children.iter().filter(|child| child.start_action.trap) {
                 self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
@@ -69,7 +69,7 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Certificates of authorities changed: every connection asks anew which it trusts.
     pub fn credentials_changed(&mut self, now: Instant) {
         self.authorities_at.clear();
-        self.refresh_authorities(now);
+        self.refresh_all_authorities(now);
     }
 
     /// Brings up a connection, or one Child SA of it. `command` is told in [`Event::CommandDone`] when that
@@ -282,21 +282,27 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Asks which authorities connections trust, where that was not asked lately: CERTREQ has to go into
+    /// Asks which authorities a connection trusts, where that was not asked lately: CERTREQ has to go into
     /// messages that cannot wait for an answer.
-    pub(super) fn refresh_authorities(&mut self, now: Instant) {
-        for connection in &self.shared.connections {
-            let certs = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
-            let wanted = connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method));
-            let at = self.authorities_at.get(&connection.name);
-            let fresh = at.is_some_and(|at| now.saturating_duration_since(*at) < AUTHORITIES_FRESH);
-            if !wanted || fresh || connection.version == Version::V1 {
-                continue;
-            }
-            self.authorities_at.insert(connection.name.clone(), now);
-            let ticket = self.shared.names.ticket();
-            self.asked.insert(ticket, connection.name.clone());
-            self.shared.out.push_back(Output::Ask(ticket, Question::TrustedAuthorities(connection.clone())));
+    pub(super) fn refresh_authorities(&mut self, now: Instant, connection: &Arc<Connection>) {
+        let certs = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
+        let wanted = connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method));
+        if !wanted || connection.version == Version::V1 {
+            return;
+        }
+        let at = self.authorities_at.get(&connection.name);
+        if at.is_some_and(|at| now.saturating_duration_since(*at) < AUTHORITIES_FRESH) {
+            return;
+        }
+        self.authorities_at.insert(connection.name.clone(), now);
+        let ticket = self.shared.names.ticket();
+        self.asked.insert(ticket, connection.name.clone());
+        self.shared.out.push_back(Output::Ask(ticket, Question::TrustedAuthorities(connection.clone())));
+    }
+
+    fn refresh_all_authorities(&mut self, now: Instant) {
+        for connection in self.shared.connections.clone() {
+            self.refresh_authorities(now, &connection);
         }
     }
 }

@@ -105,7 +105,7 @@ impl<R: CryptoRng> Endpoint<R> {
         let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
         let mut ctx = self.shared.context(now);
         match accept(&mut ctx, id, spi, path, datagram, &parts) {
-            Ok(responder) => {
+            Ok((responder, connection)) => {
                 let response = responder.response().to_vec();
                 let due = Some(responder.deadline());
                 self.half_open.add(key, spi);
@@ -114,7 +114,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.by_id.insert(id, spi);
                 self.set_timer(&spi, due);
                 self.transmit(path, response);
-                self.refresh_authorities(now);
+                self.refresh_authorities(now, &connection);
             }
             Err((refusing, reason)) => {
                 if self.lines.allows(now) {

@@ -27,6 +27,7 @@ impl Limit {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)] // a test begins at some time
 mod tests {
     use super::*;
 

@@ -259,7 +259,7 @@ impl<R: CryptoRng> Endpoint<R> {
             let reason = "no single remote address is known".to_owned();
             return self.fail_initiation(&initiation, reason);
         };
-        self.refresh_authorities(now);
+        self.refresh_authorities(now, &initiation.connection);
         let id = self.fresh_name();
         let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
         let name = initiation.connection.name.clone();
@@ -273,7 +273,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 self.by_connection.entry(name).or_default().insert(id);
                 self.set_timer(&spi, due);
             }
-            Err((reason, initiation)) => self.fail_initiation(&initiation, reason),
+            Err(failed) => self.fail_initiation(&failed.1, failed.0),
         }
     }
 

@@ -55,6 +55,7 @@ fn wait(retransmit: &Retransmit, n: u32) -> Duration {
 }
 
 #[cfg(test)]
+#[allow(clippy::disallowed_methods)] // a test begins at some time
 mod tests {
     use super::*;
 

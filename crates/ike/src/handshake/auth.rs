@@ -17,6 +17,9 @@ const ID_MAX: usize = 4096;
 
 /// Method of EAP-TLS (RFC 5216): authenticates both ends and makes a key.
 pub(super) const EAP_TLS: u8 = 13;
+/// EAP packets of one conversation: fragments of a TLS handshake with long certificates are some
+/// dozens.
+pub(super) const EAP_PACKETS_MAX: u32 = 200;
 /// Identity and Notification, which are no methods.
 pub(super) const EAP_NOT_METHODS: [u8; 2] = [1, 2];
 

@@ -78,14 +78,14 @@ impl Initiator {
         path: Path,
         initiation: Initiation,
         redirects: Redirects,
-    ) -> Result<Self, (String, Initiation)> {
+    ) -> Result<Self, Box<(String, Initiation)>> {
         let Some(method) = initiation.connection.proposals.iter().find_map(|proposal| proposal.ke.first()).copied()
         else {
-            return Err(("no proposal has a key exchange method".to_owned(), initiation));
+            return Err(Box::new(("no proposal has a key exchange method".to_owned(), initiation)));
         };
         let ke = match method.generate() {
             Ok(ke) => ke,
-            Err(error) => return Err((error.to_string(), initiation)),
+            Err(error) => return Err(Box::new((error.to_string(), initiation))),
         };
         let start = Start { id, initiation, redirects, spi, path };
         let nonce = init::nonce(ctx);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use crypto::ike::{KeInitiator, Secret};
 use wire::ike::{AuthMethodId, CfgType, Chain, Eap, ExchangeType, Header, NotifyType, PayloadType, ProtocolId};
 
-use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_TLS, IdPayload, ppk_identity};
+use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS, IdPayload, ppk_identity};
 use super::init::{certificate_requests, emit_addresses, emit_certreq, status};
 use super::initiator::Start;
 use super::secured::{Claim, Ends};
@@ -42,6 +42,7 @@ pub(super) struct Authenticating {
     auth_sent: bool,
     ppk: Ppk,
     eap: EapState,
+    eap_packets: u32,
     offer: Option<(Offer, ChildRequest)>,
     /// The response that is being worked on.
     response: Option<Plain>,
@@ -100,6 +101,7 @@ impl Authenticating {
             auth_sent: false,
             ppk: Ppk::Settled,
             eap: EapState::None,
+            eap_packets: 0,
             offer: None,
             response: None,
             valid_for: None,
@@ -374,9 +376,7 @@ impl Authenticating {
         if is_eap_only(connection) {
             status(chain, NotifyType::EAP_ONLY_AUTHENTICATION, &[]);
         }
-        if connection.local.len() > 1 || connection.remote.len() > 1 {
-            status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
-        }
+        status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
         if connection.mobike {
             status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
             emit_addresses(ctx, here, chain);
@@ -593,6 +593,10 @@ impl Authenticating {
         let alone = is_eap_only(connection) && self.remote_round == 0;
         if self.remote_round == 0 && !alone {
             return Err("the peer wants EAP before it has authenticated itself".to_owned());
+        }
+        self.eap_packets += 1;
+        if self.eap_packets > EAP_PACKETS_MAX {
+            return Err("EAP does not come to an end".to_owned());
         }
         *last = packet.code;
         if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method())

@@ -76,8 +76,8 @@ pub(crate) enum Refusing {
     With(Vec<u8>),
 }
 
-/// Answers an IKE_SA_INIT request that needs no cookie (any more): gives the half-open IKE SA, whose
-/// response was sent, or what else to say.
+/// Answers an IKE_SA_INIT request that needs no cookie (any more): gives the half-open IKE SA and the
+/// connection that it was made for, or what else to say and why.
 pub(crate) fn accept(
     ctx: &mut Context<'_>,
     id: IkeId,
@@ -85,7 +85,7 @@ pub(crate) fn accept(
     from: (SocketAddr, SocketAddr),
     datagram: &[u8],
     parts: &Parts<'_>,
-) -> Result<Responder, (Refusing, String)> {
+) -> Result<(Responder, Arc<Connection>), (Refusing, String)> {
     let silently = |reason: &str| (Refusing::Silently, reason.to_owned());
     let (header, body) = Header::parse(datagram).map_err(|error| silently(&error.to_string()))?;
     let spis = (header.spi_i, spi_r);
@@ -141,6 +141,7 @@ pub(crate) fn accept(
         nat::emit(chain, spis, &path, connection.encap);
         emit_certreq(ctx, connection, chain);
         init::emit_features(connection, chain);
+        status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
         if connection.childless != Childless::Never {
             status(chain, NotifyType::CHILDLESS_IKEV2_SUPPORTED, &[]);
         }
@@ -167,7 +168,8 @@ pub(crate) fn accept(
     let until = ctx.now + ctx.settings.half_open_timeout;
     let path = Path { encap, ..path };
     let phase = Phase::Half(Box::new(half));
-    Ok(Responder { id, spis, path, until, request: datagram.to_vec(), response, phase })
+    let connection = connection.clone();
+    Ok((Responder { id, spis, path, until, request: datagram.to_vec(), response, phase }, connection))
 }
 
 fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), String> {

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crypto::ike::Secret;
 use wire::ike::{AuthMethodId, CertEncoding, CfgType, Chain, Eap, ExchangeType, NotifyType, PayloadType};
 
-use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_TLS, IdPayload, parse_ppk_identity};
+use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS, IdPayload, parse_ppk_identity};
 use super::init::{certificate_requests, emit_addresses, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
 use super::secured::{Claim, Ends};
@@ -50,7 +50,6 @@ pub(super) struct Answering {
     authorities: Option<Vec<[u8; 20]>>,
     eap: EapState,
     eap_only: bool,
-    multiple: bool,
     mobike: bool,
     initial_contact: bool,
     eap_name: Option<Identity>,
@@ -97,10 +96,6 @@ enum EapState {
     Proven(Option<Secret>),
 }
 
-/// EAP packets of one conversation: fragments of a TLS handshake with long certificates are some
-/// dozens.
-const EAP_PACKETS_MAX: u32 = 200;
-
 impl Answering {
     pub(super) fn new(secured: Secured, candidates: Vec<Arc<Connection>>) -> Self {
         let nowhere = (secured.path.local, secured.path.remote);
@@ -120,7 +115,6 @@ impl Answering {
             authorities: None,
             eap: EapState::None,
             eap_only: false,
-            multiple: false,
             mobike: false,
             initial_contact: false,
             eap_name: None,
@@ -202,7 +196,6 @@ impl Answering {
             self.asked_id = parts.id_r.as_ref().map(|id| id.id.clone());
             self.authorities = certificate_requests(request.payloads());
             self.eap_only = parts.has(NotifyType::EAP_ONLY_AUTHENTICATION);
-            self.multiple = parts.has(NotifyType::MULTIPLE_AUTH_SUPPORTED);
             self.mobike = parts.has(NotifyType::MOBIKE_SUPPORTED);
             self.initial_contact = parts.has(NotifyType::INITIAL_CONTACT);
         }
@@ -536,10 +529,6 @@ impl Answering {
             });
         }
         chain.auth(signed.method, &signed.auth);
-        let offers = self.candidates.first().is_some_and(|connection| connection.local.len() > 1);
-        if self.multiple && (offers || self.candidates.first().is_some_and(|connection| connection.remote.len() > 1)) {
-            status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
-        }
     }
 
     fn respond(&mut self, ctx: &mut Context<'_>, inner: &Inner) {

@@ -69,7 +69,7 @@ impl Default for Credentials {
 ///
 /// # Panics
 /// When the library does not take it: a bug.
-pub fn ed25519(seed: u8) -> PrivateKey {
+pub(super) fn ed25519(seed: u8) -> PrivateKey {
     let mut der = vec![0x30, 0x2e, 2, 1, 0, 0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 4, 0x22, 4, 0x20];
     der.extend([seed; 32]);
     PrivateKey::from_der(&der).expect("a key")
@@ -128,12 +128,13 @@ impl Credentials {
         self.certs_seen += request.certs.len();
         let fits = |connection: &&Arc<Connection>| {
             let Some(auth) = connection.remote.get(request.round) else { return false };
-            let kind = match (&auth.method, request.method, request.eap_msk.is_some()) {
-                (AuthMethod::Any, _, false) | (_, AuthMethodId::PSK, true) => true,
-                (AuthMethod::Psk, AuthMethodId::PSK, false) => true,
-                (AuthMethod::PublicKey(_), AuthMethodId::DIGITAL_SIGNATURE, false) => true,
-                _ => false,
-            };
+            let kind = matches!(
+                (&auth.method, request.method, request.eap_msk.is_some()),
+                (AuthMethod::Any, _, false)
+                    | (_, AuthMethodId::PSK, true)
+                    | (AuthMethod::Psk, AuthMethodId::PSK, false)
+                    | (AuthMethod::PublicKey(_), AuthMethodId::DIGITAL_SIGNATURE, false)
+            );
             kind && admits(&auth.id, &request.remote_id)
         };
         let connection = request.candidates.iter().find(fits);

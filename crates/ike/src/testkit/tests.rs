@@ -5,6 +5,7 @@ use super::*;
 
 mod endpoint;
 mod hostile;
+mod scale;
 
 const SECOND: Duration = Duration::from_secs(1);
 

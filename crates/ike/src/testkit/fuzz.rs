@@ -1,0 +1,133 @@
+//! Two endpoints driven by bytes: what a fuzzer can make of datagrams before and after authentication.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::time::Duration;
+
+use super::{Fate, Net, connection, port_500};
+use crate::Settings;
+use crate::output::Transmit;
+
+/// Bytes that are looked at, and datagrams that are remembered for mutation.
+const INPUT_MAX: usize = 4096;
+const REMEMBERED: usize = 32;
+
+/// Reads `input` as a list of operations on two endpoints of which one starts an IKE SA:
+///
+/// | first byte | then | what |
+/// |---|---|---|
+/// | 0 | length, bytes | a datagram as it is |
+/// | 1 | which, at, xor | a datagram that was seen, with one byte changed |
+/// | 2 | which, length, bytes | one that was seen, its payloads replaced |
+/// | 3 | exchange, first payload, length, bytes | a request under the keys of the IKE SA |
+/// | 4 | tenths of a second | time passes |
+///
+/// The highest bit of the operation chooses the host that receives (for 3: that sends).
+///
+/// # Panics
+/// When an endpoint does, or when a table grows above its limit: that is what is looked for.
+pub fn drive(input: &[u8]) {
+    let Some((setup, mut input)) = input[..input.len().min(INPUT_MAX)].split_first() else { return };
+    let settings = Settings { cookie_threshold: usize::from(setup & 1) * 30, ..Settings::default() };
+    let mut net = Net::with_settings(1, 2, &settings);
+    net.load(0, vec![connection(1, 2)]);
+    net.load(1, vec![connection(2, 1)]);
+    let seen: Rc<RefCell<Vec<Transmit>>> = Rc::default();
+    let copy = seen.clone();
+    net.wire = Box::new(move |datagram| {
+        let mut seen = copy.borrow_mut();
+        if seen.len() < REMEMBERED {
+            seen.push(datagram.clone());
+        }
+        Fate::After(Duration::from_millis(5))
+    });
+    let now = net.now;
+    let _ = net.hosts[0].endpoint.initiate(now, "1-2", Some("net"), 1);
+    net.pump();
+    if setup & 2 != 0 {
+        net.run(Duration::from_secs(1));
+    }
+    while let Some((op, rest)) = input.split_first() {
+        let copies = seen.borrow().clone();
+        input = operate(&mut net, &copies, *op, rest);
+        net.pump();
+    }
+    net.run(Duration::from_secs(300));
+    for host in &net.hosts {
+        assert!(host.endpoint.half_open_count() <= settings.block_threshold);
+        assert!(host.endpoint.ike_sa_count() < 64 && host.plane.len() < 1024);
+    }
+}
+
+fn operate<'a>(net: &mut Net, seen: &[Transmit], op: u8, input: &'a [u8]) -> &'a [u8] {
+    let host = usize::from(op >> 7);
+    let (to, from) = (port_500(host as u8 + 1), port_500(2 - host as u8));
+    match (op & 0x7f, input) {
+        (0, [len, rest @ ..]) => {
+            let (datagram, rest) = rest.split_at(rest.len().min(usize::from(*len) * 4));
+            net.inject(Transmit { local: from, remote: to, datagram: datagram.to_vec(), dscp: 0 });
+            net.run(Duration::from_millis(1));
+            rest
+        }
+        (1, [which, at, xor, rest @ ..]) => {
+            if let Some(mut copy) = seen.get(usize::from(*which) % seen.len().max(1)).cloned() {
+                let at = usize::from(*at) % copy.datagram.len();
+                copy.datagram[at] ^= xor;
+                net.inject(copy);
+                net.run(Duration::from_millis(1));
+            }
+            rest
+        }
+        (2, [which, len, rest @ ..]) => {
+            let (payloads, rest) = rest.split_at(rest.len().min(usize::from(*len) * 4));
+            if let Some(mut copy) = seen.get(usize::from(*which) % seen.len().max(1)).cloned() {
+                copy.datagram.truncate(28);
+                copy.datagram.extend(payloads);
+                let length = copy.datagram.len() as u32;
+                copy.datagram[24..28].copy_from_slice(&length.to_be_bytes());
+                net.inject(copy);
+                net.run(Duration::from_millis(1));
+            }
+            rest
+        }
+        (3, [exchange, first, len, rest @ ..]) => {
+            let (payloads, rest) = rest.split_at(rest.len().min(usize::from(*len) * 4));
+            let now = net.now;
+            let ike = net.hosts[host].endpoint.ike_sas().next().map(|sa| sa.id);
+            if let Some(ike) = ike {
+                net.hosts[host].endpoint.forge(now, ike, *exchange, *first, payloads);
+            }
+            rest
+        }
+        (4, [tenths, rest @ ..]) => {
+            net.run(Duration::from_millis(100) * u32::from(*tenths));
+            rest
+        }
+        _ => &[],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn no_bytes_make_an_endpoint_panic(
+            setup in 0u8..4,
+            operations in prop::collection::vec(
+                (0u8..5, any::<bool>(), prop::collection::vec(any::<u8>(), 3..40)), 0..12),
+        ) {
+            let mut input = vec![setup];
+            for (op, host, bytes) in operations {
+                input.push(op | u8::from(host) << 7);
+                input.extend(bytes);
+            }
+            drive(&input);
+        }
+    }
+}
