@@ -168,9 +168,11 @@ impl Check<'_> {
         if !auth.groups.is_empty() {
             return Err("'groups' cannot be checked: no source says who belongs to which; remove it".into());
         }
-        if let Some(key) = self.raw_key(auth)? {
-            self.signature(&key, constraints)?;
-            return Ok(None);
+        let raw = self.raw_keys(auth)?;
+        if !raw.is_empty() {
+            let mut results = raw.iter().map(|key| self.signature(key, constraints));
+            let first = results.next().expect("there is one");
+            return results.fold(first, |found, next| found.or(next)).map(|()| None);
         }
         let request = self.request;
         let leaves: Vec<Certificate> = match self.brought.certificates.first() {
@@ -200,29 +202,32 @@ impl Check<'_> {
         Err(fault)
     }
 
-    /// The raw key with which the peer signs, if it is one that the connection names (RFC 7670).
-    fn raw_key(&self, auth: &Auth) -> Result<Option<PublicKey>, String> {
+    /// The raw keys with which the peer may have signed, if it uses one that the connection names (RFC 7670).
+    fn raw_keys(&self, auth: &Auth) -> Result<Vec<PublicKey>, String> {
+        let without_certificate = self.brought.certificates.is_empty();
         if auth.pubkeys.is_empty() {
             let none = "the peer sent a raw public key; name it in 'remote.pubkeys' to accept it";
-            let only = self.brought.raw_key.is_some() && self.brought.certificates.is_empty();
-            return if only { Err(none.into()) } else { Ok(None) };
+            let only = self.brought.raw_key.is_some() && without_certificate;
+            return if only { Err(none.into()) } else { Ok(Vec::new()) };
         }
-        let mut named = auth.pubkeys.iter().filter_map(|spki| PublicKey::from_spki(spki).ok());
-        let found = match &self.brought.raw_key {
-            Some(sent) => named.find(|key| key == sent),
-            None if self.brought.certificates.is_empty() => named.next(),
-            None => None,
+        let named = auth.pubkeys.iter().filter_map(|spki| PublicKey::from_spki(spki).ok());
+        let found: Vec<PublicKey> = match &self.brought.raw_key {
+            Some(sent) => named.filter(|key| key == sent).collect(),
+            None if without_certificate => named.take(MAX_KNOWN).collect(),
+            None => Vec::new(),
         };
-        let Some(key) = found else {
+        if found.is_empty() {
             let certificates = !auth.certs.is_empty() || !auth.cacerts.is_empty();
             let none = "the peer's key is none of those in 'remote.pubkeys'";
-            return if certificates { Ok(None) } else { Err(none.into()) };
-        };
+            return if certificates { Ok(found) } else { Err(none.into()) };
+        }
         // Nothing in a raw key says whose it is, so the configuration has to.
         let id = &self.request.remote_id;
-        let named = auth.id != IdPattern::Any
-            || id.kind == IdType::KEY_ID && (id.data == key.key_id() || id.data == key.spki_id());
-        if named { Ok(Some(key)) } else { Err("a raw public key needs 'remote.id', which says whose it is".into()) }
+        let of_key =
+            |key: &PublicKey| id.kind == IdType::KEY_ID && (id.data == key.key_id() || id.data == key.spki_id());
+        let of: Vec<PublicKey> = found.into_iter().filter(|key| auth.id != IdPattern::Any || of_key(key)).collect();
+        let unnamed = "a raw public key needs 'remote.id', which says whose it is";
+        if of.is_empty() { Err(unnamed.into()) } else { Ok(of) }
     }
 
     /// Until when the certificate is trusted, since 1970.

@@ -183,6 +183,10 @@ fn raw_keys_are_named_by_the_configuration() {
     );
     assert!(run((&mine, local()), (&theirs, remote(vec![spki(&sun)], like("moon"))), &ALL_HASHES, |_| {}).is_err());
     assert!(run((&mine, local()), (&theirs, remote(Vec::new(), like("moon"))), &ALL_HASHES, |_| {}).is_err());
+    // Without a CERT payload each of the named keys is tried.
+    let silent =
+        run((&mine, local()), (&theirs, remote(both(), like("moon"))), &ALL_HASHES, |asked| asked.certs.clear());
+    assert!(silent.is_ok());
     let no_id = || Auth { pubkeys: vec![spki(&moon)], ..auth(public_key(&[])) };
     assert!(run((&mine, no_id()), (&theirs, remote(both(), IdPattern::Any)), &ALL_HASHES, |_| {}).is_ok());
 }
