@@ -215,15 +215,24 @@ class GuestCharon(Charon):
 
     kernel = "kernel-netlink"
 
-    def __init__(self, actor, host, folder, config, guest, more=""):
-        super().__init__(actor, host, folder, config, more=more)
+    def __init__(self, actor, host, folder, config, guest, root=None, more=""):
+        super().__init__(actor, host, folder, config, root, more)
         self.guest = guest
         self.running = False
 
     def start(self):
-        self.configure("/run/peer")
+        self.configure("/mnt" if self.root else "/run/peer")
+        # The guest remembers what it has read of this file system.
         self.guest.must(f"rm -rf /run/peer; mkdir -p /run/peer; echo 3 >/proc/sys/vm/drop_caches; cp -r {self.folder}/. /run/peer/")
-        self.guest.must(f"STRONGSWAN_CONF=/run/peer/strongswan.conf setsid {CHARON} </dev/null >/run/peer/charon.out 2>&1 &\n"
+        program = f"env STRONGSWAN_CONF=/run/peer/strongswan.conf {CHARON}"
+        if self.root:
+            self.guest.must(f"""
+                if ! mountpoint -q {self.root}/proc; then
+                    mount -t proc proc {self.root}/proc; mount --bind /dev {self.root}/dev; mount --bind /run {self.root}/run
+                fi
+                mountpoint -q {self.root}/mnt || mount --bind /run/peer {self.root}/mnt""")
+            program = f"chroot {self.root} env STRONGSWAN_CONF=/mnt/strongswan.conf {CHARON}"
+        self.guest.must(f"setsid {program} </dev/null >/run/peer/charon.out 2>&1 &\n"
                         "for i in $(seq 100); do [ -S /run/peer/vici ] && exit 0; sleep 0.05; done; cat /run/peer/charon.out; exit 1")
         self.running = True
         code, out = self.swanctl("--load-all")
@@ -232,8 +241,7 @@ class GuestCharon(Charon):
 
     def swanctl(self, *arguments, patience_s=40):
         words = " ".join(f"'{word}'" for word in arguments)
-        return self.guest.sh(f"SWANCTL_DIR=/run/peer STRONGSWAN_CONF=/run/peer/plain.conf swanctl {words} --uri unix:///run/peer/vici",
-                             patience_s)
+        return self.guest.sh(f"SWANCTL_DIR=/run/peer STRONGSWAN_CONF=/run/peer/plain.conf swanctl {words} --uri unix:///run/peer/vici")
 
     def sas(self):
         reply = self.guest.ask(vici=["/run/peer/vici", "list-sas", "list-sa"])
@@ -242,23 +250,27 @@ class GuestCharon(Charon):
         return [{"name": name, **sa} for event in reply["events"] for name, sa in event.items()]
 
     def log(self):
-        return self.guest.sh("cat /run/peer/charon.log")[1] if self.running or self.guest else ""
+        return self.guest.sh("cat /run/peer/charon.log")[1]
 
     def alive(self):
         return self.running
 
     def kill(self):
-        self.guest.sh("kill -9 $(cat /run/charon.pid); rm -f /run/charon.pid; ip xfrm state flush; ip xfrm policy flush")
-        self.running = False
+        self._end("kill -9 $(cat /run/charon.pid)")
 
     def stop(self):
         if self.running:
             with open(self.said, "w", encoding="utf-8") as file:
                 file.write(self.log())
-            self.guest.sh("kill $(cat /run/charon.pid); for i in $(seq 60); do [ -e /run/charon.pid ] || break; sleep 0.05; done; "
-                          "ip xfrm state flush; ip xfrm policy flush")
-            self.running = False
+            self._end("kill $(cat /run/charon.pid)")
         return True
+
+    def _end(self, how):
+        """Ends it, waits until it is gone, forgets what the kernel still has of it."""
+        self.guest.sh(f"pid=$(cat /run/charon.pid); {how}; for i in $(seq 100); do [ -d /proc/$pid ] || break; sleep 0.05; done; "
+                      f"rm -f /run/charon.pid; ip xfrm state flush; ip xfrm policy flush; "
+                      f"{f'umount {self.root}/mnt' if self.root else ''}")
+        self.running = False
 
 
 def unconfined(folder):

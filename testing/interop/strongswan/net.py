@@ -16,7 +16,7 @@ OUTER = {"weir": "192.0.2.1", "peer": "192.0.2.2"}
 OUTER6 = {"weir": "2001:db8::1", "peer": "2001:db8::2"}
 INNER = {"weir": "10.1.0.1", "peer": "10.2.0.1"}
 INNER6 = {"weir": "fd01::1", "peer": "fd02::1"}
-BEHIND_NAT, ROUTER_IN, ROUTER_OUT = "192.168.7.2", "192.168.7.1", "192.0.2.254"
+BEHIND_NAT, ROUTER_IN, ROUTER_OUT, ROUTER_NEXT = "192.168.7.2", "192.168.7.1", "192.0.2.254", "192.0.2.253"
 OTHER = {"weir": "peer", "peer": "weir"}
 # What may be on the wire: the key exchange, protected packets, what a link needs to work, errors about these.
 # 253 is EESP. Fragments after the first one carry no ports.
@@ -91,9 +91,10 @@ class Host:
 
 
 class Network:
-    """Two hosts and what lies between them. `behind_nat` names the one whose addresses are translated."""
+    """Two hosts and what lies between them."""
 
-    def __init__(self, scenario, topology):
+    def __init__(self, scenario, topology, outer=None):
+        self.outer = outer or OUTER
         self.hosts = {name: Host(scenario, name) for name in OUTER}
         self.device = "wire"
         weir, peer = self.hosts["weir"], self.hosts["peer"]
@@ -101,18 +102,20 @@ class Network:
         if topology == "uml":
             self.device = "tap0"
             weir.sh("ip tuntap add tap0 mode tap; ip link set tap0 up")
-            self.address(weir, "tap0", OUTER["weir"], OUTER6["weir"])
+            self.address(weir, "tap0", self.outer["weir"], OUTER6["weir"])
         elif behind_nat:
             self.nat(scenario, behind_nat)
         else:
             sh(f"ip link add wire netns {weir.namespace} type veth peer name wire netns {peer.namespace}")
             for host in self.hosts.values():
-                self.address(host, "wire", OUTER[host.name], None if topology == "ipv4" else OUTER6[host.name])
+                self.address(host, "wire", self.outer[host.name], None if topology == "ipv4" else OUTER6[host.name])
         for host in self.hosts.values():
+            if topology == "lossy":
+                self.lose(host)
             host.sh(f"ip addr add {INNER[host.name]}/32 dev lo; ip addr add {INNER6[host.name]}/128 dev lo nodad")
         if not behind_nat:
             # What Weir protects would have another way: out on the wire, in the clear.
-            weir.sh(f"ip route add default via {OUTER['peer']}")
+            weir.sh(f"ip route add default via {self.outer['peer']}")
             if topology != "ipv4":
                 weir.sh(f"ip -6 route add default via {OUTER6['peer']}")
         # Where addresses are translated, what leaves the router counts.
@@ -142,6 +145,23 @@ class Network:
                 }
             }
             NAT""".replace("\n            NAT", "\nNAT"))
+
+    def rebind(self):
+        """The translations go with the address."""
+        self.router.sh(f"ip addr del {ROUTER_OUT}/24 dev outside; ip addr add {ROUTER_NEXT}/24 dev outside")
+
+    @staticmethod
+    def lose(host):
+        """Every fourth IKE message to `host` is lost; on port 4500 it begins with four bytes of zero."""
+        host.sh("""nft -f - <<LOSS
+            table inet lossy {
+                chain in {
+                    type filter hook input priority 0;
+                    udp dport 500 numgen random mod 4 0 drop
+                    udp dport 4500 @th,64,32 0 numgen random mod 4 0 drop
+                }
+            }
+            LOSS""".replace("\n            LOSS", "\nLOSS"))
 
     def remove(self):
         for host in [*self.hosts.values(), getattr(self, "router", None)]:

@@ -1,7 +1,7 @@
 """Throw-away certificates by strongSwan's `pki`, made once per run: a CA per kind of key, a leaf for each end.
 
-`rsa`, `ecdsa256`, `ecdsa384`, `ed25519` are valid; `expired` has expired, `revoked` stands on the CRL of its CA, `client`
-and `server` are for EAP-TLS. Files are named NAME-END, CAs ca-KIND.
+`rsa`, `ecdsa256`, `ecdsa384`, `ed25519` are valid; `expired` has expired, `revoked` stands on the CRL of its CA. Files are
+named NAME-END, CAs ca-KIND. `moonCert` and `sunCert` are those of strongSwan's own examples.
 """
 
 import os
@@ -17,6 +17,8 @@ KINDS = {"rsa": ("rsa", 2048), "ecdsa256": ("ecdsa", 256), "ecdsa384": ("ecdsa",
 # Name of a certificate: the kind of key, and what is special about it.
 NAMES = {**{kind: kind for kind in KINDS}, "expired": "ecdsa256", "revoked": "ecdsa256"}
 ENDS = ("weir", "peer")
+EXAMPLES = {"moonCert": "moon.strongswan.org", "sunCert": "sun.strongswan.org"}
+NAMES.update(dict.fromkeys(EXAMPLES, "rsa"))
 
 
 def pki(*arguments, out=None):
@@ -36,7 +38,8 @@ class Pki:
         os.makedirs(folder, exist_ok=True)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self._ca, KINDS))
-            list(pool.map(lambda both: self._leaf(*both), [(name, end) for name in NAMES for end in ENDS]))
+            list(pool.map(lambda both: self._leaf(*both), [(name, end) for name in NAMES for end in ENDS if name not in EXAMPLES]))
+            list(pool.map(lambda name: self._leaf(name, None), EXAMPLES))
         for end in ENDS:
             self._revoke(end)
 
@@ -54,14 +57,16 @@ class Pki:
 
     def _leaf(self, name, end):
         kind = NAMES[name]
-        self._key(kind, self.path(name, end + ".key"))
+        file = name if name in EXAMPLES else f"{name}-{end}"
+        san = EXAMPLES.get(name, f"{end}.lab")
+        self._key(kind, self.path(file + ".key"))
         dates = ["--lifetime", "1000"]
         if name == "expired":
             dates = ["--not-before", "01.01.20 00:00:00", "--not-after", "01.02.20 00:00:00"]
-        pki("--issue", *dates, "--type", "priv", "--in", self.path(name, end + ".key"),
+        pki("--issue", *dates, "--type", "priv", "--in", self.path(file + ".key"),
             "--cacert", self.path("ca", kind + ".pem"), "--cakey", self.path("ca", kind + ".key"),
-            "--dn", f"C=CH, O=Lab, CN={end}.lab", "--san", f"{end}.lab", "--flag", "serverAuth", "--flag", "clientAuth",
-            "--flag", "ikeIntermediate", "--outform", "pem", out=self.path(name, end + ".pem"))
+            "--dn", f"C=CH, O=Lab, CN={san}", "--san", san, "--flag", "serverAuth", "--flag", "clientAuth",
+            "--flag", "ikeIntermediate", "--outform", "pem", out=self.path(file + ".pem"))
 
     def _revoke(self, end):
         """One CRL with both, the second built upon the first."""
@@ -73,8 +78,9 @@ class Pki:
 
     def install(self, folder, end, own, trusted, crl):
         """What one end needs: its certificates and keys, the CAs it trusts, perhaps the CRL."""
-        wanted = [("x509", f"{name}-{end}.pem") for name in own]
-        wanted += [("private", f"{name}-{end}.key") for name in own]
+        files = [name if name in EXAMPLES else f"{name}-{end}" for name in own]
+        wanted = [("x509", f"{file}.pem") for file in files]
+        wanted += [("private", f"{file}.key") for file in files]
         wanted += [("x509ca", f"ca-{kind}.pem") for kind in trusted]
         wanted += [("x509crl", "ca-ecdsa256.crl")] if crl else []
         for place, file in wanted:

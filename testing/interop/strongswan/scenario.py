@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from gateway import Failed  # noqa: E402
-from net import INNER, INNER6, OTHER, OUTER, PROTECTED, WIRE, Pings, wait_for  # noqa: E402
+from net import INNER, INNER6, OTHER, OUTER6, PROTECTED, WIRE, Pings, wait_for  # noqa: E402
 
-TOPOLOGIES = ("direct", "ipv4", "nat-weir", "nat-peer", "uml")
+TOPOLOGIES = ("direct", "ipv4", "lossy", "nat-weir", "nat-peer", "uml")
 
 
 @dataclass
@@ -30,11 +30,15 @@ class Scenario:
     steps: list
     # What the scenario shows.
     rfc: list = field(default_factory=list)
-    # What lies between: a wire, one without IPv6, a router that translates the addresses of one end, the wire of a guest
-    # kernel.
+    # What lies between: a wire, one without IPv6, one that loses every fourth IKE message, a router that translates the
+    # addresses of one end, the wire of a guest kernel.
     topology: str = "direct"
     # Each is a run of its own.
     initiators: list = field(default_factory=lambda: ["weir", "peer"])
+    # Addresses of the two on the wire, instead of the usual ones.
+    outer: dict = field(default_factory=dict)
+    # What pings go between: "inner" networks, or the "outer" addresses themselves.
+    pings: str = "inner"
     # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT.
     strongswan: str = "debian"
     # Names of certificates of each end, see pki.py; whether both get the CRL.
@@ -91,7 +95,9 @@ class Run:
         self.scenario, self.network, self.ends, self.capture = scenario, network, ends, capture
         self.who = {"weir": "weir", "peer": "peer", "initiator": initiator, "responder": OTHER[initiator]}
         self.pings = None
-        self.inner, self.inner6 = dict(INNER), dict(INNER6)
+        self.outer = network.outer
+        self.inner = dict(INNER if scenario.pings == "inner" else self.outer)
+        self.inner6 = dict(INNER6 if scenario.pings == "inner" else OUTER6)
 
     def go(self):
         for step in self.scenario.steps:
@@ -156,9 +162,13 @@ class Run:
     def move(self, end, address):
         """Another address takes the place of the first one of `end`."""
         host = self.network.hosts[end]
-        host.sh(f"ip addr add {address}/24 dev wire; ip addr del {OUTER[end]}/24 dev wire")
+        host.sh(f"ip addr add {address}/24 dev wire; ip addr del {self.outer[end]}/24 dev wire")
         if end == "weir":
-            host.sh(f"ip route replace default via {OUTER['peer']}")
+            host.sh(f"ip route replace default via {self.outer['peer']}")
+
+    def rebind(self):
+        """The router gets another address, so that what it translates comes from elsewhere."""
+        self.network.rebind()
 
     def half_open(self, count):
         """Begins so many IKE SAs with the responder and leaves them there: the last first message of the
@@ -166,7 +176,7 @@ class Run:
         first = self.capture.last_payload("udp dst port 500 and udp[26] = 34 and udp[16:4] = 0 and udp[20:4] = 0")
         request = "import os, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); " + \
             f"m = bytes.fromhex('{first.hex()}'); " + \
-            f"[s.sendto(os.urandom(8) + m[8:], ('{OUTER[self.who['responder']]}', 500)) for _ in range({int(count)})]"
+            f"[s.sendto(os.urandom(8) + m[8:], ('{self.outer[self.who['responder']]}', 500)) for _ in range({int(count)})]"
         self.network.hosts[self.who["initiator"]].run(["/usr/bin/python3", "-c", request])
 
     def wait(self, seconds):
@@ -175,14 +185,20 @@ class Run:
     # Steps: traffic.
 
     def ping(self, *options):
-        """Pings of two sizes from each end to the other, all answered. `v6`; `outer`: the hosts' own addresses; `from END`."""
-        addresses = self.inner6 if "v6" in options else OUTER if "outer" in options else self.inner
+        """Pings of two sizes from each end to the other, all answered. `v6`, `from END`."""
+        addresses = self.inner6 if "v6" in options else self.inner
         senders = [options[options.index("from") + 1]] if "from" in options else OTHER
         for end in senders:
             for size in (56, 1300):
                 out = self._ping(end, addresses[end], addresses[OTHER[end]], "-c", "5", "-i", "0.02", "-W", "3", "-s", str(size))
                 if ", 0% packet loss" not in out:
                     raise Failed(f"from {end}, {size} bytes: {verdict(out)}; {self._counts()}")
+
+    def between(self, ours, theirs):
+        """Pings go between these addresses from now on."""
+        for end, address in (("weir", ours), ("peer", theirs)):
+            self.network.hosts[end].sh(f"ip addr replace {address}/32 dev lo")
+            self.inner[end] = address
 
     def first_packet(self, end, patience_s="10"):
         """One ping from `end`, held until there is an SA for it, is answered."""
@@ -241,6 +257,9 @@ class Run:
     def children(self, count):
         """So many Child SAs on both ends."""
         wait_for(lambda: f"{self._states()}", lambda: all(len(installed(end.sas())) == int(count) for end in self.ends.values()))
+
+    def children_at_least(self, count):
+        wait_for(lambda: f"{self._states()}", lambda: all(len(installed(end.sas())) >= int(count) for end in self.ends.values()))
 
     def gone(self, *ends):
         """No IKE SA is left."""

@@ -59,9 +59,6 @@ class Kernel(Guest):
         if code != 0:
             raise Failed(f"the guest: {out[-600:]}")
 
-    def sh(self, script, _patience_s=None):
-        return super().sh(script)
-
 
 class Uml:
     """The wire to the guest, which is booted once; scenarios there come one after the other."""
@@ -80,6 +77,15 @@ class Uml:
             ip addr add {net.INNER6['peer']}/128 dev lo nodad
             ip route add default via {net.OUTER['weir']}""")
         self.network.hosts["peer"] = GuestHost(self.guest)
+        self.usual = self.network.outer
+
+    def wire(self, outer):
+        """The network, with other addresses on the wire where a scenario wants them."""
+        self.network.outer = outer or self.usual
+        if outer:
+            self.network.hosts["weir"].sh(f"ip addr replace {outer['weir']}/24 dev tap0")
+            self.guest.must(f"ip addr replace {outer['peer']}/24 dev vec0")
+        return self.network
 
 
 class Suite:
@@ -98,7 +104,7 @@ class Suite:
             why = ends.available(ROOT if scenario.strongswan == "root" else None)
             if why:
                 return why
-        if scenario.topology.startswith("nat") and not which("nft"):
+        if scenario.topology.startswith(("nat", "lossy")) and not which("nft"):
             return "nft is not installed"
         if self.in_guest(scenario) and STANDS_AT["weir"] == "strongswan" and not ROOT:
             return "strongSwan of this machine has no raw ESP in user space"
@@ -114,9 +120,11 @@ class Suite:
         host = network.hosts[actor]
         if STANDS_AT[actor] == "weir":
             return ends.Weir(actor, host, folder, config, scenario.gateway)
+        root = ROOT if scenario.strongswan == "root" else None
         if self.in_guest(scenario) and actor == "peer":
-            return ends.GuestCharon(actor, host, folder, config, self.uml.guest, scenario.charon)
-        root = ROOT if scenario.strongswan == "root" or scenario.topology == "uml" else None
+            return ends.GuestCharon(actor, host, folder, config, self.uml.guest, root, scenario.charon)
+        if self.in_guest(scenario):
+            root = ROOT
         return ends.Charon(actor, host, folder, config, root, scenario.charon)
 
     def run(self, scenario, name, initiator):
@@ -127,7 +135,7 @@ class Suite:
         why = None
         try:
             topology = "direct" if scenario.topology == "uml" else scenario.topology
-            network = self.uml.network if guest else net.Network(name, topology)
+            network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer)
             capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"))
             for actor in net.OUTER:
                 both[actor] = self.end(actor, scenario, network, os.path.join(folder, actor))
