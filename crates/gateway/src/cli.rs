@@ -9,6 +9,7 @@ use wire::registry::CodePoints;
 
 use crate::config::problem::Problems;
 use crate::offline::{self, Capture, Direction};
+use crate::remote::Remote;
 use crate::{check, config, doctor, status, up};
 
 /// Packets were refused, or something is not healthy.
@@ -33,6 +34,8 @@ pub enum Command {
     /// Show SAs, policies, counters and drop reasons of a running gateway
     #[command(after_help = "Example:\n  weir status --json | jq .total.drops")]
     Status(StatusArgs),
+    #[command(flatten)]
+    Remote(Remote),
     /// Protect, unprotect and look at captures, offline
     #[command(subcommand)]
     Pcap(Pcap),
@@ -147,6 +150,7 @@ impl Command {
             Self::Up(args) => run_up(&args),
             Self::Check(args) => run_check(&args),
             Self::Status(args) => run_status(&args),
+            Self::Remote(remote) => run_remote(&remote),
             Self::Pcap(Pcap::Seal(args)) => run_transform(&args, Direction::Seal),
             Self::Pcap(Pcap::Open(args)) => run_transform(&args, Direction::Open),
             Self::Pcap(Pcap::Inspect(args)) => run_inspect(&args),
@@ -214,6 +218,16 @@ fn run_status(args: &StatusArgs) -> u8 {
         }
         Err(error) => {
             complain(&anyhow::anyhow!("{}: not the answer of a weir: {error}", args.socket.display()), UNHEALTHY)
+        }
+    }
+}
+
+fn run_remote(remote: &Remote) -> u8 {
+    match remote.run() {
+        Ok(()) => 0,
+        Err(failure) => {
+            eprintln!("weir: {}", failure.text);
+            if failure.unusable { UNUSABLE } else { UNHEALTHY }
         }
     }
 }
