@@ -3,11 +3,11 @@
 #
 # A suite is an executable testing/interop/NAME/run.sh. It prints `PASS case`, `FAIL case: why` or `SKIP case: why`, one
 # line each, cleans up after itself, and ends with 0 or 1. It finds the binary in $WEIR. `scripts/test.sh scapy linux`
-# runs only these suites. SUITE_SECONDS bounds one suite (default 300).
+# runs only these suites. SUITE_SECONDS bounds one suite (default 600).
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
-SUITE_SECONDS=${SUITE_SECONDS:-300}
+SUITE_SECONDS=${SUITE_SECONDS:-600}
 
 passed=0 failed=0 skipped=0
 failures=()
