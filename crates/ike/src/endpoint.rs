@@ -11,6 +11,8 @@ mod half_open;
 mod limit;
 mod settings;
 mod settle;
+#[cfg(any(test, feature = "testkit"))]
+mod tables;
 mod view;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};

@@ -414,9 +414,9 @@ impl Responder {
 
     /// Gives back what the handshake took.
     pub(crate) fn abandon(&mut self, ctx: &mut Context<'_>) {
+        // A question that is out is withdrawn by whoever takes the handshake out of its table.
         if let Phase::Auth(answering) = &mut self.phase {
             answering.take_exchanges(ctx);
         }
-        self.phase = Phase::Gone;
     }
 }

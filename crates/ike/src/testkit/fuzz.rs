@@ -130,4 +130,46 @@ mod tests {
             drive(&input);
         }
     }
+
+    /// Chains of payloads that are well formed more often than chance would make them.
+    fn payloads(next: &mut impl FnMut(u32) -> u8) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for _ in 0..next(4) {
+            let len = next(40);
+            bytes.extend([33 + next(20), next(2) << 7, 0, 4 + len]);
+            bytes.extend((0..len).map(|_| next(256)));
+        }
+        bytes.resize(bytes.len().next_multiple_of(4), 0);
+        bytes
+    }
+
+    /// A fuzzer finds more; this is for where there is none.
+    #[test]
+    #[ignore = "takes minutes"]
+    fn many_bytes_do_not_either() {
+        use rand_core::{RngCore, SeedableRng};
+        for seed in 0..10_000 {
+            let mut rng = rand_chacha::ChaCha8Rng::seed_from_u64(seed);
+            let mut next = |below: u32| (rng.next_u32() % below) as u8;
+            let mut input = vec![next(4)];
+            for _ in 0..next(20) {
+                let (op, host) = (next(5), next(2) << 7);
+                let exchange = [35, 36, 37, 43, 44][usize::from(next(5))];
+                let chain = payloads(&mut next);
+                let len = (chain.len() / 4) as u8;
+                input.push(op | host);
+                match op {
+                    0 => input.push(len),
+                    1 => input.extend([next(32), next(80), 1 << next(8)]),
+                    2 => input.extend([next(32), len]),
+                    3 => input.extend([exchange, 33 + next(20), len]),
+                    _ => input.push(next(60)),
+                }
+                if matches!(op, 0 | 2 | 3) {
+                    input.extend(chain);
+                }
+            }
+            drive(&input);
+        }
+    }
 }

@@ -247,3 +247,22 @@ fn a_client_hears_how_long_its_authentication_lasts() {
     let due = net.hosts[0].endpoint.ike_sas().next().and_then(|sa| sa.reauth_at).expect("a time");
     assert!(due > net.now + 3000 * SECOND && due < net.now + 3600 * SECOND);
 }
+
+#[test]
+fn a_question_of_a_responder_is_withdrawn_with_its_handshake() {
+    let mut net = pair(51, |_, _| ());
+    net.hosts[1].hold = true;
+    initiate(&mut net);
+    net.run(SECOND);
+    assert_eq!(net.hosts[1].held.len(), 1);
+    let now = net.now;
+    net.hosts[1].endpoint.shutdown(now);
+    net.run(SECOND);
+    assert!(net.hosts[1].held.is_empty() && net.hosts[1].endpoint.ike_sa_count() == 0);
+    // Nobody answers in time either.
+    let mut net = pair(52, |_, _| ());
+    net.hosts[1].hold = true;
+    initiate(&mut net);
+    net.run(60 * SECOND);
+    assert!(net.hosts[1].held.is_empty() && net.hosts[1].endpoint.ike_sa_count() == 0);
+}

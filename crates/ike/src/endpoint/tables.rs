@@ -1,0 +1,26 @@
+//! Sizes of every table, for tests that look for what is left behind.
+
+use rand_core::CryptoRng;
+
+use super::Endpoint;
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// How many entries each table has that grows with IKE SAs, Child SAs, attempts or questions.
+    pub fn tables(&self) -> [(&'static str, usize); 12] {
+        let names = &self.shared.names;
+        [
+            ("sas", self.sas.len()),
+            ("by_id", self.by_id.len()),
+            ("by_connection", self.by_connection.len()),
+            ("children", self.children.len()),
+            ("half_open", self.half_open.len()),
+            ("timers", self.timers.len()),
+            ("later", self.later.len()),
+            ("retiring", self.retiring.len()),
+            ("asked", self.asked.len()),
+            ("child_spis", names.child_spis.len()),
+            ("tickets", names.tickets.len()),
+            ("peers", names.peers.len()),
+        ]
+    }
+}
