@@ -34,6 +34,7 @@ pub enum Command {
     /// Show SAs, policies, counters and drop reasons of a running gateway
     #[command(after_help = "Example:\n  weir status --json | jq .total.drops")]
     Status(StatusArgs),
+    /// Commands for a gateway that runs
     #[command(flatten)]
     Remote(Remote),
     /// Protect, unprotect and look at captures, offline

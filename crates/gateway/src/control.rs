@@ -14,7 +14,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
 
-use crate::keying::{Happened, Keying};
+use crate::keying::Keying;
 use crate::plane::Plane;
 use crate::vici::listing::{self, IkeSaListing, LogListing, StatsListing};
 use crate::vici::message::Message;
@@ -107,11 +107,6 @@ impl Control {
     /// Readable when there are requests.
     pub(crate) fn ready(&self) -> std::os::fd::BorrowedFd<'_> {
         self.requests.as_fd()
-    }
-
-    /// Counters by their names in IKE.
-    pub(crate) fn counters(&self) -> &BTreeMap<&'static str, u64> {
-        &self.counters
     }
 
     /// Carries out what clients ask for.
@@ -393,8 +388,7 @@ impl Control {
     }
 
     /// Tells clients of what happened.
-    pub(crate) fn tell(&mut self, keying: &Keying, plane: &Plane, happened: &Happened) {
-        let Happened::Event(event) = happened else { return };
+    pub(crate) fn tell(&mut self, keying: &Keying, plane: &Plane, event: &IkeEvent) {
         match event {
             IkeEvent::CommandDone(number, outcome) => self.done(*number, outcome.clone()),
             IkeEvent::Count(what) => *self.counters.entry(what).or_default() += 1,
@@ -514,11 +508,6 @@ impl Control {
             }
             self.jobs_of.retain(|_, job| *job != id);
         }
-    }
-
-    /// When a client's patience is over next.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.jobs.values().filter_map(|job| job.until).min()
     }
 }
 

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ike::config::{ChildConfig, ChildMode, Connection, PoolConfig};
-use ike::output::{Event, IkeId, Level, Output, Subsystem, Transmit, Virtual};
+use ike::output::{Event, Level, Output, Subsystem, Transmit};
 use ike::{Endpoint, Settings};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::time::Timespec;
@@ -79,12 +79,6 @@ pub(crate) struct Keying {
     unsent_told: Instant,
 }
 
-/// What happened that others than the packet side want to know.
-pub(crate) enum Happened {
-    Event(Event),
-    Virtual(IkeId, Virtual, bool),
-}
-
 impl Keying {
     /// Opens the sockets; nothing is loaded yet.
     ///
@@ -133,7 +127,7 @@ impl Keying {
     }
 
     /// Ends every IKE SA; each peer is told.
-    pub(crate) fn shutdown(&mut self, plane: &mut Plane, mut tell: impl FnMut(Happened)) {
+    pub(crate) fn shutdown(&mut self, plane: &mut Plane, mut tell: impl FnMut(Event)) {
         self.endpoint.shutdown(Instant::now());
         self.carry_out(plane, &mut tell);
     }
@@ -153,7 +147,7 @@ impl Keying {
     }
 
     /// Takes what has arrived and carries out what follows. What others want to know goes to `tell`.
-    pub(crate) fn turn(&mut self, plane: &mut Plane, mut tell: impl FnMut(Happened)) {
+    pub(crate) fn turn(&mut self, plane: &mut Plane, mut tell: impl FnMut(Event)) {
         let now = Instant::now();
         let endpoint = &mut self.endpoint;
         self.sockets.receive(|local, from, message| endpoint.handle_datagram(now, local, from, message));
@@ -179,7 +173,7 @@ impl Keying {
 
     /// Carries out everything that the endpoint wants. Peers are told last: as soon as one knows of an SA it
     /// may use it.
-    fn carry_out(&mut self, plane: &mut Plane, tell: &mut impl FnMut(Happened)) {
+    fn carry_out(&mut self, plane: &mut Plane, tell: &mut impl FnMut(Event)) {
         let now = Instant::now();
         let mut messages = Vec::new();
         while let Some(output) = self.endpoint.poll() {
@@ -200,15 +194,14 @@ impl Keying {
                 Output::Trap(connection, child, on) => {
                     plane.stand(&connection, &child, on, true, dynamic(&connection));
                 }
-                Output::VirtualAddress(ike, address, on) => {
+                Output::VirtualAddress(_, address, on) => {
                     if let Err(error) = plane.virtual_address(address.addr, on) {
                         tracing::error!(target: "ike", "virtual address {}: {error}", address.addr);
                     }
-                    tell(Happened::Virtual(ike, address, on));
                 }
                 Output::Event(event) => {
                     log(&event);
-                    tell(Happened::Event(event));
+                    tell(event);
                 }
             }
         }

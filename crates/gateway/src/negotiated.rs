@@ -13,7 +13,7 @@ use std::time::Instant;
 use crypto::{Engine, KeyTable, Suite};
 use dataplane::{Acquire, Spread};
 use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas};
-use ike::output::{ChildId, ChildSa, HalfSa, IkeId, Path};
+use ike::output::{ChildId, ChildSa, HalfSa, Path};
 use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
 use ipsec::{
     Action, Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon,
@@ -46,8 +46,6 @@ pub(crate) struct Site<'a> {
 pub(crate) struct Child {
     /// Name.
     pub(crate) id: ChildId,
-    /// Its IKE SA.
-    pub(crate) ike: IkeId,
     /// Connection.
     pub(crate) connection: Arc<Connection>,
     /// Section.
@@ -100,7 +98,6 @@ impl Child {
         };
         Ok(Self {
             id: child.id,
-            ike: child.ike,
             connection: Arc::clone(&child.connection),
             config: Arc::clone(&child.config),
             path: child.path,
@@ -405,11 +402,6 @@ impl Negotiated {
             !over
         });
         self.children.len() != before
-    }
-
-    /// When [`Negotiated::reap`] has something to do.
-    pub(crate) fn next_end(&self) -> Option<Instant> {
-        self.children.values().filter_map(|child| child.until).min()
     }
 
     /// Puts the policy of a section in place, or takes it away. False when there was nothing to do.

@@ -241,6 +241,11 @@ impl Plane {
         routes::device_address(&self.config.gateway.tun, addr, on)
     }
 
+    /// Whether an address belongs to the device.
+    pub(crate) fn is_inner(&self, addr: IpAddr) -> bool {
+        self.virtual_addresses.contains(&addr) || own_addresses(&self.config).any(|own| own == addr)
+    }
+
     /// Makes everything that changed visible to packets.
     ///
     /// # Errors

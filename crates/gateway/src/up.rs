@@ -35,6 +35,8 @@ use crate::tables::{self, Tables};
 
 /// How often the control side looks around. Half a block of numbers has to last that long.
 const TICK: Duration = Duration::from_millis(50);
+/// How often the addresses of this host are looked at: a peer with MOBIKE hears of a change that late.
+const ADDRESSES_EVERY: Duration = Duration::from_secs(3);
 /// Audit records taken per tick; the rest waits in its ring.
 const AUDITS_PER_TICK: usize = 4096;
 /// Smallest MTU that the device gets by itself: what IPv6 asks for.
@@ -156,6 +158,8 @@ struct KeyedSide {
     control: Control,
     keying: Keying,
     loaded: Loaded,
+    /// When the addresses of this host are looked at again.
+    addresses_at: Instant,
 }
 
 impl KeyedSide {
@@ -168,7 +172,8 @@ impl KeyedSide {
         let credentials = Credentials::spawn(move || ring.ring());
         let keying = Keying::open(config, credentials, bell)?;
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
-        Ok(Self { control, keying, loaded: Loaded::new(config.keyed.clone(), folder) })
+        let loaded = Loaded::new(config.keyed.clone(), folder);
+        Ok(Self { control, keying, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
     }
 
     /// Puts credentials, connections and pools in force.
@@ -177,14 +182,26 @@ impl KeyedSide {
         for fault in faults {
             tracing::warn!(target: "cfg", "{fault}");
         }
-        self.keying.local_addresses(&routes::host_addresses().unwrap_or_default());
+        self.tell_addresses(plane);
         self.keying.credentials_changed();
         self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
     }
 
+    /// Tells IKE from where this host can send: not from what its own device protects.
+    fn tell_addresses(&mut self, plane: &Plane) {
+        let Ok(mut addresses) = routes::host_addresses() else { return };
+        addresses.retain(|addr| !plane.is_inner(*addr));
+        self.keying.local_addresses(&addresses);
+    }
+
     /// One turn of IKE and of its control socket.
     fn turn(&mut self, plane: &mut Plane) -> Vec<Wish> {
-        let Self { control, keying, loaded } = self;
+        let now = Instant::now();
+        if now >= self.addresses_at {
+            self.addresses_at = now + ADDRESSES_EVERY;
+            self.tell_addresses(plane);
+        }
+        let Self { control, keying, loaded, .. } = self;
         let wishes = control.turn(&mut Realm { keying, plane, loaded });
         let mut happened = Vec::new();
         keying.turn(plane, |what| happened.push(what));

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use crypto::ike::{Curve, Hash, HashId, Prf, PrivateKey, PublicKeyKind, Secret, SignatureScheme};
 use ike::config::{Auth, AuthMethod, SendCert};
-use ike::identity::Identity;
+use ike::identity::{IdPattern, Identity};
 use ike::output::{PskQuery, Refusal, SignRequest, Signed};
 use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::constraint::Constraints;
-use super::shared::{self, SharedKind};
+use super::shared::{self, Shared, SharedKind};
 use super::store::Store;
 use super::x509::Certificate;
 use super::{name, path};
@@ -99,7 +99,12 @@ pub(super) fn skeyid(store: &Store, query: &PskQuery) -> Result<Secret, Refusal>
 
 /// The post-quantum preshared key of that name (RFC 8784).
 pub(super) fn ppk(store: &Store, id: &Identity) -> Option<Secret> {
-    shared::of_user(store.shared(), &[SharedKind::Ppk], std::slice::from_ref(id)).map(|shared| shared.secret.clone())
+    // Over the wire a PPK has a name without a type (RFC 8784 §5.1).
+    let is_it = |shared: &&Shared| {
+        let named = |owner: &IdPattern| owner.exact().is_some_and(|owner| owner.data == id.data);
+        shared.kind == SharedKind::Ppk && (shared.owners.is_empty() || shared.owners.iter().any(named))
+    };
+    store.shared().find(is_it).map(|shared| shared.secret.clone())
 }
 
 /// A key, and what shows whose it is.

@@ -149,7 +149,7 @@ fn candidate(parent: &Parent<'_>, config: &Arc<ChildConfig>, asked: &Asked, old:
         _ => (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts)),
     };
     let (local, remote) = (narrow::narrow(&ours, &ts_r), narrow::narrow(&theirs, &ts_i));
-    if local.is_empty() || remote.is_empty() {
+    if !narrow::families_meet(&local, &remote) {
         return None;
     }
     let narrowed = !super::same(&local, &ts_r) || !super::same(&remote, &ts_i);

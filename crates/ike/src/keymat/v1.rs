@@ -8,26 +8,26 @@ pub fn skeyid_psk(prf: Prf, shared_key: &[u8], nonces: &[u8]) -> Secret {
 }
 
 /// SKEYID with signatures: prf(Ni_b | Nr_b, g^xy).
-pub(crate) fn skeyid_signature(prf: Prf, nonces: &[u8], shared: &[u8]) -> Secret {
+pub fn skeyid_signature(prf: Prf, nonces: &[u8], shared: &[u8]) -> Secret {
     prf.compute(nonces, &[shared])
 }
 
 /// SKEYID and what is derived of it.
 #[derive(Clone)]
-pub(crate) struct V1Keys {
+pub struct V1Keys {
     /// For HASH_I and HASH_R.
-    pub(crate) skeyid: Secret,
+    pub skeyid: Secret,
     /// For the keys of quick mode.
-    pub(crate) skeyid_d: Secret,
+    pub skeyid_d: Secret,
     /// For the hashes of phase 2.
-    pub(crate) skeyid_a: Secret,
+    pub skeyid_a: Secret,
     /// For the cipher.
-    pub(crate) skeyid_e: Secret,
+    pub skeyid_e: Secret,
 }
 
 impl V1Keys {
     /// SKEYID_d, SKEYID_a and SKEYID_e. `cookies` are CKY-I | CKY-R.
-    pub(crate) fn derive(prf: Prf, skeyid: Secret, shared: &[u8], cookies: &[u8; 16]) -> Self {
+    pub fn derive(prf: Prf, skeyid: Secret, shared: &[u8], cookies: &[u8; 16]) -> Self {
         let skeyid_d = prf.compute(&skeyid, &[shared, cookies, &[0]]);
         let skeyid_a = prf.compute(&skeyid, &[&skeyid_d, shared, cookies, &[1]]);
         let skeyid_e = prf.compute(&skeyid, &[&skeyid_a, shared, cookies, &[2]]);
@@ -35,7 +35,7 @@ impl V1Keys {
     }
 
     /// The key of the cipher, `len` bytes: SKEYID_e, or Ka where that is too short.
-    pub(crate) fn cipher_key(&self, prf: Prf, len: usize) -> Secret {
+    pub fn cipher_key(&self, prf: Prf, len: usize) -> Secret {
         if len <= self.skeyid_e.len() {
             return Secret::from_slice(&self.skeyid_e[..len]);
         }
@@ -45,37 +45,30 @@ impl V1Keys {
     /// HASH_I or HASH_R: prf(SKEYID, g^x of the sender | g^x of the other | its cookie | the other's |
     /// SAi_b | IDx_b). `sa_body` is the body of the initiator's SA payload, `id_body` that of the sender's
     /// ID payload, both without generic header.
-    pub(crate) fn hash_phase1(
-        &self,
-        prf: Prf,
-        sender: Side<'_>,
-        other: Side<'_>,
-        sa_body: &[u8],
-        id_body: &[u8],
-    ) -> Vec<u8> {
+    pub fn hash_phase1(&self, prf: Prf, sender: Side<'_>, other: Side<'_>, sa_body: &[u8], id_body: &[u8]) -> Vec<u8> {
         let parts = [sender.public, other.public, sender.cookie, other.cookie, sa_body, id_body];
         prf.compute(&self.skeyid, &parts).to_vec()
     }
 
     /// HASH(1) of quick mode, and that of INFORMATIONAL and TRANSACTION: prf(SKEYID_a, M-ID | rest of the
     /// message after the hash).
-    pub(crate) fn hash_1(&self, prf: Prf, message_id: u32, rest: &[u8]) -> Vec<u8> {
+    pub fn hash_1(&self, prf: Prf, message_id: u32, rest: &[u8]) -> Vec<u8> {
         prf.compute(&self.skeyid_a, &[&message_id.to_be_bytes(), rest]).to_vec()
     }
 
     /// HASH(2) of quick mode: prf(SKEYID_a, M-ID | Ni_b | rest of the message after the hash).
-    pub(crate) fn hash_2(&self, prf: Prf, message_id: u32, nonce_i: &[u8], rest: &[u8]) -> Vec<u8> {
+    pub fn hash_2(&self, prf: Prf, message_id: u32, nonce_i: &[u8], rest: &[u8]) -> Vec<u8> {
         prf.compute(&self.skeyid_a, &[&message_id.to_be_bytes(), nonce_i, rest]).to_vec()
     }
 
     /// HASH(3) of quick mode: prf(SKEYID_a, 0 | M-ID | Ni_b | Nr_b).
-    pub(crate) fn hash_3(&self, prf: Prf, message_id: u32, nonce_i: &[u8], nonce_r: &[u8]) -> Vec<u8> {
+    pub fn hash_3(&self, prf: Prf, message_id: u32, nonce_i: &[u8], nonce_r: &[u8]) -> Vec<u8> {
         prf.compute(&self.skeyid_a, &[&[0], &message_id.to_be_bytes(), nonce_i, nonce_r]).to_vec()
     }
 
     /// `len` bytes of KEYMAT of quick mode for one SA (RFC 2409 §5.5). `shared` is empty without PFS; the
     /// SPI is that of the SA's receiver; nonces without headers.
-    pub(crate) fn quick_mode(&self, prf: Prf, quick: &QuickMode<'_>, len: usize) -> Secret {
+    pub fn quick_mode(&self, prf: Prf, quick: &QuickMode<'_>, len: usize) -> Secret {
         let QuickMode { shared, protocol, spi, nonce_i, nonce_r } = *quick;
         feed_back(len, |last| {
             let parts = [last.unwrap_or(&[]), shared, &[protocol], spi, nonce_i, nonce_r];
@@ -86,24 +79,26 @@ impl V1Keys {
 
 /// What one side brought to phase 1.
 #[derive(Clone, Copy)]
-pub(crate) struct Side<'a> {
+pub struct Side<'a> {
     /// Its public value.
-    pub(crate) public: &'a [u8],
+    pub public: &'a [u8],
     /// Its cookie, 8 bytes.
-    pub(crate) cookie: &'a [u8],
+    pub cookie: &'a [u8],
 }
 
 /// What KEYMAT of quick mode is made of besides SKEYID_d.
 #[derive(Clone, Copy)]
-pub(crate) struct QuickMode<'a> {
+pub struct QuickMode<'a> {
     /// g(qm)^xy; empty without PFS.
-    pub(crate) shared: &'a [u8],
+    pub shared: &'a [u8],
     /// Protocol ID of the proposal: 3 for ESP, 2 for AH.
-    pub(crate) protocol: u8,
+    pub protocol: u8,
     /// SPI of the receiver, 4 bytes.
-    pub(crate) spi: &'a [u8],
-    pub(crate) nonce_i: &'a [u8],
-    pub(crate) nonce_r: &'a [u8],
+    pub spi: &'a [u8],
+    /// Ni of the exchange.
+    pub nonce_i: &'a [u8],
+    /// Nr.
+    pub nonce_r: &'a [u8],
 }
 
 /// K1 | K2 | … cut to `len`, where each is made of the one before.
@@ -119,12 +114,12 @@ fn feed_back(len: usize, next: impl Fn(Option<&[u8]>) -> Secret) -> Secret {
 }
 
 /// IV of phase 1: the first block of hash(g^xi | g^xr).
-pub(crate) fn phase1_iv(hash: Hash, public_i: &[u8], public_r: &[u8], block_len: usize) -> Vec<u8> {
+pub fn phase1_iv(hash: Hash, public_i: &[u8], public_r: &[u8], block_len: usize) -> Vec<u8> {
     first_block(hash, [public_i, public_r], block_len)
 }
 
 /// IV of an exchange of phase 2: the first block of hash(last ciphertext block of phase 1 | M-ID).
-pub(crate) fn phase2_iv(hash: Hash, last_block: &[u8], message_id: u32, block_len: usize) -> Vec<u8> {
+pub fn phase2_iv(hash: Hash, last_block: &[u8], message_id: u32, block_len: usize) -> Vec<u8> {
     first_block(hash, [last_block, &message_id.to_be_bytes()], block_len)
 }
 
