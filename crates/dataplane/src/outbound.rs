@@ -179,7 +179,7 @@ impl Worker {
             let mtu = sa.inner_mtu.load(Ordering::Relaxed) as usize;
             let whole_only = !matches!(sa.common.mode, ipsec::Mode::Tunnel);
             let outcome = if ip.dont_fragment || whole_only {
-                tell_sender(tables, sa, &ip, &batch.packets()[i], mtu, replies);
+                tell_sender(&ip, &batch.packets()[i], mtu, replies);
                 Err(Drop::TooBig)
             } else {
                 self.fragment(batch, i, slot, &ip, mtu)
@@ -269,11 +269,11 @@ impl Last {
 }
 
 /// Puts the ICMP error "too big" about `packet` into `replies`.
-fn tell_sender(tables: &Snapshot, sa: &OutboundSa, ip: &IpPacket, packet: &Packet, mtu: usize, replies: &mut Batch) {
-    let outer = sa.common.outer.peer.local;
-    // Of the inner packet's family; the destination itself when this host has no such address.
-    let fallback = if outer.is_ipv6() == ip.is_v6() { outer } else { ip.dst };
-    let router = tables.icmp_source(ip.is_v6()).unwrap_or(fallback);
+///
+/// It comes from where the packet was to go: a host takes no packet from the device that claims to be from
+/// itself, and no address of this host is known to be none of the sender's.
+fn tell_sender(ip: &IpPacket, packet: &Packet, mtu: usize, replies: &mut Batch) {
+    let router = ip.dst;
     replies.push_with(|reply| {
         let built = pmtu::too_big_reply(ip, packet.bytes(), mtu, router, reply.receive_area());
         built.is_some_and(|len| {

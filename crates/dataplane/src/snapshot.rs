@@ -1,6 +1,5 @@
 //! The tables of one moment, published whole and only read by packets.
 
-use std::net::IpAddr;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
@@ -29,9 +28,6 @@ pub struct Snapshot {
     pub code_points: CodePoints,
     /// EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
     pub eesp: bool,
-    /// Addresses of this host on the inner side, IPv4 and IPv6: the source of ICMP errors to inner
-    /// senders. Without one the outer address of the SA is used.
-    pub inner_addresses: [Option<IpAddr>; 2],
 }
 
 /// An outbound slot that is a set of SAs: each core takes its own, one that has none takes the slot's.
@@ -67,18 +63,7 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
-        Ok(Self {
-            generation: 0,
-            sad,
-            spd,
-            outbound,
-            spread: Vec::new(),
-            groups: Vec::new(),
-            keys,
-            code_points,
-            eesp,
-            inner_addresses: [None; 2],
-        })
+        Ok(Self { generation: 0, sad, spd, outbound, spread: Vec::new(), groups: Vec::new(), keys, code_points, eesp })
     }
 
     /// The group of the inbound SA in `slot`.
@@ -102,11 +87,6 @@ impl Snapshot {
             Some(None) => (slot, Some(spread.trap)),
             None => (slot, None),
         }
-    }
-
-    /// The source of ICMP errors to the inner side.
-    pub(crate) fn icmp_source(&self, v6: bool) -> Option<IpAddr> {
-        self.inner_addresses[usize::from(v6)]
     }
 }
 

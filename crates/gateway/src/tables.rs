@@ -221,9 +221,6 @@ pub(crate) fn snapshot(
     let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), config.gateway.code_points)
         .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
     (snapshot.groups, snapshot.spread) = (groups, spread);
-    for (slot, v6) in snapshot.inner_addresses.iter_mut().zip([false, true]) {
-        *slot = config.gateway.addresses.iter().map(|interface| interface.addr).find(|addr| addr.is_ipv6() == v6);
-    }
     Ok(snapshot)
 }
 
