@@ -54,6 +54,8 @@ pub(crate) struct Child {
     pub(crate) path: Path,
     /// Selectors, source local.
     pub(crate) selectors: Vec<Selector>,
+    /// Algorithms.
+    pub(crate) suite: Suite,
     /// The CPU it is for (RFC 9611).
     pub(crate) cpu: Option<u32>,
     /// The half from the peer.
@@ -102,6 +104,7 @@ impl Child {
             config: Arc::clone(&child.config),
             path: child.path,
             selectors: pairs(&child.local_ts, &child.remote_ts),
+            suite,
             cpu: child.cpu,
             inbound: Arc::new(inbound),
             outbound: Arc::new(outbound),
@@ -329,6 +332,17 @@ enum StandingKind {
     Drop,
 }
 
+/// A policy of a connection, for people.
+pub(crate) struct PolicyLine<'a> {
+    pub(crate) connection: &'a Connection,
+    pub(crate) config: &'a ChildConfig,
+    pub(crate) selectors: &'a [Selector],
+    /// In a word.
+    pub(crate) action: &'static str,
+    /// Name of the Child SA that protects.
+    pub(crate) sa: Option<&'a str>,
+}
+
 /// A request for an SA, in the words of the configuration.
 pub(crate) struct Wanted {
     pub(crate) connection: Arc<Connection>,
@@ -386,7 +400,12 @@ impl Negotiated {
         self.children.get_mut(&id)
     }
 
-    /// All of them.
+    /// All of them, in the order of their making.
+    pub(crate) fn children(&self) -> impl Iterator<Item = &Child> {
+        self.children.values()
+    }
+
+    /// All of them, to be changed.
     pub(crate) fn children_mut(&mut self) -> impl Iterator<Item = &mut Child> {
         self.children.values_mut()
     }
@@ -436,6 +455,29 @@ impl Negotiated {
     /// Sections that have a policy standing for them, and whether it lets packets pass.
     pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, bool)> {
         self.standing.iter().map(|s| (&s.connection, &s.config, s.kind == StandingKind::Pass))
+    }
+
+    /// Policies for people, in the order in which packets meet them.
+    pub(crate) fn policies(&self) -> Vec<PolicyLine<'_>> {
+        let mut rows: Vec<(Rank, PolicyLine<'_>)> = Vec::new();
+        for child in self.children.values().filter(|child| child.until.is_none()) {
+            let rank = Rank::new(&child.config, &child.selectors, Order::Sa);
+            let (connection, config, selectors) = (&*child.connection, &*child.config, &*child.selectors);
+            let sa = Some(&*child.inbound.common.name);
+            rows.push((rank, PolicyLine { connection, config, selectors, action: "protect", sa }));
+        }
+        for standing in &self.standing {
+            let rank = Rank::new(&standing.config, &standing.selectors, Order::Standing);
+            let action = match standing.kind {
+                StandingKind::Trap => "trap",
+                StandingKind::Pass => "bypass",
+                StandingKind::Drop => "drop",
+            };
+            let (connection, config, selectors) = (&*standing.connection, &*standing.config, &*standing.selectors);
+            rows.push((rank, PolicyLine { connection, config, selectors, action, sa: None }));
+        }
+        rows.sort_by_key(|(rank, _)| *rank);
+        rows.into_iter().map(|(_, line)| line).collect()
     }
 
     /// What a packet that met a trap asks for.

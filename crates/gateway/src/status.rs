@@ -17,8 +17,10 @@ use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use dataplane::{CoreCounters, Totals};
 use ipsec::{Drop as Reason, InboundSa, Mode, OutboundSa, SaCommon};
 use serde::{Deserialize, Serialize};
+use wire::Selector;
 
 use crate::config::{Config, PolicyAction};
+use crate::negotiated::Negotiated;
 use crate::state;
 use crate::tables::Tables;
 
@@ -77,7 +79,7 @@ pub(crate) struct SaStatus {
 }
 
 /// One policy.
-#[derive(Debug, Deserialize, Serialize)]
+#[derive(Clone, Debug, Deserialize, Serialize)]
 pub(crate) struct PolicyStatus {
     pub(crate) name: String,
     pub(crate) selectors: Vec<String>,
@@ -116,7 +118,10 @@ pub(crate) struct Status {
 pub(crate) struct Shared {
     started: Instant,
     pub(crate) healthy: AtomicBool,
-    view: Mutex<View>,
+    /// What the file says.
+    file: Mutex<View>,
+    /// What was negotiated, and what stands where nothing is yet.
+    negotiated: Mutex<View>,
     counters: Mutex<Vec<Arc<CoreCounters>>>,
 }
 
@@ -124,7 +129,7 @@ pub(crate) struct Shared {
 struct View {
     outbound: Vec<(Arc<OutboundSa>, String)>,
     inbound: Vec<(Arc<InboundSa>, String, String)>,
-    policies: Vec<(String, Vec<String>, PolicyAction)>,
+    policies: Vec<PolicyStatus>,
 }
 
 impl Shared {
@@ -132,7 +137,8 @@ impl Shared {
         Self {
             started: Instant::now(),
             healthy: AtomicBool::new(true),
-            view: Mutex::default(),
+            file: Mutex::default(),
+            negotiated: Mutex::default(),
             counters: Mutex::default(),
         }
     }
@@ -153,44 +159,62 @@ impl Shared {
                 view.inbound.push((Arc::clone(&live.sa), half.proto.suite_name(), half.spi_text()));
             }
         }
-        for policy in &config.policies {
-            let sides = policy.selectors.iter().map(|selector| {
-                let (local, remote) = selector.sides();
-                format!("{local} === {remote}")
-            });
-            view.policies.push((policy.name.clone(), sides.collect(), policy.action.clone()));
+        view.policies.extend(config.policies.iter().map(|policy| PolicyStatus {
+            name: policy.name.clone(),
+            selectors: both_sides(&policy.selectors),
+            action: policy.action.word().into(),
+            sa: match &policy.action {
+                PolicyAction::Protect(sa) => Some(sa.clone()),
+                _ => None,
+            },
+        }));
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = view;
+    }
+
+    /// Shows other Child SAs, and policies of connections, from now on.
+    pub(crate) fn set_negotiated(&self, negotiated: &Negotiated) {
+        let mut view = View::default();
+        for child in negotiated.children() {
+            let suite = child.suite.to_string();
+            view.outbound.push((Arc::clone(&child.outbound), suite.clone()));
+            view.inbound.push((Arc::clone(&child.inbound), suite, format!("{:#010x}", child.inbound.spi)));
         }
-        *self.view.lock().unwrap_or_else(PoisonError::into_inner) = view;
+        view.policies.extend(negotiated.policies().into_iter().map(|line| PolicyStatus {
+            name: format!("{}.{}", line.connection.name, line.config.name),
+            selectors: both_sides(line.selectors),
+            action: line.action.into(),
+            sa: line.sa.map(str::to_owned),
+        }));
+        *self.negotiated.lock().unwrap_or_else(PoisonError::into_inner) = view;
     }
 
     /// Everything, now.
     pub(crate) fn status(&self) -> Status {
-        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        let views = [&self.file, &self.negotiated].map(|view| view.lock().unwrap_or_else(PoisonError::into_inner));
         let counters = self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        let outbound = view.outbound.iter().map(|(sa, suite)| outbound(sa, suite));
-        let inbound = view.inbound.iter().map(|(sa, suite, spi)| inbound(sa, suite, spi));
+        let outbound = views.iter().flat_map(|view| &view.outbound).map(|(sa, suite)| outbound(sa, suite));
+        let inbound = views.iter().flat_map(|view| &view.inbound).map(|(sa, suite, spi)| inbound(sa, suite, spi));
         let mut sas: Vec<SaStatus> = outbound.chain(inbound).collect();
         sas.sort_by(|a, b| a.name.cmp(&b.name).then(b.direction.cmp(&a.direction)));
-        let policies = view.policies.iter().map(|(name, selectors, action)| PolicyStatus {
-            name: name.clone(),
-            selectors: selectors.clone(),
-            action: action.word().into(),
-            sa: match action {
-                PolicyAction::Protect(sa) => Some(sa.clone()),
-                _ => None,
-            },
-        });
         Status {
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: (self.started.elapsed().as_secs_f64() * 1000.0).round() / 1000.0,
             healthy: self.healthy.load(Ordering::Relaxed),
             engine: "aws_lc".into(),
             sas,
-            policies: policies.collect(),
+            policies: views.iter().flat_map(|view| view.policies.iter().cloned()).collect(),
             total: core(&Totals::of(counters.iter().map(|c| &**c))),
             cores: counters.iter().map(|c| core(&Totals::of([&**c]))).collect(),
         }
     }
+}
+
+fn both_sides(selectors: &[Selector]) -> Vec<String> {
+    let text = |selector: &Selector| {
+        let (local, remote) = selector.sides();
+        format!("{local} === {remote}")
+    };
+    selectors.iter().map(text).collect()
 }
 
 impl PolicyAction {

@@ -194,7 +194,7 @@ impl KeyedSide {
         self.keying.local_addresses(&addresses);
     }
 
-    /// One turn of IKE and of its control socket.
+    /// One turn of the control socket and of IKE.
     fn turn(&mut self, plane: &mut Plane) -> Vec<Wish> {
         let now = Instant::now();
         if now >= self.addresses_at {
@@ -203,12 +203,18 @@ impl KeyedSide {
         }
         let Self { control, keying, loaded, .. } = self;
         let wishes = control.turn(&mut Realm { keying, plane, loaded });
+        self.work(plane);
+        wishes
+    }
+
+    /// One turn of IKE.
+    fn work(&mut self, plane: &mut Plane) {
+        let Self { control, keying, .. } = self;
         let mut happened = Vec::new();
         keying.turn(plane, |what| happened.push(what));
         for what in &happened {
             control.tell(keying, plane, what);
         }
-        wishes
     }
 }
 
@@ -232,7 +238,7 @@ impl Gateway {
             mtu: mtu as u16,
             addresses: config.gateway.addresses.iter().map(|i| (i.addr, i.prefix)).collect(),
             queues: config.gateway.workers,
-            v6: plane::of_file(&config).any(|selector| selector.dst.is_v6()),
+            v6: plane::of_file(&config).any(|selector| selector.dst.is_v6()) || keyed_v6(&config, mtu),
         })
         .map_err(anyhow::Error::from)?;
         routes::settle_device(&config.gateway.tun);
@@ -252,13 +258,15 @@ impl Gateway {
         };
         shared.set_counters(attached.0.counters());
         routes::warn_about_kernel(&config);
-        eprintln!("weir: ready, {} SAs, {} policies", config.sas.len(), config.policies.len());
         tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
         let mut plane = Plane::new(footing, publisher, attached, config);
         let keyed = keyed.map(|mut keyed| {
             keyed.apply(&mut plane);
+            // Traps stand before anybody is told that packets may come.
+            keyed.work(&mut plane);
             keyed
         });
+        eprintln!("weir: ready, {} SAs, {} policies", plane.config.sas.len(), plane.config.policies.len());
         Ok(Self {
             plane,
             keyed,
@@ -307,7 +315,11 @@ impl Gateway {
     /// What peers and clients of the control socket want.
     fn turn(&mut self) {
         let Some(keyed) = &mut self.keyed else { return };
-        for Wish::Reload(client) in keyed.turn(&mut self.plane) {
+        let wishes = keyed.turn(&mut self.plane);
+        if self.plane.take_news() {
+            self.shared.set_negotiated(&self.plane.negotiated);
+        }
+        for Wish::Reload(client) in wishes {
             let outcome =
                 self.try_reload().map(drop).map_err(|problems| problems.to_string().trim().replace('\n', "; "));
             if let Some(keyed) = &self.keyed {
@@ -417,6 +429,11 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
     ]
     .into_iter()
     .find_map(|(name, changed)| changed.then_some(name))
+}
+
+/// Whether peers may agree on IPv6 through the device.
+fn keyed_v6(config: &Config, mtu: u32) -> bool {
+    config.ike_wanted() && mtu >= LEAST_MTU && routes::has_v6()
 }
 
 /// The MTU of the device: as written, or what fits the narrowest SA.
