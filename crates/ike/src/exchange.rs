@@ -150,8 +150,8 @@ pub(crate) struct Exchanges {
 }
 
 impl Exchanges {
-    /// For an IKE SA whose next request has the ID `first_id` in both directions: 0 after a rekeying,
-    /// 1 after IKE_SA_INIT.
+    /// For an IKE SA whose initiator goes on with the request `first_id`: 1 after IKE_SA_INIT, 0 after a
+    /// rekeying. The responder has asked nothing yet, so its first request is 0 (RFC 7296 §2.2).
     pub(crate) fn new(
         id: IkeId,
         connection: &Connection,
@@ -162,6 +162,10 @@ impl Exchanges {
         first_id: u32,
     ) -> Self {
         let fragmentation = connection.fragmentation;
+        let (next_request, next_peer) = match role {
+            Role::Initiator => (first_id, 0),
+            Role::Responder => (0, first_id),
+        };
         Self {
             id,
             role,
@@ -171,10 +175,10 @@ impl Exchanges {
             dscp: connection.dscp,
             accept_fragments: fragmentation != Fragmentation::No,
             send_fragments: peer.fragmentation && matches!(fragmentation, Fragmentation::Yes | Fragmentation::Force),
-            next_request: first_id,
+            next_request,
             outstanding: None,
             given_up: None,
-            next_peer: first_id,
+            next_peer,
             answered: None,
             reassembly: [None, None],
             bad: 0,
