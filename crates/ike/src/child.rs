@@ -201,14 +201,15 @@ impl Parent<'_> {
     }
 }
 
-/// Proposals for a peer: one without IKE_INTERMEDIATE knows no additional key exchanges (RFC 9370 §2.2.1)
-/// and would refuse what names their transform types.
+/// Proposals for a peer: one without IKE_INTERMEDIATE may know no additional key exchanges (RFC 9370 §2.2.1)
+/// and would refuse what names their transform types. Where nothing else is configured it gets them all the same.
 fn proposals_for(peer: PeerSupport, proposals: &[ChildProposal]) -> Vec<ChildProposal> {
     let plain = |proposal: &ChildProposal| {
         let optional = proposal.additional.iter().all(|slot| slot.is_empty() || slot.contains(&None));
         optional.then(|| ChildProposal { additional: Default::default(), ..proposal.clone() })
     };
-    if peer.intermediate { proposals.to_vec() } else { proposals.iter().filter_map(plain).collect() }
+    let plain: Vec<ChildProposal> = proposals.iter().filter_map(plain).collect();
+    if peer.intermediate || plain.is_empty() { proposals.to_vec() } else { plain }
 }
 
 /// Selectors of a payload; unknown types are left out.

@@ -43,7 +43,7 @@ pub(crate) struct Names {
     pub(crate) child_spis: HashMap<u32, Option<ChildId>>,
     /// Which IKE SA waits for an answer.
     pub(crate) tickets: HashMap<Ticket, IkeId>,
-    /// Authenticated IKE SAs by the identities of this host and of the peer.
+    /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
     pub(crate) peers: HashMap<(Identity, Identity), Vec<IkeId>>,
     /// Trusted authorities of each connection that asks for certificates, by its name.
     pub(crate) authorities: HashMap<String, Vec<[u8; 20]>>,
@@ -67,6 +67,16 @@ impl Names {
     /// Authenticated IKE SAs between two identities.
     pub(crate) fn with_peer(&self, local: &Identity, remote: &Identity) -> impl Iterator<Item = IkeId> {
         self.peers.get(&(local.clone(), remote.clone())).into_iter().flatten().copied()
+    }
+
+    /// An IKE SA between two identities has ended or is about to.
+    pub(crate) fn forget_peer(&mut self, identities: &(Identity, Identity), ike: IkeId) {
+        if let Some(ids) = self.peers.get_mut(identities) {
+            ids.retain(|other| *other != ike);
+            if ids.is_empty() {
+                self.peers.remove(identities);
+            }
+        }
     }
 
     /// A fresh name of a Child SA.

@@ -49,6 +49,8 @@ pub struct Endpoint<R> {
     /// IKE SAs of each connection that this host started or that came up.
     by_connection: HashMap<String, BTreeSet<IkeId>>,
     children: HashMap<ChildId, IkeId>,
+    /// Trap policies that stand, by connection and child.
+    traps: BTreeSet<(String, String)>,
     half_open: HalfOpen,
     cookies: Cookies,
     timers: BTreeSet<(Instant, IkeSpi)>,
@@ -133,6 +135,7 @@ impl<R: CryptoRng> Endpoint<R> {
             by_id: HashMap::new(),
             by_connection: HashMap::new(),
             children: HashMap::new(),
+            traps: BTreeSet::new(),
             half_open: HalfOpen::default(),
             cookies: Cookies::default(),
             timers: BTreeSet::new(),
@@ -253,7 +256,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.take_born(now);
     }
 
-    /// Keeps in mind whose the Child SAs are.
+    /// Keeps in mind whose the Child SAs are, and which trap policies stand.
     fn note_children(&mut self, seen: usize) {
         for output in self.shared.out.iter().skip(seen) {
             match output {
@@ -262,6 +265,9 @@ impl<R: CryptoRng> Endpoint<R> {
                 }
                 Output::Remove(child, _) => {
                     self.children.remove(child);
+                }
+                Output::Trap(connection, child, true) => {
+                    self.traps.insert((connection.name.clone(), child.name.clone()));
                 }
                 _ => (),
             }

@@ -119,6 +119,14 @@ pub(crate) struct Established {
     pub(crate) ending: Ending,
 }
 
+impl Established {
+    /// Between whom it is: the peer by its name in EAP where it has one.
+    pub(crate) fn identities(&self) -> (Identity, Identity) {
+        let eap = self.eap_name.as_ref().and_then(|name| Identity::parse(name).ok());
+        (self.local_id.clone(), eap.unwrap_or_else(|| self.remote_id.clone()))
+    }
+}
+
 /// Whether an IKE SA goes on.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Ending {

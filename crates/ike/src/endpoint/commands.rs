@@ -8,7 +8,7 @@ use rand_core::CryptoRng;
 use wire::{Spi, TrafficSelector};
 
 use super::{Endpoint, IkeSpi, InitiateError};
-use crate::config::{AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
+use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
 use crate::handshake::{Handshake, Redirects};
 use crate::output::{ChildId, Event, IkeId, Output, Question};
 use crate::pool::Pools;
@@ -23,10 +23,9 @@ impl<R: CryptoRng> Endpoint<R> {
     pub fn load(&mut self, now: Instant, connections: Vec<Arc<Connection>>) {
         let old = std::mem::take(&mut self.shared.connections);
         let same = |list: &[Arc<Connection>], one: &Arc<Connection>| list.iter().find(|other| *other == one).cloned();
+        let mut stood = Vec::new();
         for gone in old.iter().filter(|one| same(&connections, one).is_none()) {
-            for child in gone.children.iter().filter(|child| child.start_action.trap) {
-                self.shared.out.push_back(Output::Trap(gone.clone(), child.clone(), false));
-            }
+            stood.extend(self.remove_traps(gone));
             self.shared.names.authorities.remove(&gone.name);
             self.authorities_at.remove(&gone.name);
         }
@@ -37,8 +36,14 @@ impl<R: CryptoRng> Endpoint<R> {
         self.shared.connections = loaded;
         self.refresh_all_authorities(now);
         for connection in fresh {
-            for child in connection.children.iter().filter(|child| child.start_action.trap) {
-                self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
+            for child in &connection.children {
+                let key = (connection.name.clone(), child.name.clone());
+                let left_behind =
+                    [child.dpd_action, child.close_action].contains(&Action::Trap) && stood.contains(&key);
+                if child.start_action.trap || left_behind {
+                    self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
+                    self.traps.insert(key);
+                }
             }
             let starts = |child: &&Arc<ChildConfig>| child.start_action.start && has_sa(child);
             let children: Vec<Arc<ChildConfig>> = connection.children.iter().filter(starts).cloned().collect();
@@ -179,9 +184,16 @@ impl<R: CryptoRng> Endpoint<R> {
         Ok(())
     }
 
-    fn spis_of(&self, connection: &str) -> Vec<IkeSpi> {
+    pub(super) fn spis_of(&self, connection: &str) -> Vec<IkeSpi> {
         let ids = self.by_connection.get(connection).into_iter().flatten();
         ids.filter_map(|id| self.by_id.get(id).copied()).collect()
+    }
+
+    /// Of every IKE SA, in an order that repeats.
+    fn all_spis(&self) -> Vec<IkeSpi> {
+        let mut spis: Vec<IkeSpi> = self.sas.keys().copied().collect();
+        spis.sort_unstable();
+        spis
     }
 
     fn has_child(&self, connection: &str, request: &ChildRequest) -> bool {
@@ -212,7 +224,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Ends a Child SA with a Delete. False when there is none of that name.
     pub fn terminate_child(&mut self, now: Instant, child: ChildId, command: u64) -> bool {
-        self.with_child(now, child, |sa, ctx| sa.terminate_child(ctx, child, "", Some(command))) == Some(true)
+        self.with_child(now, child, |sa, ctx| sa.end_child(ctx, child, Some(command))) == Some(true)
     }
 
     /// Rekeys an IKE SA, or authenticates anew with `reauth`. False when there is none of that name that is up.
@@ -254,8 +266,7 @@ impl<R: CryptoRng> Endpoint<R> {
             return;
         }
         self.shared.names.local_addresses = addresses.to_vec();
-        let spis: Vec<IkeSpi> = self.sas.keys().copied().collect();
-        for spi in spis {
+        for spi in self.all_spis() {
             self.with(now, &spi, |sa, ctx| sa.local_addresses(ctx, addresses));
         }
     }
@@ -269,17 +280,27 @@ impl<R: CryptoRng> Endpoint<R> {
     pub fn shutdown(&mut self, now: Instant) {
         self.closing = true;
         self.later.clear();
-        let spis: Vec<IkeSpi> = self.sas.keys().copied().collect();
-        for spi in spis {
+        for spi in self.all_spis() {
             if self.with(now, &spi, |sa, ctx| sa.terminate(ctx, true, "", None)).is_none() {
                 self.cancel(now, &spi, "the endpoint is closing");
             }
         }
         for connection in std::mem::take(&mut self.shared.connections) {
-            for child in connection.children.iter().filter(|child| child.start_action.trap) {
+            self.remove_traps(&connection);
+        }
+    }
+
+    /// Removes every trap policy of a connection, those that `dpd_action` and `close_action` left behind
+    /// included; tells which stood.
+    fn remove_traps(&mut self, connection: &Arc<Connection>) -> Vec<(String, String)> {
+        let mut stood = Vec::new();
+        for child in &connection.children {
+            if let Some(key) = self.traps.take(&(connection.name.clone(), child.name.clone())) {
                 self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), false));
+                stood.push(key);
             }
         }
+        stood
     }
 
     /// Asks which authorities a connection trusts, where that was not asked lately: CERTREQ has to go into

@@ -7,7 +7,6 @@ use rand_core::CryptoRng;
 use super::{Endpoint, IkeSpi, Slot, best_local};
 use crate::config::Unique;
 use crate::handshake::{Handshake, Initiator, Outcome, Over, Redirects, Up, counters};
-use crate::identity::Identity;
 use crate::nat::NAT_PORT;
 use crate::output::{Event, IkeId, Level, Output, Path};
 use crate::sa::{Birth, Ending, Established, IkeSa, Initiation, Role};
@@ -27,12 +26,6 @@ fn own_spi(sa: &Established) -> IkeSpi {
         Role::Initiator => sa.spis.0,
         Role::Responder => sa.spis.1,
     }
-}
-
-/// By what name the peer of an IKE SA is unique: that of EAP where it has one.
-fn peer_of(sa: &Established) -> (Identity, Identity) {
-    let eap = sa.eap_name.as_ref().map(|name| Identity::parse(name).unwrap_or_else(|_| sa.remote_id.clone()));
-    (sa.local_id.clone(), eap.unwrap_or_else(|| sa.remote_id.clone()))
 }
 
 impl<R: CryptoRng> Endpoint<R> {
@@ -120,13 +113,7 @@ impl<R: CryptoRng> Endpoint<R> {
             for child in &sa.children {
                 self.children.remove(&child.id);
             }
-            let key = peer_of(sa);
-            if let Some(ids) = self.shared.names.peers.get_mut(&key) {
-                ids.retain(|other| *other != id);
-                if ids.is_empty() {
-                    self.shared.names.peers.remove(&key);
-                }
-            }
+            self.shared.names.forget_peer(&sa.identities(), id);
         }
     }
 
@@ -134,7 +121,7 @@ impl<R: CryptoRng> Endpoint<R> {
     fn up(&mut self, now: Instant, spi: &IkeSpi, up: Up) {
         let Some(slot) = self.sas.get_mut(spi) else { return };
         let Up { sa, children, commands, replaces, initial_contact } = up;
-        let (id, key, remote) = (sa.id, peer_of(&sa), sa.path.remote);
+        let (id, key, remote) = (sa.id, sa.identities(), sa.path.remote);
         let (connection, responder) = (sa.connection.clone(), sa.role == Role::Responder);
         slot.sa = IkeSa::Established(sa);
         if let Some(request) = slot.half_open.take() {
@@ -216,15 +203,41 @@ impl<R: CryptoRng> Endpoint<R> {
                     // Sets its timer and starts what it brought along.
                     self.with(now, &spi, |_, _| ());
                 }
+                Birth::Initiate(initiation) if self.is_under_way(&initiation) => (),
                 Birth::Initiate(initiation) => self.initiate_now(now, initiation, Redirects::default()),
             }
         }
+    }
+
+    /// An IKE SA that is authenticated anew already is not once more: both would take its place. Whoever waits
+    /// for the second gets the result of the first.
+    fn is_under_way(&mut self, initiation: &Initiation) -> bool {
+        let Some(old) = initiation.replaces else { return false };
+        let same = |waiting: &&mut (Instant, Initiation, Redirects)| waiting.1.replaces == Some(old);
+        if let Some((_, waiting, _)) = self.later.iter_mut().find(same) {
+            waiting.commands.extend(&initiation.commands);
+            return true;
+        }
+        for spi in self.spis_of(&initiation.connection.name) {
+            if let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get_mut(&spi)
+                && let Handshake::Initiator(initiator) = handshake.as_mut()
+                && initiator.replaces() == Some(old)
+            {
+                return initiation.commands.iter().all(|command| initiator.want(None, Some(*command)));
+            }
+        }
+        false
     }
 
     /// Starts attempts whose time has come.
     pub(super) fn start_later(&mut self, now: Instant) {
         while let Some(at) = self.later.iter().position(|(at, ..)| *at <= now) {
             let (_, initiation, redirects) = self.later.swap_remove(at);
+            let name = &initiation.connection.name;
+            if !self.shared.connections.iter().any(|connection| connection.name == *name) {
+                self.fail_initiation(&initiation, "its connection is not loaded any more".to_owned());
+                continue;
+            }
             self.initiate_now(now, initiation, redirects);
         }
     }

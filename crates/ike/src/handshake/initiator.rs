@@ -239,6 +239,11 @@ impl Initiator {
         true
     }
 
+    /// The IKE SA whose place it is to take.
+    pub(crate) fn replaces(&self) -> Option<IkeId> {
+        self.start.initiation.replaces
+    }
+
     pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
         if let Phase::Auth(auth) = &mut self.phase {
             auth.abandon(ctx);

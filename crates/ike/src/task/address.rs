@@ -5,6 +5,7 @@
 //! messages and packets only.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Instant;
 
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
@@ -33,6 +34,8 @@ pub(super) struct Addresses {
     unannounced: bool,
     /// How the peer sees this host: its NAT_DETECTION_DESTINATION_IP.
     mapping: Option<Vec<u8>>,
+    /// When it was asked last.
+    probed: Option<Instant>,
 }
 
 /// The path over which NAT_DETECTION notifies are written; `None` where they are not wanted.
@@ -251,9 +254,26 @@ impl Established {
     }
 
     /// A liveness check of an initiator with MOBIKE asks how the peer sees it (§3.8).
-    pub(super) fn mapping_probe(&self) -> NatProbe {
-        let watches = self.peer.mobike && self.tasks.origin == Role::Initiator && self.nat.0;
+    pub(super) fn mapping_probe(&mut self, now: Instant) -> NatProbe {
+        let watches = self.watches_mapping();
+        if watches {
+            self.tasks.addresses.probed = Some(now);
+        }
         NatProbe(watches.then_some(self.path))
+    }
+
+    fn watches_mapping(&self) -> bool {
+        self.peer.mobike && self.tasks.origin == Role::Initiator && self.nat.0
+    }
+
+    /// Since when the peer was not asked what only a liveness check asks. Whoever watches its mapping asks even
+    /// while other messages go to and fro: answers to those reach it, packets of Child SAs may not any more.
+    pub(super) fn unasked_since(&self) -> Instant {
+        match self.tasks.addresses.probed {
+            Some(probed) if self.watches_mapping() => self.heard.min(probed),
+            None if self.watches_mapping() => self.heard.min(self.established),
+            _ => self.heard,
+        }
     }
 
     /// The answer to that: another mapping than before has to be announced.

@@ -17,10 +17,19 @@ use super::{Active, Task, counters, done};
 use crate::child::{Child, ChildState, Parts, protocol_id};
 use crate::config::Action;
 use crate::context::Context;
-use crate::output::{ChildId, Event, Level, Output, Subsystem};
+use crate::output::{ChildId, Event, Level, Subsystem};
 use crate::sa::{ChildRequest, Established};
 
 impl Established {
+    /// Ends a Child SA that somebody names; one that the peer has just rekeyed goes on as its successor, and that
+    /// ends. False when there is none of that name.
+    pub(crate) fn end_child(&mut self, ctx: &mut Context<'_>, named: ChildId, command: Option<u64>) -> bool {
+        let replaced = self.child(named).is_some_and(|child| child.state == ChildState::Rekeyed);
+        let successor = self.children.iter().find(|child| replaced && child.replaces == Some(named));
+        let id = successor.map_or(named, |child| child.id);
+        self.terminate_child(ctx, id, "", command)
+    }
+
     /// Ends a Child SA. False when there is none of that name.
     pub(crate) fn terminate_child(
         &mut self,
@@ -143,10 +152,10 @@ impl Established {
         }
         self.inherit(ctx, id);
         self.forget_child(ctx, id, ctx.settings.old_inbound);
-        if !replaced && state == ChildState::Installed {
+        if !replaced && matches!(state, ChildState::Installed | ChildState::Rekeying) {
             match config.close_action {
                 Action::Clear => (),
-                Action::Trap => ctx.out.push_back(Output::Trap(self.connection.clone(), config, true)),
+                Action::Trap => self.trap(ctx, &config),
                 Action::Restart => {
                     self.request_child(ctx, ChildRequest { config, packet: None, cpu: None, command: None });
                 }

@@ -1,9 +1,10 @@
 //! How an IKE SA ends, and what its end sets in motion.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Active, Task, counters, done};
-use crate::config::Action;
+use crate::config::{Action, ChildConfig};
 use crate::context::Context;
 use crate::output::{Event, Level, Output};
 use crate::sa::{Ending, Established, Role};
@@ -99,6 +100,7 @@ impl Established {
 
     /// Tells of the end of an IKE SA that nothing replaced, and gives back what was lent.
     fn down(&mut self, ctx: &mut Context<'_>, reason: &str) {
+        ctx.names.forget_peer(&self.identities(), self.id);
         ctx.count(counters::IKE_DOWN);
         ctx.event(Event::IkeDown(self.id, reason.to_owned()));
         if !reason.is_empty() {
@@ -115,6 +117,8 @@ impl Established {
     /// `dpd_action` and `close_action` of each live Child SA.
     fn act(&self, ctx: &mut Context<'_>, cause: Cause) {
         let mut again = Vec::new();
+        let (local, remote) = self.identities();
+        let goes_on = ctx.names.with_peer(&local, &remote).any(|other| other != self.id);
         for child in self.children.iter().filter(|child| child.is_live() && child.cpu.is_none()) {
             let action = match cause {
                 Cause::Here => continue,
@@ -123,13 +127,30 @@ impl Established {
             };
             match action {
                 Action::Clear => (),
-                Action::Trap => ctx.out.push_back(Output::Trap(self.connection.clone(), child.config.clone(), true)),
+                Action::Trap => self.trap(ctx, &child.config),
+                // The peer authenticated anew, or ends a duplicate: what goes on has the Child SAs.
+                Action::Restart if cause == Cause::Peer && goes_on => (),
+                Action::Restart if !self.is_loaded(ctx) => (),
                 Action::Restart => again.push(child.config.clone()),
             }
         }
         if !again.is_empty() {
             let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
             self.initiate_children(ctx, again, remote, None, None);
+        }
+    }
+
+    fn is_loaded(&self, ctx: &Context<'_>) -> bool {
+        ctx.connections.iter().any(|connection| connection.name == self.connection.name)
+    }
+
+    /// Leaves a trap policy behind; of a connection that was unloaded nothing may come back.
+    pub(super) fn trap(&self, ctx: &mut Context<'_>, config: &Arc<ChildConfig>) {
+        let loaded = ctx.connections.iter().find(|connection| connection.name == self.connection.name);
+        let Some(connection) = loaded.cloned() else { return };
+        let config = connection.children.iter().find(|child| child.name == config.name).cloned();
+        if let Some(config) = config {
+            ctx.out.push_back(Output::Trap(connection, config, true));
         }
     }
 

@@ -53,7 +53,7 @@ impl Established {
             bytes
         });
         ctx.count(counters::LIVENESS_SENT);
-        let (probe, spis, fake) = (self.mapping_probe(), self.spis, self.connection.encap);
+        let (probe, spis, fake) = (self.mapping_probe(ctx.now), self.spis, self.connection.encap);
         self.send(ctx, Active::Liveness(cookie), ExchangeType::INFORMATIONAL, |chain| {
             if let Some(cookie) = &cookie {
                 chain.notify(ProtocolId::NONE, &[], NotifyType::COOKIE2, cookie);
@@ -94,7 +94,7 @@ impl Established {
     /// A sign of life is due.
     pub(super) fn check_liveness(&mut self, ctx: &mut Context<'_>) {
         let delay = self.connection.dpd_delay;
-        let quiet = !delay.is_zero() && self.heard + delay <= ctx.now;
+        let quiet = !delay.is_zero() && self.unasked_since() + delay <= ctx.now;
         // Whatever is out is a question to the peer as well.
         if quiet && self.tasks.is_empty() && self.exchanges.idle() {
             self.queue(ctx, Task::Liveness { cookie: false });

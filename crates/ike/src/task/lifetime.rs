@@ -126,7 +126,7 @@ impl Established {
         }
         let delay = self.connection.dpd_delay;
         if free && self.tasks.queue.is_empty() && !delay.is_zero() {
-            deadline = earlier(deadline, Some(self.heard + delay));
+            deadline = earlier(deadline, Some(self.unasked_since() + delay));
         }
         deadline = self.tasks.followups.iter().fold(deadline, |first, pending| earlier(first, Some(pending.until())));
         self.children.iter().fold(deadline, |first, child| earlier(first, next_due(child)))

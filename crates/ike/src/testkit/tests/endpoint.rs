@@ -266,3 +266,116 @@ fn a_question_of_a_responder_is_withdrawn_with_its_handshake() {
     net.run(60 * SECOND);
     assert!(net.hosts[1].held.is_empty() && net.hosts[1].endpoint.ike_sa_count() == 0);
 }
+
+/// Host 1 leaves trap policies behind where the peer ends a Child SA; host 0 begins.
+fn trapping(seed: u64) -> Net {
+    pair(seed, |host, connection| {
+        let child = Arc::make_mut(&mut connection.children[0]);
+        (child.close_action, child.dpd_action) =
+            if host == 1 { (Action::Trap, Action::Trap) } else { (Action::Clear, Action::Clear) };
+    })
+}
+
+#[test]
+fn what_the_end_of_a_child_left_behind_goes_with_its_connection() {
+    let mut net = trapping(53);
+    initiate(&mut net);
+    net.run(SECOND);
+    let (now, ike) = (net.now, net.hosts[0].up()[0]);
+    net.hosts[0].endpoint.terminate_ike(now, ike, false, 2);
+    net.run(SECOND);
+    assert_eq!(net.hosts[1].traps.len(), 1);
+    // Another configuration of the same keeps it, none does not.
+    let mut b = net.hosts[1].endpoint.connections()[0].as_ref().clone();
+    b.rekey_time = 600 * SECOND;
+    net.load(1, vec![b]);
+    assert_eq!(net.hosts[1].traps.len(), 1);
+    net.load(1, Vec::new());
+    assert!(net.hosts[1].traps.is_empty());
+}
+
+#[test]
+fn the_end_of_an_unloaded_connection_sets_nothing_in_motion() {
+    for action in [Action::Trap, Action::Restart] {
+        let mut net = pair(54, |host, connection| {
+            if host == 1 {
+                Arc::make_mut(&mut connection.children[0]).close_action = action;
+            }
+        });
+        initiate(&mut net);
+        net.run(SECOND);
+        net.load(1, Vec::new());
+        let (now, ike) = (net.now, net.hosts[0].up()[0]);
+        net.hosts[0].endpoint.terminate_ike(now, ike, false, 2);
+        net.run(600 * SECOND);
+        assert!(net.hosts[1].traps.is_empty() && net.hosts[1].endpoint.ike_sa_count() == 0, "{action:?}");
+    }
+}
+
+#[test]
+fn a_child_that_is_deleted_while_it_is_rekeyed_here_leaves_its_trap() {
+    let mut net = trapping(55);
+    initiate(&mut net);
+    net.run(SECOND);
+    let (now, ids) = (net.now, [0, 1].map(|host| net.hosts[host].live().next().expect("a child").sa.id));
+    net.hosts[0].endpoint.terminate_child(now, ids[0], 2);
+    net.hosts[1].endpoint.rekey_child(now, ids[1], 3);
+    net.run(10 * SECOND);
+    assert_eq!((net.hosts[1].live().count(), net.hosts[1].traps.len()), (0, 1), "{}", net.hosts[1].log(Level::Trace));
+}
+
+#[test]
+fn who_terminates_what_the_peer_just_rekeyed_ends_its_successor() {
+    let mut net = pair(56, |_, _| ());
+    initiate(&mut net);
+    net.run(SECOND);
+    let (now, ids) = (net.now, [0, 1].map(|host| net.hosts[host].live().next().expect("a child").sa.id));
+    // The answer to the rekeying is lost once.
+    let mut left = 1;
+    net.wire = Box::new(move |transmit| {
+        let lost = transmit.local.ip() == addr(2) && std::mem::replace(&mut left, 0) > 0;
+        if lost { Fate::Lost } else { Fate::After(Duration::from_millis(5)) }
+    });
+    net.hosts[0].endpoint.rekey_child(now, ids[0], 2);
+    net.run(SECOND);
+    let now = net.now;
+    assert!(net.hosts[1].endpoint.terminate_child(now, ids[1], 3));
+    assert!(net.hosts[1].plane[&ids[1]].outbound, "its peer may not have the successor yet");
+    net.run(60 * SECOND);
+    assert!(net.hosts.iter().all(|host| host.live().count() == 0 && host.up().len() == 1));
+}
+
+#[test]
+fn authenticating_anew_is_no_end_and_happens_once() {
+    let mut net = pair(57, |host, connection| {
+        if host == 1 {
+            Arc::make_mut(&mut connection.children[0]).close_action = Action::Restart;
+        }
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    let (now, ike) = (net.now, net.hosts[0].up()[0]);
+    for command in 2..5 {
+        net.hosts[0].endpoint.rekey_ike(now, ike, true, command);
+    }
+    net.run(60 * SECOND);
+    assert!(net.hosts.iter().all(|host| host.up().len() == 1 && host.live().count() == 1));
+    assert!((2..5).all(|command| net.hosts[0].command(command) == Some(&Ok(()))));
+}
+
+#[test]
+fn a_child_may_need_more_key_exchanges_than_its_ike_sa() {
+    let mut net = pair(58, |_, connection| {
+        let mut second = child("second", "10.0.0.0/8", "10.0.0.0/8");
+        let words = "aes128gcm16-x25519-ke1_mlkem768";
+        second.proposals = vec![ChildProposal::parse(ChildProtocol::Esp, words).expect("a proposal")];
+        connection.children.push(Arc::new(second));
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    let now = net.now;
+    net.hosts[0].endpoint.initiate(now, "1-2", Some("second"), 2).expect("can be started");
+    net.run(SECOND);
+    assert_eq!(net.hosts[0].command(2), Some(&Ok(())), "{}", net.hosts[1].log(Level::Warn));
+    assert!(net.hosts.iter().all(|host| host.live().count() == 2));
+}
