@@ -6,6 +6,7 @@
 
 mod listings;
 mod loading;
+mod psp;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -16,6 +17,7 @@ use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
 
 use crate::keying::Keying;
 use crate::plane::Plane;
+use crate::psp_keys::PspService;
 use crate::vici::listing::{self, IkeSaListing, LogListing, StatsListing};
 use crate::vici::message::Message;
 use crate::vici::names::{Command, Event};
@@ -66,6 +68,7 @@ enum What {
 /// What requests are carried out on.
 pub(crate) struct Realm<'a> {
     pub(crate) keying: &'a mut Keying,
+    pub(crate) psp: &'a mut PspService,
     pub(crate) plane: &'a mut Plane,
     pub(crate) loaded: &'a mut Loaded,
 }
@@ -258,6 +261,9 @@ impl Control {
         request: &Message,
         now: Instant,
     ) -> Option<Message> {
+        if let Some(reply) = psp::initiate(realm, request, now) {
+            return Some(reply);
+        }
         let (child, ike) = (request.text("child"), request.text("ike"));
         let connections = realm.keying.endpoint.connections();
         let has = |name: &str| connections.iter().find(|c| c.children.iter().any(|section| section.name == name));
@@ -321,6 +327,9 @@ impl Control {
         request: &Message,
         now: Instant,
     ) -> Option<Message> {
+        if let Some(reply) = psp::terminate(realm, request, now) {
+            return Some(reply);
+        }
         let (ikes, children) = Self::named(realm, request);
         let matches = ikes.len() + children.len();
         if matches == 0 {
@@ -346,12 +355,13 @@ impl Control {
     }
 
     fn rekey(&mut self, realm: &mut Realm<'_>, request: &Message, now: Instant) -> Message {
+        let psp = psp::rekey(realm, request, now);
         let (ikes, children) = Self::named(realm, request);
         let reauth = request.flag("reauth").unwrap_or(false);
         let endpoint = &mut realm.keying.endpoint;
         let ikes = ikes.into_iter().filter(|ike| endpoint.rekey_ike(now, *ike, reauth, 0)).count();
         let children = children.into_iter().filter(|child| endpoint.rekey_child(now, *child, 0)).count();
-        listing::matched(ikes + children, "rekey")
+        listing::matched(ikes + children + psp, "rekey")
     }
 
     /// Puts the policy of a section in place, or takes it away.
@@ -373,6 +383,7 @@ impl Control {
         let (ike, ike_id) = (request.text("ike"), request.number::<u32>("ike-id"));
         let (child, child_id) = (request.text("child"), request.number::<u32>("child-id"));
         let all = realm.keying.endpoint.ike_sas().map(|view| listings::ike_sa(&view, &realm.plane.negotiated, now));
+        let all = all.chain(psp::list(realm, now));
         all.filter(|sa| ike.is_none_or(|name| sa.name == name) && ike_id.is_none_or(|id| sa.unique_id == id))
             .filter_map(|mut sa| {
                 if child.is_some() || child_id.is_some() {

@@ -16,6 +16,7 @@ mod log;
 mod negotiated;
 mod offline;
 mod plane;
+pub mod psp_keys;
 pub mod remote;
 mod routes;
 mod state;

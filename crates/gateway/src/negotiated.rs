@@ -312,6 +312,8 @@ pub(crate) struct Negotiated {
     standing: Vec<Standing>,
     /// Who is asked for an SA when a packet meets the trap of that number.
     callers: Vec<(Arc<Connection>, Arc<ChildConfig>)>,
+    /// What the key service of PSP agreed; its policies come before the others.
+    pub(crate) psp: crate::psp_keys::associations::Associations,
 }
 
 /// A policy that stands for a section, whether or not there is an SA.
@@ -495,11 +497,15 @@ impl Negotiated {
     pub(crate) fn captured(&self) -> impl Iterator<Item = &Selector> {
         let standing = self.standing.iter().filter(|standing| standing.kind != StandingKind::Pass);
         let children = self.children.values().filter(|child| child.until.is_none());
-        standing.flat_map(|standing| &standing.selectors).chain(children.flat_map(|child| &child.selectors))
+        standing
+            .flat_map(|standing| &standing.selectors)
+            .chain(children.flat_map(|child| &child.selectors))
+            .chain(self.psp.captured())
     }
 
     /// Lays SAs and policies behind those that are there.
     pub(crate) fn assemble(&mut self, workers: usize, into: &mut Assembly) {
+        self.psp.assemble(into);
         let mut callers = Callers::default();
         let mut rows: Vec<(Rank, Policy)> = Vec::new();
         let mut groups: HashMap<&[Selector], Vec<&Child>> = HashMap::new();
@@ -570,7 +576,7 @@ impl Rank {
 }
 
 /// Bits that a selector fixes, those of an IPv4 address counted as of an IPv6 one.
-fn narrowness(selector: &Selector) -> u32 {
+pub(crate) fn narrowness(selector: &Selector) -> u32 {
     let addresses = |range: &AddrRange| {
         let bits = |addr: IpAddr| match addr {
             IpAddr::V4(addr) => u128::from(addr.to_bits()),

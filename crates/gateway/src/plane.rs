@@ -22,6 +22,7 @@ use wire::Selector;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{Config, PolicyAction};
 use crate::negotiated::{Child, Negotiated, Site, Wanted};
+use crate::psp_keys::associations::Associations;
 use crate::routes::{self, Routes};
 use crate::state::{Identity, Keeper, Record, Store};
 use crate::tables::{self, Surroundings, Tables};
@@ -229,6 +230,17 @@ impl Plane {
         if self.negotiated.stand(connection, config, on, trap, dynamic) {
             self.changed = (true, true);
         }
+    }
+
+    /// MTU of the way to a host, in bytes.
+    pub(crate) fn path_mtu(&mut self, to: IpAddr) -> u32 {
+        self.ways.mtu(to)
+    }
+
+    /// What the key service of PSP agreed, and the keys it names, to be changed; `routes` when policies come or go.
+    pub(crate) fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable) {
+        self.changed = (true, self.changed.1 | routes);
+        (&mut self.negotiated.psp, &mut self.keys)
     }
 
     /// Gives the device an address, or takes it away.

@@ -28,6 +28,7 @@ use crate::control::{Control, Loaded, Realm, Wish};
 use crate::credentials::Credentials;
 use crate::keying::{Bell, Keying};
 use crate::plane::{self, Foundation, Plane};
+use crate::psp_keys::{self, PspService};
 use crate::routes::{self, Routes};
 use crate::state::Store;
 use crate::status::{Server, Shared};
@@ -86,6 +87,18 @@ impl Listening {
             listening.local.extend(any);
             listening.udp.extend(any.map(|any| SocketAddr::new(any, points.nat_t_port)));
             listening.protocols.extend([IpProto::ESP, IpProto::AH, points.eesp_protocol]);
+        }
+        for connection in &config.keyed.psp {
+            let single = connection.local.iter().map(|host| match host {
+                config::Host::Range(range) if range.start == range.end => Some(range.start),
+                _ => None,
+            });
+            let named: Option<Vec<IpAddr>> = single.collect();
+            let any = || vec![IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+            for local in named.filter(|addrs| !addrs.is_empty()).unwrap_or_else(any) {
+                listening.local.insert(local);
+                listening.udp.insert((local, points.psp_port).into());
+            }
         }
         for sa in &config.sas {
             let local = sa.peer.local;
@@ -157,6 +170,7 @@ struct Gateway {
 struct KeyedSide {
     control: Control,
     keying: Keying,
+    psp: PspService,
     loaded: Loaded,
     /// When the addresses of this host are looked at again.
     addresses_at: Instant,
@@ -168,12 +182,19 @@ impl KeyedSide {
         let control = Control::open(&config.gateway.vici)
             .with_context(|| format!("cannot open the control socket {}", config.gateway.vici.display()))?;
         let bell = Bell::new()?;
-        let ring = bell.clone();
+        let (ring, ring_psp) = (bell.clone(), bell.clone());
         let credentials = Credentials::spawn(move || ring.ring());
+        let psp = PspService::start(psp_keys::Setup {
+            port: config.gateway.code_points.psp_port,
+            mark: config.gateway.fwmark,
+            rotation: psp_keys::ROTATION,
+            identities: credentials.identities(),
+            bell: Box::new(move || ring_psp.ring()),
+        })?;
         let keying = Keying::open(config, credentials, bell)?;
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let loaded = Loaded::new(config.keyed.clone(), folder);
-        Ok(Self { control, keying, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
+        Ok(Self { control, keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
     }
 
     /// Puts credentials, connections and pools in force.
@@ -185,6 +206,10 @@ impl KeyedSide {
         self.tell_addresses(plane);
         self.keying.credentials_changed();
         self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
+        let peers = plane.config.keyed.psp.clone();
+        for fault in self.psp.load(Instant::now(), &peers, &config::resolve_name, plane) {
+            tracing::warn!(target: "psp", "{fault}");
+        }
     }
 
     /// Tells IKE from where this host can send: not from what its own device protects.
@@ -201,20 +226,21 @@ impl KeyedSide {
             self.addresses_at = now + ADDRESSES_EVERY;
             self.tell_addresses(plane);
         }
-        let Self { control, keying, loaded, .. } = self;
-        let wishes = control.turn(&mut Realm { keying, plane, loaded });
+        let Self { control, keying, psp, loaded, .. } = self;
+        let wishes = control.turn(&mut Realm { keying, psp, plane, loaded });
         self.work(plane);
         wishes
     }
 
     /// One turn of IKE.
     fn work(&mut self, plane: &mut Plane) {
-        let Self { control, keying, .. } = self;
+        let Self { control, keying, psp, .. } = self;
         let mut happened = Vec::new();
         keying.turn(plane, |what| happened.push(what));
         for what in &happened {
             control.tell(keying, plane, what);
         }
+        psp.turn(Instant::now(), plane);
     }
 }
 
@@ -370,6 +396,7 @@ impl Gateway {
     fn stop(mut self) -> anyhow::Result<()> {
         if let Some(keyed) = &mut self.keyed {
             keyed.keying.shutdown(&mut self.plane, |_| {});
+            keyed.psp.shutdown(Instant::now(), &mut self.plane);
         }
         self.plane.stop()
     }

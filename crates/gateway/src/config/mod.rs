@@ -63,10 +63,10 @@ pub struct Config {
 }
 
 impl Config {
-    /// Whether IKE is to be spoken.
+    /// Whether keys are to be agreed: by IKE, or by the key service of PSP.
     pub fn ike_wanted(&self) -> bool {
         let keyed = !self.keyed.connections.is_empty() || !self.keyed.named.is_empty();
-        self.gateway.ike.unwrap_or(keyed)
+        self.gateway.ike.unwrap_or(keyed) || !self.keyed.psp.is_empty()
     }
 }
 

@@ -11,7 +11,7 @@ mod packet;
 mod server;
 #[cfg(test)]
 mod tests;
-mod tls;
+pub(super) mod tls;
 
 use std::collections::HashMap;
 use std::time::Duration;

@@ -9,11 +9,18 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use ike::config::Auth;
 use ike::output::{Answer, EapAnswer, Question, Refusal, Ticket};
 
+use rustls::client::danger::ServerCertVerifier;
+use rustls::server::danger::ClientCertVerifier;
+use rustls::sign::CertifiedKey;
+
 use super::eap::Conversations;
+use super::eap::tls::certificates::{self, Verifier};
 use super::store::Store;
 use super::{sign, verify};
+use crate::psp_keys::Identities;
 
 /// Questions that wait; further ones are refused at once. A question is mostly certificates of a peer,
 /// at most some 100 KiB: 400 MiB at the very worst, far less with cookies and fragment limits of IKE.
@@ -104,10 +111,41 @@ impl Credentials {
         queue.running.remove(&ticket);
     }
 
+    /// Certificates and trust for the key service of PSP; they are those of the moment of each handshake.
+    pub(crate) fn identities(&self) -> Arc<dyn Identities> {
+        Arc::new(OfStore(Arc::clone(&self.shared)))
+    }
+
     /// Changes or lists what the store holds. Questions wait until `change` returns, so that a set of
     /// credentials is exchanged in one step.
     pub fn with_store<R>(&self, change: impl FnOnce(&mut Store) -> R) -> R {
         change(&mut self.shared.store.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+struct OfStore(Arc<Shared>);
+
+impl OfStore {
+    fn with<R>(&self, ask: impl FnOnce(&Store, Duration) -> R) -> R {
+        ask(&self.0.store.read().unwrap_or_else(PoisonError::into_inner), (self.0.clock)())
+    }
+
+    fn verifier(&self, remote: &Auth) -> Arc<Verifier> {
+        self.with(|store, now| Arc::new(Verifier::new(store, remote.clone(), now).only(remote.id.clone())))
+    }
+}
+
+impl Identities for OfStore {
+    fn own(&self, local: &Auth) -> Result<Arc<CertifiedKey>, String> {
+        self.with(|store, now| certificates::own(store, Some(local), now).map(|own| own.0))
+    }
+
+    fn clients(&self, remote: &Auth) -> Result<Arc<dyn ClientCertVerifier>, String> {
+        Ok(self.verifier(remote))
+    }
+
+    fn servers(&self, remote: &Auth) -> Result<Arc<dyn ServerCertVerifier>, String> {
+        Ok(self.verifier(remote))
     }
 }
 

@@ -51,6 +51,15 @@ impl MasterKeys {
         Self { slots }
     }
 
+    /// The same keys without the one in the other slot: what was handed out under `slot` (0 or 1) needs no more,
+    /// and the other key goes when it is due.
+    #[must_use]
+    pub fn only(&self, slot: usize) -> Self {
+        let mut slots = self.slots.clone();
+        slots[1 - slot] = None;
+        Self { slots }
+    }
+
     /// The key to hand out with `spi`; `None` without a master key for it or for an unknown version.
     pub fn traffic_key(&self, spi: PspSpi, version: PspVersion) -> Option<DerivedKeyBytes> {
         version.key_len()?;

@@ -1,7 +1,7 @@
 //! EAP-TLS (RFC 5216; with TLS 1.3 RFC 9190): a TLS handshake in pieces, both sides with certificates of
 //! the same store and the same rules as those of IKE.
 
-mod certificates;
+pub(in crate::credentials) mod certificates;
 
 use std::io::{Read, Write};
 use std::sync::Arc;

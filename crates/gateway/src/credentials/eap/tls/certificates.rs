@@ -50,10 +50,10 @@ fn fitting(kind: PublicKeyKind, scheme: Scheme) -> bool {
 }
 
 /// This host's certificate for a handshake.
-pub(super) struct Own(Arc<CertifiedKey>);
+pub(in crate::credentials) struct Own(pub(in crate::credentials) Arc<CertifiedKey>);
 
 /// Chooses a certificate of this host for a round of authentication.
-pub(super) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> Result<Own, String> {
+pub(in crate::credentials) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> Result<Own, String> {
     let pinned = auth.map_or(&[][..], |auth| &auth.certs);
     let id = auth.map(|auth| match &auth.eap_id {
         Some(id) => IdPattern::Like(id.clone()),
@@ -68,8 +68,7 @@ pub(super) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> Result<O
     // One of the identity, else any.
     let Some((leaf, key, _)) = usable.max_by_key(|(_, _, fits)| *fits) else {
         return Err(
-            "EAP-TLS needs a certificate with its private key that is valid now; load both, or name it in 'certs'"
-                .into(),
+            "TLS needs a certificate with its private key that is valid now; load both, or name it in 'certs'".into()
         );
     };
     let chain = store.chain(leaf);
@@ -148,7 +147,7 @@ impl Signer for Signing {
 }
 
 /// Holds the peer's certificate against the store.
-pub(super) struct Verifier {
+pub(in crate::credentials) struct Verifier {
     trust: Arc<Trust>,
     auth: Auth,
     constraints: Constraints,
@@ -181,7 +180,7 @@ fn fault(why: impl Into<String>) -> Error {
 }
 
 impl Verifier {
-    pub(super) fn new(store: &Store, auth: Auth, now: Duration) -> Self {
+    pub(in crate::credentials) fn new(store: &Store, auth: Auth, now: Duration) -> Self {
         let trust = Arc::clone(store.trust());
         let wanted = |ca: &&Certificate| auth.cacerts.is_empty() || auth.cacerts.contains(&ca.fingerprint());
         // What they hold is the contents of a distinguished name.
@@ -198,7 +197,7 @@ impl Verifier {
     }
 
     /// Wants an identity in the certificate too.
-    pub(super) fn only(mut self, id: IdPattern) -> Self {
+    pub(in crate::credentials) fn only(mut self, id: IdPattern) -> Self {
         self.only = id;
         self
     }

@@ -1,0 +1,250 @@
+//! PSP associations as packets see them, and the policies that stand for them.
+//!
+//! A policy stands from the moment its child is loaded (or its peer is known) until that is unloaded: while
+//! there are no keys it drops, and it never lets a packet pass in the clear.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use crypto::{Engine, KeyTable};
+use ipsec::{Action, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon};
+use ipsec::{SaError, psp};
+use wire::Selector;
+use wire::psp::PspSpi;
+
+use super::issuer::Issued;
+use super::message::{self, Grant};
+use crate::negotiated::{Assembly, NO_SLOT, narrowness};
+
+/// Name of a child of a peer.
+pub(crate) type Place = (u64, usize);
+
+/// What packets need to know of a child.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Shape {
+    /// Name, for reports.
+    pub(crate) name: String,
+    pub(crate) mode: message::Mode,
+    pub(crate) local: IpAddr,
+    pub(crate) remote: IpAddr,
+    /// Bytes left in the clear, if the peer accepts so many.
+    pub(crate) crypt_offset: u8,
+    pub(crate) max_crypt_offset: u8,
+    pub(crate) cookie: Option<u64>,
+    /// Packets; 0 is none.
+    pub(crate) window: u32,
+    pub(crate) copy_df: bool,
+    pub(crate) copy_ecn: bool,
+    pub(crate) copy_dscp: bool,
+    /// Key of the hash for source ports.
+    pub(crate) port_key: u64,
+}
+
+/// One child of one peer.
+struct Association {
+    shape: Shape,
+    selectors: Vec<Selector>,
+    receiving: Vec<Arc<InboundSa>>,
+    sending: Option<Arc<OutboundSa>>,
+    /// Packets and bytes of the associations before.
+    before: Traffic,
+}
+
+/// Packets and bytes, in and out.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Traffic {
+    pub(crate) packets_in: u64,
+    pub(crate) bytes_in: u64,
+    pub(crate) packets_out: u64,
+    pub(crate) bytes_out: u64,
+}
+
+/// All of them.
+#[derive(Default)]
+pub(crate) struct Associations(BTreeMap<Place, Association>);
+
+impl Shape {
+    fn common(&self) -> SaCommon {
+        let mode = match self.mode {
+            message::Mode::Tunnel => Mode::Tunnel,
+            message::Mode::Transport => Mode::Transport,
+        };
+        let outer = Outer {
+            peer: Peer { local: self.local, remote: self.remote },
+            hop_limit: 64,
+            dscp: if self.copy_dscp { DscpPolicy::Copy } else { DscpPolicy::Set(0) },
+            ecn: self.copy_ecn,
+            df: if self.copy_df { DfPolicy::Copy } else { DfPolicy::Clear },
+            udp: None,
+            udp_checksum: self.remote.is_ipv6(),
+        };
+        SaCommon::new(&self.name, mode, outer, Lifetime::NONE)
+    }
+}
+
+impl Associations {
+    /// Puts the policy of a child in place; packets are dropped until there are keys.
+    pub(crate) fn stand(&mut self, place: Place, shape: Shape, selectors: Vec<Selector>) {
+        let (receiving, sending) = (Vec::new(), None);
+        let before = Traffic::default();
+        self.0.entry(place).or_insert(Association { shape, selectors, receiving, sending, before });
+    }
+
+    /// Takes it away, with everything that hangs on it.
+    pub(crate) fn fall(&mut self, place: Place, keys: &mut KeyTable) {
+        if let Some(gone) = self.0.remove(&place) {
+            gone.sending.iter().for_each(|sa| forget(sa, keys));
+        }
+    }
+
+    /// Receives under one SPI more.
+    ///
+    /// # Errors
+    /// What the protocol refuses.
+    pub(crate) fn install_rx(
+        &mut self,
+        place: Place,
+        issued: &Issued,
+        window: bool,
+        keys: &mut KeyTable,
+    ) -> Result<(), SaError> {
+        let Some(there) = self.0.get_mut(&place) else { return Ok(()) };
+        let spec = psp::ReceiveSpec {
+            masters: Arc::clone(&issued.masters),
+            issued: vec![(issued.spi.get(), issued.spi.get())],
+            versions: 1 << issued.version.get(),
+            max_crypt_offset: there.shape.max_crypt_offset,
+            window: if window { there.shape.window } else { 0 },
+            first_seq: Vec::new(),
+            honour_drop: false,
+        };
+        let sa = psp::inbound(there.shape.common(), &spec, Engine::AwsLc, keys)?;
+        there.receiving.push(Arc::new(sa));
+        Ok(())
+    }
+
+    /// Receives under an SPI no more.
+    pub(crate) fn remove_rx(&mut self, place: Place, spi: PspSpi) {
+        let Some(there) = self.0.get_mut(&place) else { return };
+        let is = |sa: &Arc<InboundSa>| issued_to(sa) == Some(spi.get());
+        for gone in there.receiving.iter().filter(|sa| is(sa)) {
+            there.before.packets_in += gone.common.counters.packets.load(Ordering::Relaxed);
+            there.before.bytes_in += gone.common.counters.bytes.load(Ordering::Relaxed);
+        }
+        there.receiving.retain(|sa| !is(sa));
+    }
+
+    /// Sends with this from now on. The key must never have been installed before: its counter starts at 1.
+    ///
+    /// # Errors
+    /// What the protocol refuses.
+    pub(crate) fn install_tx(
+        &mut self,
+        place: Place,
+        grant: &Grant,
+        path_mtu: u32,
+        keys: &mut KeyTable,
+    ) -> Result<(), SaError> {
+        let Some(there) = self.0.get_mut(&place) else { return Ok(()) };
+        let shape = &there.shape;
+        let spec = psp::SendSpec {
+            spi: grant.spi.get(),
+            version: grant.version.get(),
+            key: grant.key.octets(grant.version),
+            iv: psp::IvCounter { first: 1, persistent: false },
+            crypt_offset: if grant.version.is_gmac() { 0 } else { shape.crypt_offset.min(grant.max_crypt_offset & !3) },
+            cookie: shape.cookie,
+            sample: false,
+            drop: false,
+            port: grant.port,
+            port_key: shape.port_key,
+            source_port: None,
+        };
+        let sa = psp::outbound(shape.common(), &spec, Engine::AwsLc, keys)?;
+        sa.set_path_mtu(path_mtu as usize);
+        there.end_sending(keys);
+        there.sending = Some(Arc::new(sa));
+        Ok(())
+    }
+
+    /// Sends no more.
+    pub(crate) fn remove_tx(&mut self, place: Place, keys: &mut KeyTable) {
+        if let Some(there) = self.0.get_mut(&place) {
+            there.end_sending(keys);
+        }
+    }
+
+    /// Packets that went out under the present key.
+    pub(crate) fn sent(&self, place: Place) -> u64 {
+        let sending = self.0.get(&place).and_then(|there| there.sending.as_ref());
+        sending.map_or(0, |sa| sa.common.counters.packets.load(Ordering::Relaxed))
+    }
+
+    /// What went through a child in all.
+    pub(crate) fn traffic(&self, place: Place) -> Traffic {
+        let Some(there) = self.0.get(&place) else { return Traffic::default() };
+        let mut sum = there.before;
+        for sa in &there.receiving {
+            sum.packets_in += sa.common.counters.packets.load(Ordering::Relaxed);
+            sum.bytes_in += sa.common.counters.bytes.load(Ordering::Relaxed);
+        }
+        if let Some(sa) = &there.sending {
+            sum.packets_out += sa.common.counters.packets.load(Ordering::Relaxed);
+            sum.bytes_out += sa.common.counters.bytes.load(Ordering::Relaxed);
+        }
+        sum
+    }
+
+    /// Selectors of everything that must not go its way in the clear: all of it.
+    pub(crate) fn captured(&self) -> impl Iterator<Item = &Selector> {
+        self.0.values().flat_map(|there| &there.selectors)
+    }
+
+    /// Lays SAs and policies behind those that are there, the narrower ones first.
+    pub(crate) fn assemble(&self, into: &mut Assembly) {
+        let mut rows = Vec::new();
+        for there in self.0.values() {
+            let mut group = None;
+            for sa in &there.receiving {
+                let slot = into.receive(sa, group);
+                group.get_or_insert(slot);
+            }
+            let outbound = there.sending.as_ref().map(|sa| into.send(sa));
+            let action = match (outbound, group) {
+                (None, None) => Action::Drop,
+                (outbound, inbound) => {
+                    Action::Protect { outbound: outbound.unwrap_or(NO_SLOT), inbound: inbound.unwrap_or(NO_SLOT) }
+                }
+            };
+            let rank = there.selectors.iter().map(narrowness).max().unwrap_or(0);
+            let name = there.shape.name.as_str().into();
+            rows.push((rank, Policy { name, selectors: there.selectors.clone(), action }));
+        }
+        rows.sort_by(|(a, p), (b, q)| b.cmp(a).then_with(|| p.name.cmp(&q.name)));
+        into.policies.extend(rows.into_iter().map(|(_, policy)| policy));
+    }
+}
+
+impl Association {
+    fn end_sending(&mut self, keys: &mut KeyTable) {
+        if let Some(gone) = self.sending.take() {
+            self.before.packets_out += gone.common.counters.packets.load(Ordering::Relaxed);
+            self.before.bytes_out += gone.common.counters.bytes.load(Ordering::Relaxed);
+            forget(&gone, keys);
+        }
+    }
+}
+
+fn forget(sa: &OutboundSa, keys: &mut KeyTable) {
+    sa.lanes.iter().for_each(|lane| keys.remove(lane.key));
+}
+
+/// The one SPI of a receiving association.
+fn issued_to(sa: &InboundSa) -> Option<u32> {
+    match &sa.proto {
+        ipsec::InProto::Psp(psp) => psp.issued().next().map(|(first, _)| first),
+        _ => None,
+    }
+}

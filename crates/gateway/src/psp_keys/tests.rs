@@ -1,0 +1,469 @@
+//! Two services in one process: certificates, TLS over loopback, keys, packets through two workers.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crypto::KeyTable;
+use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
+use ike::config::{Auth, AuthMethod, Revocation, StartAction};
+use ike::identity::IdPattern;
+use ipsec::Spd;
+use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, KeyUsagePurpose};
+use wire::AddrRange;
+use wire::psp::{PspSpi, PspVersion};
+
+use super::associations::Associations;
+use super::fizz::{self, Short};
+use super::message::{Code, TrafficKey};
+use super::service::{Fabric, PeerListing, PspService, Setup};
+use crate::config::{Host, PspChild, PspConfig, PspMode};
+use crate::credentials::{CertificateUse, Credentials, Origin};
+use crate::negotiated::Assembly;
+
+const A: &str = "127.0.71.1";
+const B: &str = "127.0.71.2";
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// A certification authority.
+struct Authority(rcgen::Issuer<'static, KeyPair>, Vec<u8>);
+
+impl Authority {
+    fn new() -> Self {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        let der = params.self_signed(&key).unwrap().der().to_vec();
+        Self(rcgen::Issuer::new(params, key), der)
+    }
+
+    /// Certificate and key of a host.
+    fn leaf(&self, name: &str) -> (Vec<u8>, Vec<u8>) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
+        params.use_authority_key_identifier_extension = true;
+        (params.signed_by(&key, &self.0).unwrap().der().to_vec(), key.serialize_der())
+    }
+}
+
+/// The packet side of one end.
+struct Bench {
+    associations: Associations,
+    keys: KeyTable,
+    tables: Arc<Snapshot>,
+    worker: Worker,
+    published: usize,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (associations, keys) = (Associations::default(), KeyTable::default());
+        let tables = Arc::new(assemble(&associations, &keys));
+        let worker = Worker::new(WorkerConfig { batch: 8, ..WorkerConfig::default() }).0;
+        Self { associations, keys, tables, worker, published: 0 }
+    }
+
+    /// Takes a packet through the worker, from the inner side or from the outer one.
+    fn take(&mut self, packet: &[u8], outwards: bool) -> Option<Vec<u8>> {
+        let (mut batch, mut replies) = (Batch::new(8, 2048), Batch::new(8, 2048));
+        assert!(batch.push_with(|slot| slot.set(packet)));
+        if outwards {
+            self.worker.outbound(&self.tables, &mut batch, &mut replies);
+        } else {
+            self.worker.inbound(&self.tables, &mut batch);
+        }
+        batch.packets().first().map(|packet| packet.bytes().to_vec())
+    }
+}
+
+fn assemble(associations: &Associations, keys: &KeyTable) -> Snapshot {
+    let mut all = Assembly::default();
+    associations.assemble(&mut all);
+    let Assembly { outbound, inbound, groups, policies, .. } = all;
+    let points = wire::registry::CodePoints::default();
+    let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), points).unwrap();
+    snapshot.groups = groups;
+    snapshot
+}
+
+impl Fabric for Bench {
+    fn psp(&mut self, _: bool) -> (&mut Associations, &mut KeyTable) {
+        (&mut self.associations, &mut self.keys)
+    }
+
+    fn associations(&self) -> &Associations {
+        &self.associations
+    }
+
+    fn path_mtu(&mut self, _: IpAddr) -> u32 {
+        1500
+    }
+
+    fn commit(&mut self) -> anyhow::Result<()> {
+        let mut next = assemble(&self.associations, &self.keys);
+        self.published += 1;
+        next.generation = self.published as u64;
+        self.tables = Arc::new(next);
+        Ok(())
+    }
+}
+
+/// One end.
+struct End {
+    service: PspService,
+    bench: Bench,
+    credentials: Arc<Credentials>,
+    config: PspConfig,
+}
+
+fn free_port(addr: &str) -> u16 {
+    TcpListener::bind((addr, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn auth(id: &str) -> Auth {
+    Auth {
+        method: AuthMethod::PublicKey(Vec::new()),
+        id: IdPattern::parse(id).unwrap(),
+        eap_id: None,
+        xauth_id: None,
+        certs: Vec::new(),
+        cacerts: Vec::new(),
+        pubkeys: Vec::new(),
+        groups: Vec::new(),
+        cert_policy: Vec::new(),
+        revocation: Revocation::Relaxed,
+    }
+}
+
+fn child(mode: PspMode, local: &str, remote: &str) -> PspChild {
+    let ts = |text: &str| {
+        let ts: wire::TrafficSelector = text.parse().unwrap();
+        vec![ike::config::TsConfig { addrs: Some(ts.addrs), proto: ts.proto, ports: ts.ports }]
+    };
+    PspChild {
+        name: "net".into(),
+        versions: vec![0],
+        mode,
+        local_ts: ts(local),
+        remote_ts: ts(remote),
+        crypt_offset: 0,
+        max_crypt_offset: 0,
+        cookie: None,
+        replay_window: 64,
+        rekey_time: HOUR,
+        rekey_packets: 1 << 32,
+        start_action: StartAction::default(),
+        copy_df: true,
+        copy_ecn: true,
+        copy_dscp: true,
+    }
+}
+
+fn host(addr: &str) -> Vec<Host> {
+    let addr: IpAddr = addr.parse().unwrap();
+    vec![Host::Range(AddrRange { start: addr, end: addr })]
+}
+
+impl End {
+    fn new(authority: &Authority, trusts: &Authority, me: (&str, &str, u16), other: (&str, &str, u16)) -> Self {
+        let credentials = Arc::new(Credentials::spawn(|| {}));
+        let (certificate, key) = authority.leaf(me.0);
+        credentials.with_store(|store| {
+            store.add_certificates(&trusts.1, CertificateUse::Authority, Origin::File).unwrap();
+            store.add_certificates(&certificate, CertificateUse::EndEntity, Origin::File).unwrap();
+            store.add_private_key(&key, &[], Origin::File).unwrap();
+        });
+        let service = PspService::start(Setup {
+            port: 1000,
+            mark: 0,
+            rotation: HOUR,
+            identities: credentials.identities(),
+            bell: Box::new(|| {}),
+        });
+        let net = |addr: &str| if addr == A { "10.1.0.0/16" } else { "10.2.0.0/16" };
+        let config = PspConfig {
+            name: "peer".into(),
+            local: host(me.1),
+            remote: host(other.1),
+            local_port: me.2,
+            remote_port: other.2,
+            local_auth: auth(me.0),
+            remote_auth: auth(other.0),
+            dpd_delay: Duration::from_secs(30),
+            keyingtries: 0,
+            children: vec![child(PspMode::Tunnel, net(me.1), net(other.1))],
+        };
+        Self { service: service.unwrap(), bench: Bench::new(), credentials, config }
+    }
+
+    fn load(&mut self) {
+        let faults = self.service.load(
+            Instant::now(),
+            std::slice::from_ref(&self.config),
+            &crate::config::resolve_name,
+            &mut self.bench,
+        );
+        assert_eq!(faults, [""; 0]);
+    }
+
+    fn turn(&mut self) {
+        self.service.turn(Instant::now(), &mut self.bench);
+    }
+
+    fn peer(&self) -> PeerListing {
+        self.service.listing(&self.bench.associations).remove(0)
+    }
+
+    fn sends(&self) -> bool {
+        self.service.listing(&self.bench.associations).iter().any(|peer| peer.children[0].sending.is_some())
+    }
+}
+
+fn pair() -> [End; 2] {
+    let authority = Authority::new();
+    let (a, b) = (("a.test", A, free_port(A)), ("b.test", B, free_port(B)));
+    [End::new(&authority, &authority, a, b), End::new(&authority, &authority, b, a)]
+}
+
+/// Turns both until something is so.
+fn until(ends: &mut [End; 2], what: &str, done: impl Fn(&[End; 2]) -> bool) {
+    let start = Instant::now();
+    while !done(ends) {
+        assert!(start.elapsed() < Duration::from_secs(20), "{what}: {:?} {:?}", ends[0].peer(), ends[1].peer());
+        ends.iter_mut().for_each(End::turn);
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// UDP over IPv4, without checksums that matter here.
+fn packet(src: [u8; 4], dst: [u8; 4]) -> Vec<u8> {
+    let mut bytes = vec![0x45, 0, 0, 36, 0, 0, 0, 0, 64, 17, 0, 0];
+    bytes.extend(src);
+    bytes.extend(dst);
+    let sum: u32 = bytes.chunks(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+    let sum = !(((sum & 0xffff) + (sum >> 16)) as u16);
+    bytes[10..12].copy_from_slice(&sum.to_be_bytes());
+    bytes.extend([0x13, 0x88, 0x13, 0x89, 0, 16, 0, 0]);
+    bytes.extend(b"keyed!!!");
+    bytes
+}
+
+#[test]
+fn two_services_key_each_other_and_packets_pass_both_ways() {
+    let mut ends = pair();
+    ends.iter_mut().for_each(End::load);
+    let (there, back) = (packet([10, 1, 0, 1], [10, 2, 0, 1]), packet([10, 2, 0, 1], [10, 1, 0, 1]));
+    assert_eq!(ends[0].bench.take(&there, true), None, "without keys nothing leaves");
+    let [a, _] = &mut ends;
+    assert_eq!(a.service.initiate(Instant::now(), "peer", Some("net"), &mut a.bench), 1);
+    until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
+    let pass = |ends: &mut [End; 2], from: usize, plain: &[u8]| {
+        let sealed = ends[from].bench.take(plain, true).expect("protected");
+        assert_eq!(sealed[9], 17);
+        assert_eq!(sealed[22..24], 1000u16.to_be_bytes());
+        assert!(!sealed.windows(8).any(|window| window == b"keyed!!!"));
+        let opened = ends[1 - from].bench.take(&sealed, false).expect("opened");
+        assert_eq!(opened[20..], plain[20..]);
+        assert_eq!(ends[1 - from].bench.take(&sealed, false), None, "replays are dropped");
+        sealed
+    };
+    pass(&mut ends, 0, &there);
+    let sealed = pass(&mut ends, 1, &back);
+    // Between other addresses the SPI is worth nothing.
+    let mut elsewhere = sealed.clone();
+    elsewhere[15] = 9;
+    assert_eq!(ends[0].bench.take(&elsewhere, false), None);
+
+    // A new key before the old one is worn: what is under way still arrives.
+    let late = ends[0].bench.take(&there, true).expect("protected");
+    let before = ends[0].peer().children[0].sending.clone().unwrap().spi;
+    std::thread::sleep(Duration::from_millis(1100));
+    let [a, _] = &mut ends;
+    assert_eq!(a.service.rekey(Instant::now(), "peer", Some("net"), &mut a.bench), 1);
+    until(&mut ends, "another key", |ends| {
+        ends[0].peer().children[0].sending.as_ref().is_some_and(|line| line.spi != before)
+    });
+    pass(&mut ends, 0, &there);
+    assert!(ends[1].bench.take(&late, false).is_some());
+    let traffic = ends[0].peer().children[0].traffic;
+    assert_eq!((traffic.packets_out, traffic.packets_in), (3, 1));
+
+    // Unloaded, the policy is gone with everything else, and the peer is told.
+    let [a, b] = &mut ends;
+    assert_eq!(a.service.load(Instant::now(), &[], &crate::config::resolve_name, &mut a.bench), [""; 0]);
+    assert_eq!(a.bench.associations.captured().count(), 0);
+    let start = Instant::now();
+    while b.sends() {
+        assert!(start.elapsed() < Duration::from_secs(10));
+        b.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert_eq!(b.bench.take(&back, true), None, "never in the clear");
+    assert_eq!(b.bench.associations.captured().count(), 1);
+}
+
+#[test]
+fn both_ends_start_at_once_and_agree() {
+    let mut ends = pair();
+    for end in &mut ends {
+        end.config.children[0].start_action.start = true;
+        end.load();
+    }
+    until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
+    let there = packet([10, 1, 0, 1], [10, 2, 0, 1]);
+    let sealed = ends[0].bench.take(&there, true).unwrap();
+    assert!(ends[1].bench.take(&sealed, false).is_some());
+}
+
+/// Tries until one end has a fault to show that says `first`, and the other one that says `second`.
+fn refused(mut ends: [End; 2], first: &str, second: &str) {
+    ends.iter_mut().for_each(End::load);
+    let [a, _] = &mut ends;
+    a.service.initiate(Instant::now(), "peer", None, &mut a.bench);
+    let says = |end: &End, what: &str| what.is_empty() || end.peer().fault.is_some_and(|fault| fault.contains(what));
+    until(&mut ends, "a reason", |ends| says(&ends[0], first) && says(&ends[1], second));
+    assert!(!ends.iter().any(End::sends));
+    assert_eq!(ends[0].bench.take(&packet([10, 1, 0, 1], [10, 2, 0, 1]), true), None);
+}
+
+#[test]
+fn who_cannot_prove_who_he_is_gets_no_key() {
+    let (authority, other) = (Authority::new(), Authority::new());
+    let ids = || (("a.test", A, free_port(A)), ("b.test", B, free_port(B)));
+    // The server's CA is not trusted by the client; then the client's not by the server.
+    let (a, b) = ids();
+    refused([End::new(&authority, &other, a, b), End::new(&authority, &authority, b, a)], "certificate", "");
+    let (a, b) = ids();
+    refused([End::new(&authority, &authority, a, b), End::new(&authority, &other, b, a)], "does not admit", "");
+    // A trusted certificate of somebody else.
+    let mut ends = pair();
+    ends[0].config.remote_auth = auth("c.test");
+    refused(ends, "is not that of 'c.test'", "");
+    let mut ends = pair();
+    ends[1].config.remote_auth = auth("c.test");
+    refused(ends, "does not admit", "");
+}
+
+#[test]
+fn a_child_that_does_not_fit_is_named_at_both_ends() {
+    let mut ends = pair();
+    ends[1].config.children[0].mode = PspMode::Transport;
+    refused(ends, Code::OTHER_MODE.meaning(), Code::OTHER_MODE.meaning());
+}
+
+#[test]
+fn keys_survive_the_control_connection_and_a_restart_brings_new_ones() {
+    let mut ends = pair();
+    for end in &mut ends {
+        end.config.children[0].start_action.start = true;
+        end.load();
+    }
+    until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
+    let there = packet([10, 1, 0, 1], [10, 2, 0, 1]);
+    let spi = ends[0].peer().children[0].sending.clone().unwrap().spi;
+    // The second end is started anew: other master keys.
+    let [_, b] = &mut ends;
+    b.service = PspService::start(Setup {
+        port: 1000,
+        mark: 0,
+        rotation: HOUR,
+        identities: b.credentials.identities(),
+        bell: Box::new(|| {}),
+    })
+    .unwrap();
+    b.bench = Bench::new();
+    ends[0].turn();
+    assert!(ends[0].bench.take(&there, true).is_some(), "a lost control connection changes nothing");
+    std::thread::sleep(Duration::from_millis(50));
+    ends[1].load();
+    let renewed = |end: &End| end.peer().children[0].sending.as_ref().is_some_and(|line| line.spi != spi);
+    until(&mut ends, "new keys", |ends| renewed(&ends[0]) && ends[1].sends());
+    let sealed = ends[0].bench.take(&there, true).unwrap();
+    assert!(ends[1].bench.take(&sealed, false).is_some());
+}
+
+/// A program with the short form: TLS, one message each way, then the marker on the same connection.
+#[test]
+fn a_program_with_the_short_form_gets_its_keys() {
+    let [mut end, program] = pair();
+    end.config.children = vec![child(PspMode::Transport, A, B)];
+    end.config.remote_port = 1;
+    end.load();
+    let (from, to): (SocketAddr, SocketAddr) =
+        (format!("{B}:0").parse().unwrap(), SocketAddr::new(A.parse().unwrap(), end.config.local_port));
+    let identities = program.credentials.identities();
+    let mut config =
+        rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .unwrap()
+            .dangerous()
+            .with_custom_certificate_verifier(identities.servers(&auth("a.test")).unwrap())
+            .with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(Arc::unwrap_or_clone(
+                identities.own(&auth("b.test")).unwrap(),
+            ))));
+    config.alpn_protocols = vec![fizz::ALPN.to_vec()];
+    let name = rustls_pki_types::ServerName::IpAddress(to.ip().into());
+    let mut tls = rustls::ClientConnection::new(Arc::new(config), name).unwrap();
+
+    let program = std::thread::spawn(move || {
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.bind(&from.into()).unwrap();
+        socket.connect(&to.into()).unwrap();
+        let mut stream: TcpStream = socket.into();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut got = [0; fizz::MAX_LEN];
+        rustls::Stream::new(&mut tls, &mut stream).read_exact(&mut got).unwrap();
+        let Some((Short::Sa(spi, version, _), _)) = Short::parse(&got).unwrap() else { panic!("no SA") };
+        let mine = Short::Sa(PspSpi::try_from(7).unwrap(), PspVersion::AES_128_GCM, TrafficKey::new(&[9; 16]).unwrap());
+        rustls::Stream::new(&mut tls, &mut stream).write_all(&mine.emit()).unwrap();
+        stream.write_all(fizz::MARKER).unwrap();
+        let mut marker = [0; 8];
+        stream.read_exact(&mut marker).unwrap();
+        assert_eq!(&marker, fizz::MARKER);
+        (spi, version)
+    });
+    let start = Instant::now();
+    while !program.is_finished() {
+        assert!(start.elapsed() < Duration::from_secs(20));
+        end.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    let (spi, version) = program.join().unwrap();
+    (0..20).for_each(|_| {
+        end.turn();
+        std::thread::sleep(Duration::from_millis(5));
+    });
+    let line = end.peer().children.remove(0);
+    assert_eq!(line.sending.map(|line| line.spi.get()), Some(7));
+    assert_eq!(line.receiving.iter().map(|line| (line.spi, line.version)).collect::<Vec<_>>(), [(spi, version.get())]);
+    let out = packet([127, 0, 71, 1], [127, 0, 71, 2]);
+    assert!(end.bench.take(&out, true).is_some_and(|sealed| sealed[22..24] == 1000u16.to_be_bytes()));
+}
+
+#[test]
+fn nonsense_and_silence_are_turned_away() {
+    let mut ends = pair();
+    ends.iter_mut().for_each(End::load);
+    let to = SocketAddr::new(A.parse().unwrap(), ends[0].config.local_port);
+    // From an address that no connection admits: closed without a word.
+    let mut stranger = TcpStream::connect(to).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    ends[0].turn();
+    assert_eq!(stranger.read(&mut [0; 8]).unwrap_or(0), 0);
+    let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+    let from: SocketAddr = format!("{B}:0").parse().unwrap();
+    socket.bind(&from.into()).unwrap();
+    socket.connect(&to.into()).unwrap();
+    let mut stream: TcpStream = socket.into();
+    stream.write_all(&[0xff; 64]).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let mut answer = Vec::new();
+    let _ = stream.read_to_end(&mut answer);
+    assert!(answer.len() < 64);
+    // Others go on.
+    let [a, _] = &mut ends;
+    a.service.initiate(Instant::now(), "peer", None, &mut a.bench);
+    until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
+}
