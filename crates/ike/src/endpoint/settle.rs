@@ -209,21 +209,31 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// An IKE SA that is authenticated anew already is not once more: both would take its place. Whoever waits
-    /// for the second gets the result of the first.
+    /// An attempt that another IKE SA asks for may be under way already: one that takes the same IKE SA's place,
+    /// or any to the same peer when it takes nobody's. Two would both come up; the first gets the wishes of the
+    /// second.
     fn is_under_way(&mut self, initiation: &Initiation) -> bool {
-        let Some(old) = initiation.replaces else { return false };
-        let same = |waiting: &&mut (Instant, Initiation, Redirects)| waiting.1.replaces == Some(old);
-        if let Some((_, waiting, _)) = self.later.iter_mut().find(same) {
+        let same = |other: &Initiation| {
+            other.connection.name == initiation.connection.name
+                && other.remote == initiation.remote
+                && (initiation.replaces.is_none() || other.replaces == initiation.replaces)
+        };
+        if let Some((_, waiting, _)) = self.later.iter_mut().find(|(_, waiting, _)| same(waiting)) {
+            for child in &initiation.children {
+                if !waiting.children.iter().any(|other| other.config.name == child.config.name) {
+                    waiting.children.push(child.clone());
+                }
+            }
             waiting.commands.extend(&initiation.commands);
             return true;
         }
         for spi in self.spis_of(&initiation.connection.name) {
             if let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get_mut(&spi)
                 && let Handshake::Initiator(initiator) = handshake.as_mut()
-                && initiator.replaces() == Some(old)
+                && same(initiator.initiation())
             {
-                return initiation.commands.iter().all(|command| initiator.want(None, Some(*command)));
+                let children = initiation.children.iter().all(|child| initiator.want(Some(child.clone()), None));
+                return children && initiation.commands.iter().all(|command| initiator.want(None, Some(*command)));
             }
         }
         false

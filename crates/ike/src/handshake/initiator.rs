@@ -239,9 +239,9 @@ impl Initiator {
         true
     }
 
-    /// The IKE SA whose place it is to take.
-    pub(crate) fn replaces(&self) -> Option<IkeId> {
-        self.start.initiation.replaces
+    /// What it is for.
+    pub(crate) fn initiation(&self) -> &Initiation {
+        &self.start.initiation
     }
 
     pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {

@@ -379,3 +379,25 @@ fn a_child_may_need_more_key_exchanges_than_its_ike_sa() {
     assert_eq!(net.hosts[0].command(2), Some(&Ok(())), "{}", net.hosts[1].log(Level::Warn));
     assert!(net.hosts.iter().all(|host| host.live().count() == 2));
 }
+
+#[test]
+fn a_dead_peer_is_not_called_twice() {
+    let mut net = pair(59, |host, connection| {
+        connection.keyingtries = 0;
+        connection.dpd_delay = 30 * SECOND;
+        if host == 0 {
+            Arc::make_mut(&mut connection.children[0]).dpd_action = Action::Restart;
+        }
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    // It is to be authenticated anew just when nothing gets through any more.
+    net.wire = Box::new(|_| Fate::Lost);
+    let (now, ike) = (net.now, net.hosts[0].up()[0]);
+    net.hosts[0].endpoint.rekey_ike(now, ike, true, 2);
+    net.run(400 * SECOND);
+    assert!(net.hosts[0].up().is_empty());
+    net.wire = Box::new(|_| Fate::After(Duration::from_millis(5)));
+    net.run(600 * SECOND);
+    assert_eq!((net.hosts[0].up().len(), net.hosts[0].live().count(), net.hosts[1].live().count()), (1, 1, 1));
+}
