@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use super::{ChildState, IkeState, Message, Mode, host, printable, set_items};
 
-/// Transforms that were agreed, by the names of [`transform_name`].
+/// Transforms that were agreed, by the names of [`transform_name`](crate::vici::names::transform_name).
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Algorithms {
     /// Encryption, with the key length in bits where the transform has more than one.
