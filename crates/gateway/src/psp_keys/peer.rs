@@ -540,6 +540,16 @@ impl Peer {
         }
     }
 
+    /// New keys for a child in both directions, by command.
+    pub(crate) fn renew(&mut self, now: Instant, child: usize, issuer: &mut Issuer) {
+        self.worn(now, child);
+        let Some((link, there)) = self.current().zip(self.children.get_mut(child)) else { return };
+        there.issued_at = None;
+        if let Some(want) = there.want.clone() {
+            self.wanted(now, link, Want { have: None, ..want }, issuer);
+        }
+    }
+
     /// The peer gives an SPI and a key.
     fn granted(&mut self, now: Instant, link: Link, grant: Grant) {
         let Some((number, child)) = self.child(grant.id) else { return };

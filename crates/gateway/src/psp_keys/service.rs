@@ -357,7 +357,7 @@ impl PspService {
         child: Option<&str>,
         fabric: &mut dyn Fabric,
     ) -> usize {
-        self.each(now, connection, child, fabric, |peer, at| peer.want(now, at))
+        self.each(now, connection, child, fabric, |peer, at, _| peer.want(now, at))
     }
 
     /// Ends a child, or all children of a connection, and tells the peers. Their policies go on
@@ -369,10 +369,10 @@ impl PspService {
         child: Option<&str>,
         fabric: &mut dyn Fabric,
     ) -> usize {
-        self.each(now, connection, child, fabric, |peer, at| peer.end(at))
+        self.each(now, connection, child, fabric, |peer, at, _| peer.end(at))
     }
 
-    /// Wants a new key for a child, or for all children of a connection; how many there are.
+    /// Renews the keys of a child, or of all children of a connection, in both directions; how many there are.
     pub(crate) fn rekey(
         &mut self,
         now: Instant,
@@ -380,7 +380,7 @@ impl PspService {
         child: Option<&str>,
         fabric: &mut dyn Fabric,
     ) -> usize {
-        self.each(now, connection, child, fabric, |peer, at| peer.worn(now, at))
+        self.each(now, connection, child, fabric, |peer, at, issuer| peer.renew(now, at, issuer))
     }
 
     fn each(
@@ -389,13 +389,13 @@ impl PspService {
         connection: &str,
         child: Option<&str>,
         fabric: &mut dyn Fabric,
-        mut act: impl FnMut(&mut Peer, usize),
+        mut act: impl FnMut(&mut Peer, usize, &mut Issuer),
     ) -> usize {
         let (mut found, mut count) = (Vec::new(), 0);
         for (number, known) in self.peers.iter_mut().filter(|(_, known)| known.connection == connection) {
             for at in 0..known.children.len() {
                 if child.is_none_or(|name| known.children[at].name == name) {
-                    act(&mut known.peer, at);
+                    act(&mut known.peer, at, &mut self.issuer);
                     found.push(*number);
                     count += 1;
                 }
