@@ -54,6 +54,11 @@ pub struct UpArgs {
     /// Log one JSON object per line
     #[arg(long)]
     log_json: bool,
+    /// Write the keys of all SAs into a folder, for Wireshark
+    ///
+    /// For debugging only: whoever has the files reads the traffic.
+    #[arg(long, value_name = "DIR")]
+    log_secrets: Option<PathBuf>,
 }
 
 /// Options of `weir check`.
@@ -176,7 +181,7 @@ fn print(text: &str) {
 }
 
 fn run_up(args: &UpArgs) -> u8 {
-    match up::run(&args.config, args.log_json) {
+    match up::run(&args.config, args.log_json, args.log_secrets.clone()) {
         Ok(()) => 0,
         Err(up::Failure::Config(problems)) => tell(&problems),
         Err(up::Failure::Start(error)) => complain(&error, UNUSABLE),

@@ -9,6 +9,8 @@ use crypto::{EncAlg, IntegAlg};
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 
+use crate::confine;
+
 /// How much a finding matters.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -51,6 +53,7 @@ pub(crate) fn examine() -> Vec<Finding> {
         af_xdp(),
         kernel_ipsec(),
         landlock(),
+        seccomp(),
     ]
 }
 
@@ -242,11 +245,35 @@ fn has_builtin(module: &str) -> bool {
 }
 
 fn landlock() -> Finding {
-    let lsm = read("/sys/kernel/security/lsm");
-    if lsm.trim().split(',').any(|name| name == "landlock") {
-        finding("Landlock", Verdict::Good, "yes", "file access can be confined")
+    match confine::files_available() {
+        Some((version, true)) => finding(
+            "Landlock",
+            Verdict::Good,
+            format!("version {version}"),
+            "weir up reads and writes only the files it needs, starts no program but 'ip', and signals no other process",
+        ),
+        Some((version, false)) => finding(
+            "Landlock",
+            Verdict::Fair,
+            format!("version {version}"),
+            "weir up confines itself to the files it needs, as far as this version goes; signals need version 6 (Linux 6.12)",
+        ),
+        None => finding(
+            "Landlock",
+            Verdict::Fair,
+            "none",
+            "weir up may reach every file of its user: boot with lsm=landlock,... (Linux 5.13), or confine it by systemd",
+        ),
+    }
+}
+
+fn seccomp() -> Finding {
+    if confine::calls_available() {
+        let meaning = "weir up gives up calls it has no use for: mount, ptrace, bpf, namespaces, modules";
+        finding("seccomp", Verdict::Good, "yes", meaning)
     } else {
-        finding("Landlock", Verdict::Fair, "not seen", "not needed; confine weir by other means, for example systemd")
+        let meaning = "weir up keeps every system call its privileges allow; use a kernel with CONFIG_SECCOMP_FILTER";
+        finding("seccomp", Verdict::Fair, "none", meaning)
     }
 }
 

@@ -19,6 +19,7 @@ use rustix::time::Timespec;
 
 use crate::config::Config;
 use crate::credentials::Credentials;
+use crate::keylog::KeyLog;
 use crate::plane::Plane;
 use sockets::Sockets;
 
@@ -77,6 +78,8 @@ pub(crate) struct Keying {
     /// Datagrams that could not be sent since it was last told.
     unsent: u64,
     unsent_told: Instant,
+    /// Where keys are written for Wireshark.
+    key_log: Option<KeyLog>,
 }
 
 impl Keying {
@@ -87,11 +90,16 @@ impl Keying {
     pub(crate) fn open(config: &Config, credentials: Credentials, bell: Bell) -> io::Result<Self> {
         let gateway = &config.gateway;
         let sockets = Sockets::open(gateway.ike_port, gateway.code_points.nat_t_port, gateway.fwmark)?;
-        let settings =
-            Settings { allow_legacy: gateway.allow_legacy, code_points: gateway.code_points, ..Settings::default() };
+        let key_log = gateway.log_secrets.as_deref().map(KeyLog::open).transpose()?;
+        let settings = Settings {
+            allow_legacy: gateway.allow_legacy,
+            log_secrets: key_log.is_some(),
+            code_points: gateway.code_points,
+            ..Settings::default()
+        };
         let now = Instant::now();
         let endpoint = Endpoint::new(settings, SystemRandom);
-        Ok(Self { endpoint, credentials, sockets, bell, look_at: now, unsent: 0, unsent_told: now })
+        Ok(Self { endpoint, credentials, sockets, bell, look_at: now, unsent: 0, unsent_told: now, key_log })
     }
 
     /// Puts connections and pools in force: what did not change goes on.
@@ -183,6 +191,9 @@ impl Keying {
                 Output::Ask(ticket, question) => self.credentials.ask(ticket, question),
                 Output::Forget(ticket) => self.credentials.forget(ticket),
                 Output::Install(child) => {
+                    if let Some(log) = &mut self.key_log {
+                        log.child(&child);
+                    }
                     if let Err(why) = plane.install(&child, jitter()) {
                         tracing::error!(target: "child", "{}.{}: {why}", child.connection.name, child.config.name);
                         self.endpoint.child_expired(now, child.id, true);
@@ -197,6 +208,11 @@ impl Keying {
                 Output::VirtualAddress(_, address, on) => {
                     if let Err(error) = plane.virtual_address(address.addr, on) {
                         tracing::error!(target: "ike", "virtual address {}: {error}", address.addr);
+                    }
+                }
+                Output::Secrets(secrets) => {
+                    if let Some(log) = &mut self.key_log {
+                        log.ike(&secrets);
                     }
                 }
                 Output::Event(event) => {

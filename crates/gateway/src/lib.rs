@@ -7,12 +7,15 @@ mod audit;
 mod check;
 pub mod cli;
 pub mod config;
+mod confine;
 mod control;
 #[doc(hidden)]
 pub mod credentials;
 mod doctor;
 mod keying;
+mod keylog;
 mod log;
+mod metrics;
 mod negotiated;
 mod offline;
 mod plane;

@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -24,9 +24,11 @@ use wire::IpProto;
 use crate::audit::AuditLog;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
+use crate::confine::{self, Needs};
 use crate::control::{Control, Loaded, Realm, Wish};
 use crate::credentials::Credentials;
 use crate::keying::{Bell, Keying};
+use crate::metrics::{self, Metrics};
 use crate::plane::{self, Foundation, Plane};
 use crate::psp_keys::{self, PspService};
 use crate::routes::{self, Routes};
@@ -138,12 +140,15 @@ impl Listening {
 }
 
 /// Runs a gateway until a signal ends it.
-pub(crate) fn run(path: &Path, log_json: bool) -> Result<(), Failure> {
-    let config = config::load(path, Purpose::Gateway)?;
+pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> Result<(), Failure> {
+    let mut config = config::load(path, Purpose::Gateway)?;
+    config.gateway.log_secrets = log_secrets;
     crate::log::init(&config.gateway.log, log_json || config.gateway.log_json);
     // From here on signals are answered, not deadly: a start that is interrupted cleans up.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
     warn(&config);
+    // Before the first thread, and held to the end.
+    let _confinement = config.gateway.confine.then(|| confine::enter(&Needs::of(path, &config)));
     let mut gateway = Gateway::start(config, path)?;
     let ended = gateway.serve(signals);
     let stopped = gateway.stop();
@@ -163,6 +168,7 @@ struct Gateway {
     shared: Arc<Shared>,
     listening: Listening,
     audit: AuditLog,
+    metrics: Option<(Metrics, metrics::Server)>,
     path: std::path::PathBuf,
 }
 
@@ -220,7 +226,7 @@ impl KeyedSide {
     }
 
     /// One turn of the control socket and of IKE.
-    fn turn(&mut self, plane: &mut Plane) -> Vec<Wish> {
+    fn turn(&mut self, plane: &mut Plane, metrics: Option<&mut Metrics>) -> Vec<Wish> {
         let now = Instant::now();
         if now >= self.addresses_at {
             self.addresses_at = now + ADDRESSES_EVERY;
@@ -228,15 +234,18 @@ impl KeyedSide {
         }
         let Self { control, keying, psp, loaded, .. } = self;
         let wishes = control.turn(&mut Realm { keying, psp, plane, loaded });
-        self.work(plane);
+        self.work(plane, metrics);
         wishes
     }
 
     /// One turn of IKE.
-    fn work(&mut self, plane: &mut Plane) {
+    fn work(&mut self, plane: &mut Plane, metrics: Option<&mut Metrics>) {
         let Self { control, keying, psp, .. } = self;
         let mut happened = Vec::new();
         keying.turn(plane, |what| happened.push(what));
+        if let Some(metrics) = metrics {
+            metrics.events(&happened, &keying.endpoint, plane);
+        }
         for what in &happened {
             control.tell(keying, plane, what);
         }
@@ -258,6 +267,7 @@ impl Gateway {
         let shared = Arc::new(Shared::new());
         shared.set_tables(&config, &foundation.tables);
         let server = Server::start(&config.gateway.socket, Arc::clone(&shared)).map_err(anyhow::Error::from)?;
+        let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
         let mtu = device_mtu(&config, &foundation.tables);
         let queues = TunPort::open(&TunConfig {
             name: config.gateway.tun.clone(),
@@ -289,7 +299,7 @@ impl Gateway {
         let keyed = keyed.map(|mut keyed| {
             keyed.apply(&mut plane);
             // Traps stand before anybody is told that packets may come.
-            keyed.work(&mut plane);
+            keyed.work(&mut plane, None);
             keyed
         });
         eprintln!("weir: ready, {} SAs, {} policies", plane.config.sas.len(), plane.config.policies.len());
@@ -300,6 +310,7 @@ impl Gateway {
             shared,
             listening,
             audit: AuditLog::new(Instant::now()),
+            metrics,
             path: path.to_owned(),
         })
     }
@@ -336,12 +347,15 @@ impl Gateway {
             self.audit.record(now, &audit);
         }
         self.audit.flush(now);
+        if let Some((metrics, _)) = &mut self.metrics {
+            metrics.look(now, self.keyed.as_ref().map(|keyed| &keyed.keying.endpoint), &mut self.plane);
+        }
     }
 
     /// What peers and clients of the control socket want.
     fn turn(&mut self) {
         let Some(keyed) = &mut self.keyed else { return };
-        let wishes = keyed.turn(&mut self.plane);
+        let wishes = keyed.turn(&mut self.plane, self.metrics.as_mut().map(|(metrics, _)| metrics));
         if self.plane.take_news() {
             self.shared.set_negotiated(&self.plane.negotiated);
         }
@@ -448,6 +462,8 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("ike", old.ike_wanted() != new.ike_wanted()),
         ("ike_port", a.ike_port != b.ike_port),
         ("vici", a.vici != b.vici),
+        ("confine", a.confine != b.confine),
+        ("metrics", a.metrics != b.metrics),
         ("log", a.log != b.log),
         ("log_json", a.log_json != b.log_json),
         ("eesp_protocol", a.code_points.eesp_protocol != b.code_points.eesp_protocol),

@@ -10,7 +10,9 @@ pub mod v1;
 use crypto::ike::{Prf, Secret, SkKey, SkSuite};
 use wire::ike::{HashId, PayloadType};
 
+use crate::context::Context;
 use crate::identity::Identity;
+use crate::output::{IkeId, IkeSecrets, Output};
 use crate::proposal::{ChildSuite, IkeSuite};
 
 /// The keys of one IKE SA (RFC 7296 §2.14).
@@ -85,6 +87,15 @@ impl IkeKeys {
         for key in [&mut self.sk_d, &mut self.sk_pi, &mut self.sk_pr] {
             let [mixed] = expand(prf, ppk, &[key], [key.len()]);
             *key = mixed;
+        }
+    }
+
+    /// Tells a debugger of keys that are new, when that was asked for.
+    pub(crate) fn disclose(&self, ctx: &mut Context<'_>, ike: IkeId, spis: ([u8; 8], [u8; 8]), suite: &IkeSuite) {
+        if ctx.settings.log_secrets {
+            let (sk_e, sk_a) = ((self.sk_ei.clone(), self.sk_er.clone()), (self.sk_ai.clone(), self.sk_ar.clone()));
+            let secrets = IkeSecrets { ike, spis, suite: suite.clone(), sk_e, sk_a };
+            ctx.out.push_back(Output::Secrets(Box::new(secrets)));
         }
     }
 

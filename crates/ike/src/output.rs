@@ -9,7 +9,7 @@ use wire::TrafficSelector;
 
 use crate::config::{ChildConfig, Connection};
 use crate::identity::Identity;
-use crate::proposal::ChildSuite;
+use crate::proposal::{ChildSuite, IkeSuite};
 
 /// Names an IKE SA for as long as the endpoint lives, across rekeyings (`uniqueid` of vici).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -45,6 +45,8 @@ pub enum Output {
     Trap(Arc<Connection>, Arc<ChildConfig>, bool),
     /// A byte of 0xff to keep a NAT mapping alive (RFC 3948 §2.3).
     Keepalive(Path),
+    /// New keys of an IKE SA, for a debugger; only with [`Settings::log_secrets`](crate::Settings::log_secrets).
+    Secrets(Box<IkeSecrets>),
     /// Something that a person or a monitor may want to know.
     Event(Event),
 }
@@ -286,6 +288,20 @@ pub struct HalfSa {
     pub enc: Secret,
     /// Key of the integrity algorithm.
     pub integ: Secret,
+}
+
+/// What protects the messages of an IKE SA (RFC 7296 §2.14). Keys are zeroed on drop.
+pub struct IkeSecrets {
+    /// The IKE SA.
+    pub ike: IkeId,
+    /// SPIs of the initiator and of the responder.
+    pub spis: ([u8; 8], [u8; 8]),
+    /// Algorithms.
+    pub suite: IkeSuite,
+    /// SK_ei and SK_er, with their salts.
+    pub sk_e: (Secret, Secret),
+    /// SK_ai and SK_ar; empty with an AEAD.
+    pub sk_a: (Secret, Secret),
 }
 
 /// A virtual address of this host, given by the peer.

@@ -65,6 +65,8 @@ pub struct Host {
     pub traps: BTreeSet<(String, String)>,
     /// Keepalives sent.
     pub keepalives: usize,
+    /// Keys of IKE SAs, with `log_secrets`.
+    pub secrets: Vec<crate::output::IkeSecrets>,
     /// Questions that wait because `hold` is set.
     pub held: Vec<(Ticket, Question)>,
     /// Leave questions unanswered in `held`.
@@ -116,6 +118,7 @@ impl Net {
                 virtuals: Vec::new(),
                 traps: BTreeSet::new(),
                 keepalives: 0,
+                secrets: Vec::new(),
                 held: Vec::new(),
                 hold: false,
                 sent: (0, 0),
@@ -268,6 +271,7 @@ impl Host {
                 self.traps.remove(&(connection.name.clone(), child.name.clone()));
             }
             Output::Keepalive(_) => self.keepalives += 1,
+            Output::Secrets(secrets) => self.secrets.push(*secrets),
             Output::Event(event) => self.events.push(event),
         }
         None

@@ -1,6 +1,6 @@
 //! The section `gateway`.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use wire::IpProto;
@@ -42,12 +42,18 @@ pub struct Gateway {
     pub state_block: u64,
     /// Where status is asked.
     pub socket: PathBuf,
+    /// The process confines itself.
+    pub confine: bool,
+    /// Where metrics are served; `None`: nowhere.
+    pub metrics: Option<SocketAddr>,
     /// Whether IKE is spoken; `None`: when there is a connection.
     pub ike: Option<bool>,
     /// UDP port of IKE.
     pub ike_port: u16,
     /// Where swanctl and weir's own commands ask.
     pub vici: PathBuf,
+    /// Where keys are written for Wireshark; of the command line, not of the file.
+    pub log_secrets: Option<PathBuf>,
     /// Log filter.
     pub log: String,
     /// Log as JSON.
@@ -78,6 +84,9 @@ impl Default for Gateway {
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
             socket: "/run/weir.sock".into(),
+            confine: true,
+            metrics: None,
+            log_secrets: None,
             ike: None,
             ike_port: PORT_IKE,
             vici: "/run/weir.vici".into(),
@@ -109,6 +118,9 @@ impl Gateway {
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
             state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),
+            confine: fields.get("confine", word(&[("auto", true), ("no", false)])).unwrap_or(true),
+            metrics: fields.get("metrics", loopback),
+            log_secrets: None,
             ike: fields.get("ike", word(&[("auto", None), ("yes", Some(true)), ("no", Some(false))])).flatten(),
             ike_port: fields.get("ike_port", &port).map_or(default.ike_port, |n| n as u16),
             vici: fields.get("vici", path).unwrap_or(default.vici),
@@ -132,6 +144,24 @@ impl Gateway {
         fields.finish(&[], |_| None);
         gateway
     }
+}
+
+/// Where metrics are served: whoever can ask is told how much passes and to whom, so no other host may.
+fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
+    let address: SocketAddr =
+        text.parse().map_err(|_| "write ADDRESS:PORT, for example 127.0.0.1:9790 or [::1]:9790".to_owned())?;
+    if !address.ip().is_loopback() {
+        return Err(format!(
+            "{} can be reached by other hosts; write 127.0.0.1:{port} or [::1]:{port}, and let what scrapes from elsewhere \
+             come through a proxy that asks who it is",
+            address.ip(),
+            port = address.port()
+        ));
+    }
+    if address.port() == 0 {
+        return Err("port 0 is none that could be asked; write one from 1 to 65535".into());
+    }
+    Ok(address)
 }
 
 fn device(text: &str) -> Result<String, Refusal> {

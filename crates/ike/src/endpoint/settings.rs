@@ -27,6 +27,8 @@ pub struct Settings {
     pub old_inbound: Duration,
     /// Algorithms that RFC 8247 rules out may be used.
     pub allow_legacy: bool,
+    /// Keys of IKE SAs come out as [`Output::Secrets`](crate::Output::Secrets).
+    pub log_secrets: bool,
     /// Numbers that no registry has fixed.
     pub code_points: wire::registry::CodePoints,
 }
@@ -46,6 +48,7 @@ impl Default for Settings {
             reassembly_max: 65_536,
             old_inbound: Duration::from_secs(5),
             allow_legacy: false,
+            log_secrets: false,
             code_points: wire::registry::CodePoints::default(),
         }
     }

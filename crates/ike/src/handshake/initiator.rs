@@ -459,6 +459,7 @@ impl Init {
         }
         start.path.encap = said.nat.supported() && (nat.0 || nat.1 || connection.encap);
         let sk = Secured::sk_keys(Role::Initiator, &keys, &suite)?;
+        keys.disclose(ctx, start.id, spis, &suite);
         let exchanges = Exchanges::new(start.id, &connection, &said.peer, Role::Initiator, spis, sk, 1);
         let secured = Secured {
             id: start.id,

@@ -190,7 +190,7 @@ impl Authenticating {
         let public = intermediate::response_ke(response, ke.method().id())?;
         let shared = ke.finish(public.data).map_err(|error| error.to_string())?;
         secured.note_response(response.message_id, (response.first, &response.bytes));
-        secured.update_keys(&shared)?;
+        secured.update_keys(ctx, &shared)?;
         Ok(self.start_intermediate(ctx, start, index + 1))
     }
 

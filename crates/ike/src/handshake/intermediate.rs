@@ -5,6 +5,7 @@ use wire::ike::{ExchangeType, Ke, NotifyType, PayloadType};
 
 use super::Secured;
 use crate::child::{Parts, Refused};
+use crate::context::Context;
 use crate::exchange::{Inner, Plain};
 use crate::sa::Role;
 
@@ -24,9 +25,10 @@ impl Secured {
     }
 
     /// The exchange is over: new keys from the next message on (RFC 9370 §2.2.2).
-    pub(super) fn update_keys(&mut self, shared: &Secret) -> Result<(), String> {
+    pub(super) fn update_keys(&mut self, ctx: &mut Context<'_>, shared: &Secret) -> Result<(), String> {
         let keys = self.keys.after_intermediate(&self.suite, shared, &self.seed());
         self.exchanges.set_keys(Self::sk_keys(self.role, &keys, &self.suite)?);
+        keys.disclose(ctx, self.id, self.spis, &self.suite);
         self.keys = keys;
         Ok(())
     }

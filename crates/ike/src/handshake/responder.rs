@@ -313,6 +313,7 @@ impl Responder {
         let Some(best) = connections.first() else { return Err("its connection was unloaded".to_owned()) };
         let keys = derive(&suite, &nonce_i, &nonce_r, &self.spis, &shared);
         let sk = Secured::sk_keys(Role::Responder, &keys, &suite)?;
+        keys.disclose(ctx, self.id, self.spis, &suite);
         let exchanges = Exchanges::new(self.id, best, &peer, Role::Responder, self.spis, sk, 1);
         let secured = Secured {
             id: self.id,

@@ -168,7 +168,7 @@ impl Answering {
                     secured.note_response(request.message_id, (inner.first, &inner.bytes));
                     secured.exchanges.respond(ctx, from, self.request.1, &inner);
                     self.intermediates += 1;
-                    match secured.update_keys(&shared) {
+                    match secured.update_keys(ctx, &shared) {
                         Ok(()) => Outcome::Pending,
                         Err(reason) => Outcome::over(reason),
                     }

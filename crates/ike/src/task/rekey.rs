@@ -306,6 +306,7 @@ impl Established {
         let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, &seed);
         let derived = IkeKeys::derive(&suite, &skeyseed, &seed);
         let (of_initiator, of_responder) = derived.message_keys(&suite).map_err(|error| error.to_string())?;
+        derived.disclose(ctx, self.id, spis, &suite);
         let sk = match role {
             Role::Initiator => SkKeys { seal: of_initiator, open: of_responder },
             Role::Responder => SkKeys { seal: of_responder, open: of_initiator },

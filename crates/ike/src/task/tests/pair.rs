@@ -210,6 +210,7 @@ fn settings() -> Settings {
         reassembly_max: 65536,
         old_inbound: Duration::from_secs(5),
         allow_legacy: false,
+        log_secrets: false,
         code_points: Default::default(),
     }
 }

@@ -1,0 +1,167 @@
+//! What the process may still do once it runs: privileges, files, system calls.
+//!
+//! [`enter`] is called once, after the configuration is read and before the first thread starts: capabilities and Landlock
+//! belong to a thread, and threads and children inherit them from the one that makes them. From then on the process
+//! cannot take anything back. What the kernel lacks is said once, and the rest is done all the same.
+//! docs/decisions/0007-confined-before-the-first-thread.md says why it is done this way.
+
+mod calls;
+mod files;
+mod privileges;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crate::config::Config;
+use crate::config::syntax::{self, Section};
+
+pub(crate) use calls::available as calls_available;
+pub(crate) use files::available as files_available;
+
+/// Folders beside the configuration whose files a reload reads again.
+const FOLDERS: [&str; 10] =
+    ["x509", "x509ca", "x509aa", "x509crl", "pubkey", "private", "rsa", "ecdsa", "pkcs8", "pkcs12"];
+
+/// Files and groups that are needed from now on.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Needs {
+    /// Folders and files to read, those below included.
+    pub(crate) read: BTreeSet<PathBuf>,
+    /// Folders to make, change and remove files in.
+    pub(crate) write: BTreeSet<PathBuf>,
+    /// Folders to make and remove sockets in.
+    pub(crate) sockets: BTreeSet<PathBuf>,
+    /// Groups that socket files are given to.
+    pub(crate) groups: BTreeSet<u32>,
+    /// Files that a reload reads again, of which some may be readable by privilege only.
+    again: BTreeSet<PathBuf>,
+}
+
+impl Needs {
+    /// What a gateway with this configuration needs, now and when it reads its configuration again: the folder of the
+    /// file, those of included files, and those of certificates and keys that are named by a path of their own.
+    pub(crate) fn of(path: &Path, config: &Config) -> Self {
+        let mut needs = Self::default();
+        needs.file(path);
+        if let Ok(root) = syntax::read(path) {
+            needs.sources(&root);
+        }
+        let certificates = &config.keyed.certificates;
+        for certificate in certificates.end_entities.iter().chain(&certificates.authorities) {
+            needs.file(Path::new(&certificate.from));
+        }
+        for file in config.keyed.secrets.iter().filter_map(|secret| secret.file.as_deref()) {
+            needs.file(Path::new(file));
+        }
+        for folder in FOLDERS {
+            needs.again.extend(config.keyed.cert_dirs.of(folder).iter().cloned());
+        }
+        needs.write.insert(config.gateway.state_dir.clone());
+        needs.write.extend(config.gateway.log_secrets.clone());
+        needs.sockets.extend([&config.gateway.socket, &config.gateway.vici].map(|socket| folder_of(socket)));
+        needs
+    }
+
+    /// A file that is there: its folder, because a new version of it may take its place.
+    fn file(&mut self, path: &Path) {
+        if path.is_file() {
+            self.read.insert(folder_of(path));
+            self.again.insert(path.to_owned());
+        }
+    }
+
+    fn sources(&mut self, section: &Section) {
+        let named = section.settings.iter().flat_map(|setting| [&setting.at, &setting.value_at]);
+        let files: BTreeSet<PathBuf> =
+            named.chain([&section.at]).map(|origin| PathBuf::from(&origin.file.name)).collect();
+        files.iter().for_each(|file| self.file(file));
+        section.sections.iter().for_each(|section| self.sources(section));
+    }
+}
+
+fn folder_of(path: &Path) -> PathBuf {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder.to_owned(),
+        _ => PathBuf::from("."),
+    }
+}
+
+/// How much of one kind of confinement is in force.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Part {
+    /// All of it; in words.
+    Full(String),
+    /// What this kernel knows of it; what is missing.
+    Partial(String),
+    /// None of it; why.
+    Absent(String),
+}
+
+/// What is in force. Has to live as long as the process: it holds what the rules about files stand on.
+pub(crate) struct Confinement {
+    pub(crate) privileges: Part,
+    pub(crate) files: Part,
+    pub(crate) calls: Part,
+    _anchors: files::Anchors,
+}
+
+/// Gives up for good what is not needed any more, and says what is in force.
+///
+/// To be called by the only thread. What cannot be confined stays as it was.
+pub(crate) fn enter(needs: &Needs) -> Confinement {
+    if threads() > 1 {
+        tracing::error!(
+            target: "control",
+            "confinement came after the start of {} threads, which keep their privileges; please report",
+            threads() - 1
+        );
+    }
+    // Before its place in the rules is taken; whoever opens it says what is wrong with it.
+    for folder in &needs.write {
+        let _ = make_folder(folder);
+    }
+    let privileges = privileges::drop_all_but_needed(&needs.groups);
+    let (files, anchors) = files::restrict(needs);
+    let calls = calls::restrict();
+    let confinement = Confinement { privileges, files, calls, _anchors: anchors };
+    confinement.tell();
+    warn_about_unreadable(needs);
+    confinement
+}
+
+impl Confinement {
+    fn tell(&self) {
+        for (name, part) in [("privileges", &self.privileges), ("files", &self.files), ("system calls", &self.calls)] {
+            match part {
+                Part::Full(what) => tracing::info!(target: "control", "confined: {name}: {what}"),
+                Part::Partial(what) => tracing::info!(target: "control", "confined in part: {name}: {what}"),
+                Part::Absent(why) => tracing::warn!(target: "control", "not confined: {name}: {why}"),
+            }
+        }
+    }
+}
+
+fn make_folder(folder: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)
+}
+
+fn threads() -> usize {
+    std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count)
+}
+
+/// What was readable by privilege only is not any more: better said now than found out at a reload.
+fn warn_about_unreadable(needs: &Needs) {
+    for path in &needs.again {
+        if let Err(error) = std::fs::File::open(path) {
+            tracing::warn!(
+                target: "control",
+                "{0}: {error}; a reload cannot read it: chown {1} {0}",
+                path.display(),
+                rustix::process::geteuid().as_raw()
+            );
+        }
+    }
+}

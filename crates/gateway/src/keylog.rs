@@ -1,0 +1,253 @@
+//! `weir up --log-secrets`: keys for Wireshark, so that a capture can be read while something is being debugged.
+//!
+//! Two tables in the form in which Wireshark keeps its own, `esp_sa` and `ikev2_decryption_table`, grow by a line for each
+//! pair of keys. With `WIRESHARK_CONFIG_DIR` naming the folder, tshark and Wireshark take them as they are. Whoever has
+//! these files reads the traffic: only their owner may, they are never made unless asked for, and it is said aloud.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::path::Path;
+
+use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
+use ike::output::{ChildSa, HalfSa, IkeSecrets};
+use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite};
+use zeroize::Zeroizing;
+
+/// Most that one table may hold, in bytes: 150,000 SAs. What comes later is not logged, and that is said once.
+const MAX_BYTES: u64 = 64 << 20;
+const ESP: &str = "esp_sa";
+const IKE: &str = "ikev2_decryption_table";
+/// Without these, Wireshark looks at no table.
+const PREFERENCES: &str = "esp.enable_encryption_decode: TRUE\nesp.enable_authentication_check: TRUE\n";
+
+/// The two tables.
+pub(crate) struct KeyLog {
+    esp: Table,
+    ike: Table,
+}
+
+impl KeyLog {
+    /// Opens the tables in `folder`, which is made when it is missing, and warns. The folder is not needed
+    /// afterwards.
+    ///
+    /// # Errors
+    /// What the file system says, and files that are not this user's own or that others may read.
+    pub(crate) fn open(folder: &Path) -> io::Result<Self> {
+        let explained = |error: io::Error| {
+            io::Error::new(
+                error.kind(),
+                format!("--log-secrets {}: {error}; name a folder of your own", folder.display()),
+            )
+        };
+        let open = || {
+            fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+            let log = Self { esp: Table::open(&folder.join(ESP))?, ike: Table::open(&folder.join(IKE))? };
+            let mut preferences = Table::open(&folder.join("preferences"))?;
+            if preferences.bytes == 0 {
+                preferences.line(PREFERENCES.trim_end());
+            }
+            Ok(log)
+        };
+        let log = open().map_err(explained)?;
+        let warning = format!(
+            "KEYS ARE WRITTEN TO {0}: whoever can read {0}/{ESP} and {0}/{IKE} can read all traffic of the SAs in them, now and \
+             later. For debugging only; remove the files when done",
+            folder.display()
+        );
+        eprintln!("weir: WARNING: {warning}");
+        tracing::warn!(target: "control", "{warning}");
+        Ok(log)
+    }
+
+    /// Both halves of a Child SA.
+    pub(crate) fn child(&mut self, child: &ChildSa) {
+        let v6 = child.path.remote.is_ipv6();
+        for half in [&child.inbound, &child.outbound] {
+            self.esp.line(&esp_line(v6, &child.suite, half));
+        }
+    }
+
+    /// An IKE SA, again when its keys are replaced within a handshake.
+    pub(crate) fn ike(&mut self, secrets: &IkeSecrets) {
+        self.ike.line(&ike_line(secrets));
+    }
+}
+
+/// A file that lines are added to.
+struct Table {
+    file: File,
+    bytes: u64,
+    told: bool,
+}
+
+impl Table {
+    fn open(path: &Path) -> io::Result<Self> {
+        // Neither a link to elsewhere nor a pipe that somebody listens at.
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let file =
+            File::options().create(true).append(true).mode(0o600).custom_flags(flags.bits() as i32).open(path)?;
+        let meta = file.metadata()?;
+        let own = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() == 1;
+        if !own {
+            let why = format!("{} is no file of this user, or has other names", path.display());
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+        }
+        file.set_permissions(fs::Permissions::from_mode(0o600))?;
+        Ok(Self { file, bytes: meta.len(), told: false })
+    }
+
+    /// One write per line, so that two writers do not mix theirs.
+    fn line(&mut self, line: &str) {
+        let mut whole = Zeroizing::new(String::with_capacity(line.len() + 1));
+        whole.push_str(line);
+        whole.push('\n');
+        let written = if self.bytes + whole.len() as u64 > MAX_BYTES {
+            Err(io::Error::new(io::ErrorKind::FileTooLarge, "the table is full"))
+        } else {
+            self.file.write_all(whole.as_bytes())
+        };
+        match written {
+            Ok(()) => self.bytes += whole.len() as u64,
+            Err(error) if !self.told => {
+                self.told = true;
+                tracing::warn!(target: "control", "--log-secrets: {error}; further keys may be missing");
+            }
+            Err(_) => (),
+        }
+    }
+}
+
+/// A row of `esp_sa`. Addresses stay open: a capture behind a NAT, or after a move, has others. The columns are those of
+/// Wireshark 4.0, which has none for 64-bit numbers: it decrypts such packets and takes their ICV for wrong.
+fn esp_line(v6: bool, suite: &ChildSuite, half: &HalfSa) -> Zeroizing<String> {
+    let spi = half.spi.get();
+    let names = esp_names(suite);
+    let Some((enc, integ)) = names else {
+        return Zeroizing::new(format!("# SPI {spi:#010x}: {}", unknown(suite.enc, suite.integ)));
+    };
+    let family = if v6 { "IPv6" } else { "IPv4" };
+    let (enc_key, integ_key) = (key("0x", &half.enc), key("0x", &half.integ));
+    let mut line = Zeroizing::new(String::with_capacity(512));
+    let parts: [&str; 8] = [family, "*", "*", &format!("{spi:#010x}"), enc, &enc_key, integ, &integ_key];
+    parts.iter().for_each(|part| quoted(part, &mut line));
+    line
+}
+
+/// A row of `ikev2_decryption_table`.
+fn ike_line(secrets: &IkeSecrets) -> Zeroizing<String> {
+    let suite = &secrets.suite;
+    let (spi_i, spi_r) = (key("", &secrets.spis.0), key("", &secrets.spis.1));
+    let Some((enc, integ)) = ike_names(suite) else {
+        return Zeroizing::new(format!("# SPIs {} {}: {}", *spi_i, *spi_r, unknown(Some(suite.enc), suite.integ)));
+    };
+    let mut line = Zeroizing::new(String::with_capacity(1024));
+    let add = |text: &str, line: &mut String| {
+        line.push_str(if line.is_empty() { "" } else { "," });
+        line.push_str(text);
+    };
+    for bytes in [&secrets.spis.0[..], &secrets.spis.1, &secrets.sk_e.0, &secrets.sk_e.1] {
+        add(&key("", bytes), &mut line);
+    }
+    quoted(enc, &mut line);
+    add(&key("", &secrets.sk_a.0), &mut line);
+    add(&key("", &secrets.sk_a.1), &mut line);
+    quoted(integ, &mut line);
+    line
+}
+
+fn quoted(text: &str, line: &mut String) {
+    line.push_str(if line.is_empty() { "\"" } else { ",\"" });
+    line.push_str(text);
+    line.push('"');
+}
+
+/// Bytes in hexadecimal; nothing at all when there are none.
+fn key(prefix: &str, bytes: &[u8]) -> Zeroizing<String> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = Zeroizing::new(String::with_capacity(prefix.len() + 2 * bytes.len()));
+    if !bytes.is_empty() {
+        text.push_str(prefix);
+    }
+    for byte in bytes {
+        text.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        text.push(char::from(DIGITS[usize::from(byte & 15)]));
+    }
+    text
+}
+
+fn unknown(enc: Option<&EncAlg>, integ: Option<&IntegAlg>) -> String {
+    let names: Vec<&str> = enc.map(|enc| enc.name).into_iter().chain(integ.map(|integ| integ.name)).collect();
+    format!("{} is not decrypted by Wireshark 4.0", names.join("-"))
+}
+
+/// Names that Wireshark has for the algorithms of a Child SA; `None` when it cannot open packets of it.
+fn esp_names(suite: &ChildSuite) -> Option<(&'static str, &'static str)> {
+    let enc = suite.enc.filter(|enc| suite.protocol == ChildProtocol::Esp && !enc.implicit_iv)?;
+    let cipher = match (enc.kind, enc.icv_len) {
+        (CipherKind::AesGcm, 8) => "AES-GCM with 8 octet ICV [RFC4106]",
+        (CipherKind::AesGcm, 12) => "AES-GCM with 12 octet ICV [RFC4106]",
+        (CipherKind::AesGcm, 16) => "AES-GCM with 16 octet ICV [RFC4106]",
+        (CipherKind::AesCbc, _) => "AES-CBC [RFC3602]",
+        (CipherKind::AesCtr, _) => "AES-CTR [RFC3686]",
+        (CipherKind::TripleDesCbc, _) => "TripleDES-CBC [RFC2451]",
+        (CipherKind::Null, _) => "NULL",
+        _ => return None,
+    };
+    let Some(integ) = suite.integ else { return Some((cipher, "NULL")) };
+    let mac = match integ.kind {
+        IntegKind::HmacMd5 => "HMAC-MD5-96 [RFC2403]",
+        IntegKind::HmacSha1 => "HMAC-SHA-1-96 [RFC2404]",
+        IntegKind::HmacSha256 => "HMAC-SHA-256-128 [RFC4868]",
+        IntegKind::HmacSha384 => "HMAC-SHA-384-192 [RFC4868]",
+        IntegKind::HmacSha512 => "HMAC-SHA-512-256 [RFC4868]",
+        // Of a length that it knows, without looking at it.
+        IntegKind::AesXcbc | IntegKind::AesCmac => "ANY 96 bit authentication [no checking]",
+    };
+    Some((cipher, mac))
+}
+
+/// Likewise for an IKE SA, whose names have the length of the key.
+fn ike_names(suite: &IkeSuite) -> Option<(&'static str, &'static str)> {
+    let enc = match (suite.enc.kind, suite.enc.key_len, suite.enc.icv_len) {
+        (CipherKind::AesCbc, 16, _) => "AES-CBC-128 [RFC3602]",
+        (CipherKind::AesCbc, 24, _) => "AES-CBC-192 [RFC3602]",
+        (CipherKind::AesCbc, 32, _) => "AES-CBC-256 [RFC3602]",
+        (CipherKind::AesCtr, 16, _) => "AES-CTR-128 [RFC5930]",
+        (CipherKind::AesCtr, 24, _) => "AES-CTR-192 [RFC5930]",
+        (CipherKind::AesCtr, 32, _) => "AES-CTR-256 [RFC5930]",
+        (CipherKind::AesGcm, 16, 8) => "AES-GCM-128 with 8 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 16, 12) => "AES-GCM-128 with 12 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 16, 16) => "AES-GCM-128 with 16 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 24, 8) => "AES-GCM-192 with 8 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 24, 12) => "AES-GCM-192 with 12 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 24, 16) => "AES-GCM-192 with 16 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 32, 8) => "AES-GCM-256 with 8 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 32, 12) => "AES-GCM-256 with 12 octet ICV [RFC5282]",
+        (CipherKind::AesGcm, 32, 16) => "AES-GCM-256 with 16 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 16, 8) => "AES-CCM-128 with 8 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 16, 12) => "AES-CCM-128 with 12 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 16, 16) => "AES-CCM-128 with 16 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 24, 8) => "AES-CCM-192 with 8 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 24, 12) => "AES-CCM-192 with 12 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 24, 16) => "AES-CCM-192 with 16 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 32, 8) => "AES-CCM-256 with 8 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 32, 12) => "AES-CCM-256 with 12 octet ICV [RFC5282]",
+        (CipherKind::AesCcm, 32, 16) => "AES-CCM-256 with 16 octet ICV [RFC5282]",
+        (CipherKind::TripleDesCbc, ..) => "3DES [RFC2451]",
+        _ => return None,
+    };
+    let integ = match suite.integ.map(|integ| integ.kind) {
+        None => "NONE [RFC4306]",
+        Some(IntegKind::HmacMd5) => "HMAC_MD5_96 [RFC2403]",
+        Some(IntegKind::HmacSha1) => "HMAC_SHA1_96 [RFC2404]",
+        Some(IntegKind::HmacSha256) => "HMAC_SHA2_256_128 [RFC4868]",
+        Some(IntegKind::HmacSha384) => "HMAC_SHA2_384_192 [RFC4868]",
+        Some(IntegKind::HmacSha512) => "HMAC_SHA2_512_256 [RFC4868]",
+        Some(_) => return None,
+    };
+    Some((enc, integ))
+}
+
+#[cfg(test)]
+mod tests;
