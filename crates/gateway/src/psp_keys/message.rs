@@ -361,12 +361,17 @@ fn emit_selector(selector: &TrafficSelector, out: &mut Vec<u8>) {
 }
 
 fn emit_reason(code: Code, text: &str, out: &mut Vec<u8>) {
+    out.extend(code.0.to_be_bytes());
+    out.extend(cut(text).as_bytes());
+}
+
+/// At most [`MAX_TEXT`] bytes of a text, whole characters.
+fn cut(text: &str) -> &str {
     let mut end = text.len().min(MAX_TEXT);
     while !text.is_char_boundary(end) {
         end -= 1;
     }
-    out.extend(code.0.to_be_bytes());
-    out.extend(&text.as_bytes()[..end]);
+    &text[..end]
 }
 
 fn spi(raw: u32) -> Result<PspSpi, MessageFault> {
@@ -458,7 +463,8 @@ impl<'a> Reader<'a> {
         let text = std::mem::take(&mut self.0);
         // For a line of a log, whatever it holds.
         let text = String::from_utf8_lossy(&text[..text.len().min(MAX_TEXT)]);
-        Ok((code, text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()))
+        let printable: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+        Ok((code, cut(&printable).to_owned()))
     }
 }
 
@@ -551,6 +557,13 @@ mod tests {
         assert_eq!(frame_len(&[2, 0, 0xff, 0xff]), Err(MessageFault::TooLong(65_535)));
         assert_eq!(frame_len(&[2, 0, 1]), Ok(None));
         assert_eq!(frame_len(&[2, 0, 1, 0]), Ok(Some(260)));
+    }
+
+    #[test]
+    fn a_reason_that_is_no_text_is_cut_like_any_other() {
+        let frame = [&[9, 0, 0, 202, 0, 1][..], &[0xff; 200]].concat();
+        let message = Message::parse(&frame).unwrap();
+        assert_eq!(Message::parse(&message.emit()), Ok(message));
     }
 
     #[test]
