@@ -19,7 +19,7 @@ use ipsec::{Drop as Reason, InboundSa, Mode, OutboundSa, SaCommon};
 use serde::{Deserialize, Serialize};
 use wire::Selector;
 
-use crate::config::{Config, PolicyAction};
+use crate::config::{self, Config, PolicyAction};
 use crate::negotiated::Negotiated;
 use crate::state;
 use crate::tables::Tables;
@@ -184,6 +184,24 @@ impl Shared {
             selectors: both_sides(line.selectors),
             action: line.action.into(),
             sa: line.sa.map(str::to_owned),
+        }));
+        let psp = &negotiated.psp;
+        for sa in psp.sending() {
+            if let ipsec::OutProto::Psp(proto) = &sa.proto {
+                view.outbound.push((Arc::clone(sa), format!("psp v{}", proto.version().get())));
+            }
+        }
+        for (sa, spi) in psp.receiving() {
+            if let ipsec::InProto::Psp(proto) = &sa.proto {
+                let suite = config::psp_versions(proto.versions());
+                view.inbound.push((Arc::clone(sa), suite, format!("{spi:#010x}")));
+            }
+        }
+        view.policies.extend(psp.policies().map(|(name, selectors, keyed)| PolicyStatus {
+            name: name.to_owned(),
+            selectors: both_sides(selectors),
+            action: if keyed { "protect" } else { "drop" }.into(),
+            sa: keyed.then(|| name.to_owned()),
         }));
         *self.negotiated.lock().unwrap_or_else(PoisonError::into_inner) = view;
     }

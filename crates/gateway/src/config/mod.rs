@@ -41,6 +41,7 @@ pub use outside::{Outside, ReadFile, Resolve, resolve_name};
 pub use policy::{Policy, PolicyAction};
 use problem::{Origin, Problem, Problems};
 pub use psp::{PspChild, PspConfig, PspMode};
+pub(crate) use sa::psp_versions;
 pub use sa::{Half, HalfProto, Sa};
 pub use secret::{SecretEntry, SecretKind, load_shared};
 use syntax::Section;

@@ -146,10 +146,7 @@ impl HalfProto {
         match self {
             Self::Esp { suite, .. } | Self::Ah { suite, .. } | Self::Eesp { suite, .. } => suite.to_string(),
             Self::PspOut { version, .. } => format!("psp v{version}"),
-            Self::PspIn { versions, .. } => {
-                let list: Vec<String> = (0..4).filter(|v| versions >> v & 1 == 1).map(|v| format!("v{v}")).collect();
-                format!("psp {}", list.join(","))
-            }
+            Self::PspIn { versions, .. } => psp_versions(*versions),
         }
     }
 
@@ -163,6 +160,12 @@ impl HalfProto {
             Self::PspIn { masters, .. } => masters.iter().flatten().collect(),
         }
     }
+}
+
+/// Versions of PSP that are accepted, bit n for version n, for people.
+pub(crate) fn psp_versions(versions: u8) -> String {
+    let list: Vec<String> = (0..4).filter(|v| versions >> v & 1 == 1).map(|v| format!("v{v}")).collect();
+    format!("psp {}", list.join(","))
 }
 
 /// Keys that belong into the section itself.

@@ -202,6 +202,22 @@ impl Associations {
         self.0.values().flat_map(|there| &there.selectors)
     }
 
+    /// Associations that receive, each with its SPI.
+    pub(crate) fn receiving(&self) -> impl Iterator<Item = (&Arc<InboundSa>, u32)> {
+        let all = self.0.values().flat_map(|there| &there.receiving);
+        all.map(|sa| (sa, issued_to(sa).unwrap_or_default()))
+    }
+
+    /// Associations that send.
+    pub(crate) fn sending(&self) -> impl Iterator<Item = &Arc<OutboundSa>> {
+        self.0.values().filter_map(|there| there.sending.as_ref())
+    }
+
+    /// Policies for people: name, selectors, and whether there are keys.
+    pub(crate) fn policies(&self) -> impl Iterator<Item = (&str, &[Selector], bool)> {
+        self.0.values().map(|there| (&*there.shape.name, &*there.selectors, there.sending.is_some()))
+    }
+
     /// Lays SAs and policies behind those that are there, the narrower ones first.
     pub(crate) fn assemble(&self, into: &mut Assembly) {
         let mut rows = Vec::new();

@@ -106,6 +106,11 @@ impl Issued {
 }
 
 impl Inbound {
+    /// Versions that it accepts: bit n stands for version n.
+    pub fn versions(&self) -> u8 {
+        self.versions
+    }
+
     /// The association of a packet: who may use the SPI, which lane has its window.
     #[inline]
     fn lane(&self, sa: &InboundSa, spi: u32, outer: &IpPacket) -> Result<u16, Drop> {

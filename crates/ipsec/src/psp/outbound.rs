@@ -83,6 +83,11 @@ pub fn outbound(
 }
 
 impl Outbound {
+    /// Version that it sends.
+    pub fn version(&self) -> PspVersion {
+        self.version
+    }
+
     /// Bytes of the header, cookie included.
     fn header_len(&self) -> usize {
         PspHeader::LEN + self.cookie.map_or(0, |_| PspHeader::COOKIE_LEN)
