@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use ipsec::Protocol;
 
 use crate::bench;
-use crate::demo::{self, DemoError, Way};
+use crate::demo::{self, DemoError, Keys, Way};
 
 /// `weir bench`.
 #[derive(Debug, Subcommand)]
@@ -51,6 +51,9 @@ pub struct DemoArgs {
     /// IPv6 inside and outside
     #[arg(long)]
     ipv6: bool,
+    /// Who gives both hosts their keys: IKEv2 with certificates, or their configuration
+    #[arg(long, value_enum, default_value_t = Keys::Ike)]
+    keys: Keys,
     /// Print JSON instead of the table
     #[arg(long)]
     json: bool,
@@ -64,7 +67,8 @@ impl Lab {
     pub fn run(self) -> ExitCode {
         let Self::Demo(args) = self;
         let rows = Way::ALL.into_iter().filter(|way| args.rows.is_empty() || args.rows.contains(way)).collect();
-        let options = demo::Options { seconds: args.seconds, rows, out: args.out, mtu: args.mtu, v6: args.ipv6 };
+        let DemoArgs { seconds, out, mtu, ipv6: v6, keys, .. } = args;
+        let options = demo::Options { seconds, rows, out, mtu, v6, keys };
         match demo::run(&options, args.inside) {
             Ok(outcome) => {
                 print!("{}", if args.json { &outcome.json } else { &outcome.table });

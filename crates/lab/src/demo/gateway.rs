@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::DemoError;
 use super::check::Count;
 use super::child::{Interrupt, Running};
+use super::pki::{Pki, write_private};
 use super::world::{End, World};
 
 /// How long a gateway may take to be ready.
@@ -80,13 +79,20 @@ pub(super) struct Gateway {
 }
 
 impl Gateway {
-    /// Writes the configuration and starts; does not wait.
-    pub(super) fn start(world: &World, end: End, config: &str, dir: &Path) -> Result<Self, DemoError> {
-        let file = dir.join(format!("{end}.conf"));
-        let mut open = fs::File::options();
-        open.write(true).create(true).truncate(true).mode(0o600);
-        let written = open.open(&file).and_then(|mut file| file.write_all(config.as_bytes()));
-        written.map_err(|error| DemoError::Row(format!("{}: {error}", file.display())))?;
+    /// Writes the configuration, and certificates beside it, and starts; does not wait.
+    pub(super) fn start(
+        world: &World,
+        end: End,
+        config: &str,
+        pki: Option<&Pki>,
+        dir: &Path,
+    ) -> Result<Self, DemoError> {
+        let folder = dir.join(end.to_string());
+        let file = folder.join("swanctl.conf");
+        let written = fs::create_dir_all(&folder)
+            .and_then(|()| pki.map_or(Ok(()), |pki| pki.write(end, &folder)))
+            .and_then(|()| write_private(&file, config));
+        written.map_err(|error| DemoError::Row(format!("{}: {error}", folder.display())))?;
         let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
         let mut command = world.command(end, weir);
         command.args(["up", "--config"]).arg(&file);

@@ -2,18 +2,21 @@
 //!
 //! [`run`] starts this program again in a private corner of the machine ([`sandbox`]), builds two
 //! hosts there ([`world`]) and sends `ping` and `iperf` from one to the other: without Weir, then
-//! through a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]). Each row
-//! is believed only if the counters of both ends agree with what iperf says ([`check`]). The
+//! through a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]), which agree on
+//! their keys by IKEv2 with certificates made for the occasion ([`pki`], [`conf`]). Each row is believed only if the counters of both ends agree with what iperf says ([`check`]). The
 //! outcome is a table, a page with plots and the raw data ([`report`], [`page`]).
 
 mod check;
 mod child;
+mod conf;
 mod counters;
 mod gateway;
 mod iperf;
 mod page;
 mod ping;
+mod pki;
 mod plots;
+mod probe;
 mod progress;
 mod report;
 mod row;
@@ -27,10 +30,11 @@ use std::time::{Duration, Instant};
 
 use child::Interrupt;
 use counters::CpuSampler;
+use pki::Pki;
 use progress::Progress;
 use report::{Machine, Report};
 use row::{Row, Workplace};
-pub use way::Way;
+pub use way::{Keys, Way};
 use world::{Plan, World};
 
 /// Exit status after a signal, as shells have it for SIGINT.
@@ -52,6 +56,8 @@ pub struct Options {
     pub mtu: u16,
     /// Traffic over IPv6.
     pub v6: bool,
+    /// Who gives both ends their keys.
+    pub keys: Keys,
 }
 
 /// Why there is no demonstration, or no more of it.
@@ -118,8 +124,18 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
     progress.say("building two hosts");
     let world = World::build(Plan { v6: options.v6, mtu: options.mtu })?;
     let busy_before = busy(interrupt)?;
-    let place =
-        Workplace { world: &world, dir, out, interrupt, progress: &progress, seconds: options.seconds, sub_sas };
+    let pki = Pki::make().map_err(|error| DemoError::Unable(format!("cannot make certificates: {error}")))?;
+    let place = Workplace {
+        world: &world,
+        dir,
+        out,
+        interrupt,
+        progress: &progress,
+        seconds: options.seconds,
+        sub_sas,
+        keys: options.keys,
+        pki: &pki,
+    };
     let mut rows: Vec<Row> = Vec::new();
     for way in &options.rows {
         rows.push(place.row(*way)?);

@@ -4,6 +4,7 @@ use std::fmt::Write;
 
 use super::ping;
 use super::plots::{self, Axis, KINDS};
+use super::probe::SetUp;
 use super::report::{Report, cells, columns, shares, short, verdict};
 use super::row::{Measured, Row};
 use super::svg::escape;
@@ -111,6 +112,16 @@ fn plots(page: &mut String, report: &Report) {
         let plot = plots::round_trips(rows, size, &axis);
         card(page, &format!("{size} bytes"), &format!("{} pings, size of the IP packet.", ping::COUNT), &plot);
     }
+    page.push_str("</div></section>\n<section><h2>Set-up</h2>\n<div class=\"cards one\">\n");
+    let set_up = plots::bars("Time to the first packet", rows, of(Measured::set_up_ms), |v| format!("{} ms", short(v)));
+    card(
+        page,
+        "First packet, keys included",
+        "From the call that sends the first datagram on sun until a program on moon has read one: median of five fresh \
+         starts, in milliseconds. With IKE the datagram meets a trap, waits for an IKE SA and a Child SA, and goes \
+         through it. Shorter is better.",
+        &set_up,
+    );
     page.push_str("</div></section>\n<section><h2>Processors</h2>\n<div class=\"cards\"><figure><figcaption>");
     page.push_str("<h3>Each core during the transfer</h3><p class=\"legend\">");
     for (kind, name) in KINDS {
@@ -167,6 +178,15 @@ fn details(page: &mut String, report: &Report) {
                 m.cable.retransmitted.to_string(),
                 if drops.is_empty() { "nothing".into() } else { drops.join(", ") },
             ]
+        }),
+    );
+    page.push_str("<h3>Set-up in ms</h3>");
+    table(
+        page,
+        &["way", "median", "each start", "datagrams lost before"],
+        measured().map(|(row, m)| {
+            let each = |text: &dyn Fn(&SetUp) -> String| m.set_ups.iter().map(text).collect::<Vec<_>>().join("  ");
+            vec![row.label.clone(), short(m.set_up_ms()), each(&|s| short(s.ms)), each(&|s| s.lost.to_string())]
         }),
     );
     page.push_str("<h3>Round trips in µs</h3>");

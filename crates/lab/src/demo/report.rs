@@ -5,8 +5,9 @@ use serde::Serialize;
 
 use super::counters::CoreTime;
 use super::ping;
-use super::row::{Measured, Row};
+use super::row::{Measured, Row, SET_UPS};
 use super::sandbox;
+use super::way::Keying;
 
 /// Load by others that is worth a warning, as a share of the machine.
 const WORTH_TELLING: f64 = 0.1;
@@ -69,7 +70,7 @@ pub(super) fn cells(measured: &Measured) -> Vec<String> {
         .round_trips
         .iter()
         .map(|trips| format!("{}/{}", short(trips.quantile(0.5)), short(trips.quantile(0.99))));
-    let mut cells = vec![short(measured.transfer.rate())];
+    let mut cells = vec![short(measured.set_up_ms()), short(measured.transfer.rate())];
     cells.extend(trips);
     cells.push(short(measured.cpu_s_per_gbit));
     cells.push(format!("{:.0}", measured.wire_per_1000));
@@ -79,18 +80,18 @@ pub(super) fn cells(measured: &Measured) -> Vec<String> {
 /// The last cell: agreement of counters and iperf.
 pub(super) fn verdict(row: &Row) -> String {
     match (&row.failure, &row.measured) {
-        (None, Some(measured)) => format!("✓ {:+.1} %", measured.check.worst() * 100.0),
-        (_, Some(measured)) => format!("✗ {:+.1} %", measured.check.worst() * 100.0),
+        (None, Some(measured)) => format!("✓ {:+.1}%", measured.check.worst() * 100.0),
+        (_, Some(measured)) => format!("✗ {:+.1}%", measured.check.worst() * 100.0),
         _ => "✗ failed".into(),
     }
 }
 
 /// The columns behind the label, in two lines each.
 pub(super) fn columns() -> Vec<(String, &'static str)> {
-    let mut columns = vec![("TCP".to_owned(), "Gbit/s")];
+    let mut columns = vec![("set-up".to_owned(), "ms"), ("TCP".to_owned(), "Gbit/s")];
     columns.extend(ping::SIZES.iter().map(|size| (format!("RTT {size} B"), "med/p99 µs")));
-    columns.push(("CPU-s".into(), "per Gbit"));
-    columns.push(("wire B".into(), "per 1000"));
+    columns.push(("CPU-s".into(), "/Gbit"));
+    columns.push(("wire".into(), "/1000"));
     columns
 }
 
@@ -105,7 +106,7 @@ impl Report {
         let style = presets::UTF8_HORIZONTAL_ONLY;
         table.load_style(style.header_separator(style.top_border).row_separator(LineStyle::none()));
         let head = columns().into_iter().map(|(first, second)| format!("{first}\n{second}"));
-        table.set_header([String::from("way")].into_iter().chain(head).chain(["counters".to_owned()]));
+        table.set_header([String::from("way")].into_iter().chain(head).chain(["counts".to_owned()]));
         let width = columns().len();
         for row in &self.rows {
             let cells = row.measured.as_ref().map_or_else(|| vec!["–".to_owned(); width], cells);
@@ -129,6 +130,17 @@ impl Report {
         text
     }
 
+    /// Where the keys come from.
+    fn keys_notes(&self) -> impl Iterator<Item = String> {
+        let notes = [
+            (Keying::Ike, "Keys: IKEv2 on the first packet, ECDSA P-256 certificates, X25519."),
+            (Keying::Psp, "Keys of PSP: its key service over TLS 1.3, begun before the first packet."),
+            (Keying::Manual, "Keys: set by hand."),
+        ];
+        let used = |keying| self.rows.iter().any(|row| row.keying == keying);
+        notes.into_iter().filter(move |(keying, _)| used(*keying)).map(|(_, note)| note.to_owned())
+    }
+
     /// What has to be known to read the numbers.
     pub(super) fn notes(&self) -> Vec<String> {
         let Machine { cpu, cores, kernel, busy_before, .. } = &self.machine;
@@ -142,9 +154,14 @@ impl Report {
                 ping::COUNT,
                 self.mtu
             ),
-            "CPU-s: working time of all cores. Wire: Ethernet frames from sun to moon, one segment each.".into(),
-            "Counters: bytes at both ends, less headers, against iperf's; the larger deviation, ✓ within 2 %.".into(),
+            format!(
+                "Set-up: from sun sending a first datagram to a program on moon reading one; median of {SET_UPS} starts."
+            ),
+            "CPU-s: working time of all cores. Wire: bytes of Ethernet frames from sun to moon, one segment each."
+                .into(),
+            "Counts: bytes at both ends, less headers, against iperf's; the larger deviation, ✓ within 2 %.".into(),
         ];
+        notes.extend(self.keys_notes());
         if *busy_before > WORTH_TELLING {
             notes.push(format!(
                 "Note: other programs kept {:.0} % of this machine busy before the start; the numbers suffer.",
@@ -170,7 +187,8 @@ pub(super) mod tests {
     use super::super::counters::{CpuSample, NetCount};
     use super::super::iperf::Transfer;
     use super::super::ping::RoundTrips;
-    use super::super::way::Way;
+    use super::super::probe::SetUp;
+    use super::super::way::{Keys, Way};
     use super::*;
 
     /// A report with every way, one without a result and one whose counters disagree.
@@ -185,6 +203,7 @@ pub(super) mod tests {
                 us: (0..200u32).map(|i| 1000.0 * n + f64::from(ip_bytes) / 10.0 + f64::from(i % 37)).collect(),
             };
             let measured = Measured {
+                set_ups: (0..5).map(|i| SetUp { ms: 12.5 + f64::from(i) * n, lost: 0 }).collect(),
                 transfer: Transfer {
                     bytes: 1_348_000,
                     seconds: 8.0,
@@ -206,7 +225,16 @@ pub(super) mod tests {
                 Way::Psp => (Some(measured), Some("counters and iperf disagree".to_owned())),
                 _ => (Some(measured), None),
             };
-            Row { way, label: way.label(8), failure, measured, took_s: 14.0, commands: vec!["sun: ping".into()] }
+            let keying = way.keying(Keys::Ike);
+            Row {
+                way,
+                label: way.label(8),
+                keying,
+                failure,
+                measured,
+                took_s: 14.0,
+                commands: vec!["sun: ping".into()],
+            }
         });
         Report {
             machine: Machine {
@@ -232,7 +260,7 @@ pub(super) mod tests {
         let report = example();
         let text = report.table();
         assert!(report.rows.iter().all(|row| text.contains(&row.label)), "{text}");
-        assert!(text.contains("✓ +0.0 %") && text.contains("✗ failed") && text.contains("ended <badly>"), "{text}");
+        assert!(text.contains("✓ +0.0%") && text.contains("✗ failed") && text.contains("ended <badly>"), "{text}");
         let widest = text.lines().map(|line| line.chars().count()).max();
         assert!(widest <= Some(100), "{widest:?}\n{text}");
     }

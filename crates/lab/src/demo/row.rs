@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -11,16 +12,22 @@ use serde::{Serialize, Serializer};
 use super::DemoError;
 use super::check::{Check, Count};
 use super::child::{Interrupt, Running};
+use super::conf::{Secret, Secrets, Setting};
 use super::counters::{self, CoreTime, CpuSample, CpuSampler, NetCount};
 use super::gateway::{Gateway, Status};
 use super::iperf::{self, Transfer};
 use super::ping::{self, RoundTrips};
+use super::pki::Pki;
+use super::probe::{self, SetUp};
 use super::progress::Progress;
-use super::way::{self, Secret, Secrets, Way};
+use super::way::{Keying, Keys, Way};
 use super::world::{CABLE, End, World};
+use crate::stats::quantile_sorted;
 
 /// How long the first packet may take to arrive.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
+/// How often both gateways are started to see how long the first packet takes.
+pub(super) const SET_UPS: usize = 5;
 /// One ping of so many may be lost.
 const MAX_LOSS: usize = 20;
 /// What a transfer may take beyond its time.
@@ -31,6 +38,8 @@ const LISTENING: (&str, &str) = (":1389", " 0A ");
 /// Traffic of one row, measured.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measured {
+    /// The first packet's way, after each start of both gateways.
+    pub(super) set_ups: Vec<SetUp>,
     pub(super) transfer: Transfer,
     pub(super) round_trips: Vec<RoundTrips>,
     /// Time of each core during the transfer, one sample per second.
@@ -49,6 +58,13 @@ pub(super) struct Measured {
 }
 
 impl Measured {
+    /// Median of the times to the arrival of the first packet, in milliseconds.
+    pub(super) fn set_up_ms(&self) -> f64 {
+        let mut times: Vec<f64> = self.set_ups.iter().map(|set_up| set_up.ms).collect();
+        times.sort_by(f64::total_cmp);
+        quantile_sorted(&times, 0.5)
+    }
+
     /// Time of each core over all of the transfer.
     pub(super) fn cores(&self) -> Vec<CoreTime> {
         counters::sum(&self.cpu)
@@ -61,6 +77,7 @@ pub(super) struct Row {
     #[serde(serialize_with = "key")]
     pub(super) way: Way,
     pub(super) label: String,
+    pub(super) keying: Keying,
     /// Why it does not count.
     pub(super) failure: Option<String>,
     pub(super) measured: Option<Measured>,
@@ -84,6 +101,8 @@ pub(super) struct Workplace<'a> {
     pub(super) progress: &'a Progress,
     pub(super) seconds: u16,
     pub(super) sub_sas: usize,
+    pub(super) keys: Keys,
+    pub(super) pki: &'a Pki,
 }
 
 impl Workplace<'_> {
@@ -92,7 +111,8 @@ impl Workplace<'_> {
         let began = Instant::now();
         let label = way.label(self.sub_sas);
         let number = self.progress.number() + 1;
-        let mut session = Session { place: self, way, label: &label, commands: Vec::new() };
+        let keying = way.keying(self.keys);
+        let mut session = Session { place: self, way, keying, label: &label, commands: Vec::new() };
         let result = session.measure();
         let commands = session.commands;
         self.keep(way);
@@ -112,7 +132,7 @@ impl Workplace<'_> {
             (_, why) => format!("FAILED: {}", why.as_deref().and_then(|why| why.lines().next()).unwrap_or("no result")),
         };
         self.progress.row_done(number, &format!("{label:<23} {verdict} ({took_s:.0} s)"));
-        Ok(Row { way, label, failure, measured, took_s, commands })
+        Ok(Row { way, label, keying, failure, measured, took_s, commands })
     }
 
     /// Keeps the raw data of a row and empties the folder. Configurations are not kept: keys.
@@ -144,15 +164,15 @@ fn describe_drops(drops: &[BTreeMap<String, u64>; 2]) -> String {
 struct Session<'a> {
     place: &'a Workplace<'a>,
     way: Way,
+    keying: Keying,
     label: &'a str,
     commands: Vec<String>,
 }
 
 impl Session<'_> {
     fn measure(&mut self) -> Result<Measured, DemoError> {
-        self.step("start");
-        let mut gateways = self.gateways()?;
-        let target = self.target();
+        let (mut gateways, set_ups) = self.set_up()?;
+        let target = self.target().to_string();
         self.reach(&target).map_err(|error| self.explain(error, &gateways))?;
         let mut round_trips = Vec::new();
         for size in ping::SIZES {
@@ -162,7 +182,7 @@ impl Session<'_> {
         }
         self.step("iperf");
         let measured =
-            self.transfer(&target, &mut gateways, round_trips).map_err(|error| self.explain(error, &gateways));
+            self.transfer(&target, &mut gateways, set_ups, round_trips).map_err(|error| self.explain(error, &gateways));
         gateways.iter_mut().for_each(Gateway::stop);
         measured
     }
@@ -171,25 +191,55 @@ impl Session<'_> {
         self.place.progress.step(&format!("{}: {what}", self.label));
     }
 
-    fn target(&self) -> String {
+    fn target(&self) -> IpAddr {
         let plan = self.place.world.plan;
-        if self.way.is_tunnel() { plan.inner(End::Moon) } else { plan.outer(End::Moon) }.to_string()
+        if self.way.is_tunnel() { plan.inner(End::Moon) } else { plan.outer(End::Moon) }
+    }
+
+    /// Starts Weir on both hosts, several times, and sends a first packet each time. The last ones run on.
+    fn set_up(&mut self) -> Result<(Vec<Gateway>, Vec<SetUp>), DemoError> {
+        let mut set_ups = Vec::new();
+        loop {
+            self.step(&format!("start {} of {SET_UPS}", set_ups.len() + 1));
+            let mut gateways = self.gateways()?;
+            let first = self.first_packet(&gateways);
+            set_ups.push(first.map_err(|error| self.explain(error, &gateways))?);
+            if set_ups.len() == SET_UPS {
+                return Ok((gateways, set_ups));
+            }
+            gateways.iter_mut().for_each(Gateway::stop);
+            self.commands.clear();
+        }
+    }
+
+    fn first_packet(&self, gateways: &[Gateway]) -> Result<SetUp, DemoError> {
+        let set_up = probe::first_packet(self.place.world, self.target(), self.place.interrupt)?;
+        if let [_, moon] = gateways
+            && moon.status(self.place.world)?.inbound().packets == 0
+        {
+            return Err(DemoError::Row("the first packet arrived without protection".into()));
+        }
+        Ok(set_up)
     }
 
     /// Starts Weir on both hosts, with keys that nobody has used before; none for plain traffic.
     fn gateways(&mut self) -> Result<Vec<Gateway>, DemoError> {
-        if self.way == Way::Plain {
-            return Ok(Vec::new());
-        }
         let place = self.place;
-        let secrets = Secrets {
-            from_sun: Secret { spi: 0x1001, key: random(self.way.key_bytes())? },
-            from_moon: Secret { spi: 0x1002, key: random(self.way.key_bytes())? },
+        let setting = Setting { way: self.way, plan: &place.world.plan, dir: place.dir, sub_sas: place.sub_sas };
+        let (texts, pki) = match self.keying {
+            Keying::None => return Ok(Vec::new()),
+            Keying::Manual => {
+                let secrets = Secrets {
+                    from_sun: Secret { spi: 0x1001, key: random(self.way.key_bytes())? },
+                    from_moon: Secret { spi: 0x1002, key: random(self.way.key_bytes())? },
+                };
+                (End::BOTH.map(|end| setting.manual(end, &secrets)), None)
+            }
+            keying => (End::BOTH.map(|end| setting.keyed(end, keying)), Some(place.pki)),
         };
         let mut gateways = Vec::new();
-        for end in End::BOTH {
-            let text = way::configuration(self.way, end, &place.world.plan, &secrets, place.dir, place.sub_sas);
-            let gateway = Gateway::start(place.world, end, &text, place.dir)?;
+        for (end, text) in End::BOTH.into_iter().zip(&texts) {
+            let gateway = Gateway::start(place.world, end, text, pki, place.dir)?;
             self.commands.push(format!("{end}: {}", gateway.command()));
             gateways.push(gateway);
         }
@@ -279,6 +329,7 @@ impl Session<'_> {
         &mut self,
         target: &str,
         gateways: &mut [Gateway],
+        set_ups: Vec<SetUp>,
         round_trips: Vec<RoundTrips>,
     ) -> Result<Measured, DemoError> {
         let place = self.place;
@@ -320,6 +371,7 @@ impl Session<'_> {
         let check = self.check(&transfer, &statuses_before, &statuses, &net);
         let busy: f64 = counters::sum(&cpu).iter().map(|core| core.busy()).sum();
         Ok(Measured {
+            set_ups,
             cpu_s_per_gbit: busy / (transfer.bytes as f64 * 8.0 / 1e9),
             wire_per_1000: net[0].tx_bytes as f64 / transfer.bytes as f64 * 1000.0,
             cable: net[0],

@@ -4,9 +4,13 @@
 //! private namespaces of [`super::sandbox`], so that even a killed demonstration leaves nothing.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::DemoError;
 
@@ -192,6 +196,28 @@ impl World {
         command.arg(format!("--net=/run/netns/{}", self.namespace(end)));
         command.arg("--").arg(program.as_ref()).env("LC_ALL", "C").stdin(Stdio::null());
         command
+    }
+
+    /// Lets `work` run on a host. Sockets that it makes stay there.
+    ///
+    /// # Errors
+    /// What `work` says, or that the host cannot be entered.
+    pub(super) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+        let path = format!("/run/netns/{}", self.namespace(end));
+        // A thread of its own: it never comes back from there.
+        std::thread::scope(|scope| {
+            let thread = scope.spawn(|| {
+                let network = std::fs::File::open(path)?;
+                move_into_link_name_space(network.as_fd(), Some(LinkNameSpaceType::Network))?;
+                work()
+            });
+            thread.join().unwrap_or_else(|_| Err(io::Error::other("the thread on the host panicked")))
+        })
+    }
+
+    /// Any address of the family in use.
+    pub(super) fn unspecified(&self) -> IpAddr {
+        if self.plan.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
     }
 
     /// Reads files as a host sees them, for what the kernel shows per network.
