@@ -171,31 +171,37 @@ class Network:
                 subprocess.run(["ip", "netns", "del", host.namespace], check=False)
 
 
-PINGED = re.compile(r"(\d+) packets transmitted, (\d+) received")
+ANSWERED = re.compile(r"(\d+) sent, (\d+) answered")
+
+
+def ping(source, target, count, interval_s=0.02, size=56, patience_s=3):
+    """The command that pings, see pings.py."""
+    numbers = map(str, (count, interval_s, size, patience_s))
+    return ["/usr/bin/python3", os.path.join(HERE, "pings.py"), source, target, *numbers]
+
+
+def answered(text):
+    """How many pings were sent, and how many answered."""
+    seen = ANSWERED.search(text)
+    if not seen:
+        raise Failed(f"pings: {text.strip()[-300:]}")
+    return tuple(map(int, seen.groups()))
 
 
 class Pings:
-    """Pings in the background; `lost` ends them and says how many were not answered, of how many."""
+    """Pings in the background; `stop` ends them and says how many were sent, and how many answered."""
 
-    def __init__(self, host, source, target, interval_s, count=None):
-        more = ["-c", str(count)] if count else []
-        self.process = host.popen(["ping", "-n", "-q", "-i", str(interval_s), "-W", "2", *more, "-I", source, target],
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    def __init__(self, host, source, target, interval_s):
+        self.process = host.popen(ping(source, target, 0, interval_s), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                  text=True)
 
-    def lost(self, grace_s=2):
+    def stop(self):
+        self.process.send_signal(signal.SIGINT)
         try:
-            # ping waits for answers under way when it has a count; without, the last ones may be on the wire still.
-            if self.process.args[-5] != "-c":
-                self.process.send_signal(signal.SIGINT)
-            out, _ = self.process.communicate(timeout=60)
+            return answered(self.process.communicate(timeout=30)[0])
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise Failed("ping did not end") from None
-        seen = PINGED.search(out)
-        if not seen:
-            raise Failed(f"ping: {out.strip()}")
-        sent, received = map(int, seen.groups())
-        return sent - received, sent
+            raise Failed("pings do not end") from None
 
 
 class Capture:

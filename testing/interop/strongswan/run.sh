@@ -24,7 +24,7 @@ fi
     { echo "FAIL $suite/all: there is no weir at $WEIR; build it, or set WEIR" && exit 1; }
 export WEIR
 
-for tool in ip ping tcpdump unshare nsenter setpriv mount swanctl pki /usr/bin/python3; do
+for tool in ip iperf tcpdump unshare nsenter setpriv mount swanctl pki /usr/bin/python3; do
     command -v "$tool" >/dev/null || skip "$tool is not installed"
 done
 [ "${PEER_END:-}" = weir ] || [ -x /usr/lib/ipsec/charon ] || skip "strongSwan (strongswan-charon) is not installed"

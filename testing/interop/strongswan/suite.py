@@ -159,7 +159,7 @@ class Suite:
         took = time.monotonic() - started
         if why:
             self.failed += 1
-            say(f"FAIL {self.name}/{name}: {why}")
+            say(f"FAIL {self.name}/{name}: {' '.join(why.split())}")
         else:
             say(f"PASS {self.name}/{name} ({took:.1f} s)")
 
