@@ -53,6 +53,8 @@ pub struct DerivedKeys {
     buckets: Vec<u32>,
     /// Seeded at random: labels come from the network, and must not be chosen to share a chain.
     hasher: foldhash::quality::RandomState,
+    /// The slot that was asked for last: packets of one key come in runs.
+    last: usize,
     /// Where the search for a slot to evict goes on.
     hand: usize,
     batch: u64,
@@ -69,6 +71,7 @@ impl DerivedKeys {
             slots: std::iter::repeat_with(free).take(capacity).collect(),
             buckets: vec![NONE; (capacity * 2).next_power_of_two()],
             hasher: foldhash::quality::RandomState::default(),
+            last: 0,
             hand: 0,
             batch: 1,
             stats: DerivedStats::default(),
@@ -82,16 +85,20 @@ impl DerivedKeys {
 
     /// The cached key of `name`, or the one that `derive` makes now. `None` when `derive` refuses,
     /// or when the current batch uses every slot.
+    #[inline]
     pub fn get_or_derive(&mut self, name: DerivedName, derive: impl FnOnce() -> Option<Key>) -> Option<KeyId> {
+        if self.slots.get(self.last).is_some_and(|slot| slot.name == name && slot.key.is_some()) {
+            return Some(self.hit(self.last));
+        }
+        self.get_or_derive_other(name, derive)
+    }
+
+    /// [`DerivedKeys::get_or_derive`] for another key than the last one.
+    fn get_or_derive_other(&mut self, name: DerivedName, derive: impl FnOnce() -> Option<Key>) -> Option<KeyId> {
         let bucket = self.bucket(name);
         if let Some(index) = self.find(bucket, name) {
-            self.stats.hits += 1;
-            let slot = &mut self.slots[index];
-            // A second packet in the batch that brought the key in tells nothing: a forger too
-            // can send two at once.
-            slot.again |= slot.batch != self.batch;
-            slot.batch = self.batch;
-            return Some(id(index));
+            self.last = index;
+            return Some(self.hit(index));
         }
         self.stats.misses += 1;
         let Some(index) = self.evictable() else {
@@ -106,7 +113,20 @@ impl DerivedKeys {
         self.slots[index] = Slot { name, key: Some(key), batch: self.batch, again: false, next: self.buckets[bucket] };
         self.buckets[bucket] = index as u32;
         self.hand = (index + 1) % self.slots.len();
+        self.last = index;
         Some(id(index))
+    }
+
+    /// Notes that the key in a slot is used.
+    #[inline]
+    fn hit(&mut self, index: usize) -> KeyId {
+        self.stats.hits += 1;
+        let slot = &mut self.slots[index];
+        // A second packet in the batch that brought the key in tells nothing: a forger too
+        // can send two at once.
+        slot.again |= slot.batch != self.batch;
+        slot.batch = self.batch;
+        id(index)
     }
 
     /// Forgets every key of `owner` (its SA ended, its master key rotated away). Not between

@@ -6,7 +6,7 @@
 use arrayvec::ArrayVec;
 use crypto::{CryptoOp, IcvOk, Job, Keys};
 use ipsec::{Action, Delivered, Drop, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu};
-use ipsec::{finish_in_usual, prepare_in_any, prepare_in_usual, usual_tunnel};
+use ipsec::{finish_in_usual, finishes_usual, prepare_in_any, prepare_in_usual};
 use wire::encap::NatT;
 use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
 use wire::udp::UdpHeader;
@@ -45,28 +45,39 @@ struct Last<'t> {
     same: Option<Same>,
 }
 
-/// The bytes that tell an unfragmented IPv4 packet without options and without UDP.
+/// The bytes that tell an unfragmented IPv4 packet without options, and without a UDP checksum.
 #[derive(Clone, Copy)]
 struct Same {
     proto: u8,
     addresses: [u8; 8],
-    /// Offset of the SPI in the packet.
-    spi_at: usize,
-    spi: [u8; 4],
+    /// Destination port, for packets in UDP.
+    port: Option<u16>,
+    /// Offset of the protocol header, whose first eight bytes are `first` where `mask` has ones.
+    at: usize,
+    first: u64,
+    mask: u64,
 }
 
 /// Bytes that [`Same`] looks at.
-const SAME_LEN: usize = IPV4_HEADER + 8;
+const SAME_LEN: usize = IPV4_HEADER + UdpHeader::LEN + 8;
 
 impl<'t> Last<'t> {
     fn new(outer: IpPacket, found: Found, slot: u32, sa: &'t InboundSa, bytes: &[u8]) -> Self {
-        let plain = !outer.is_v6() && outer.upper_at == IPV4_HEADER && found.at == IPV4_HEADER;
-        let spi_at = IPV4_HEADER + if found.protocol == Protocol::Esp { 0 } else { 4 };
+        let udp = outer.upper == IpProto::UDP;
+        let plain = outer.upper_at == IPV4_HEADER && found.at == IPV4_HEADER + if udp { UdpHeader::LEN } else { 0 };
+        // The SPI. In UDP the first bit tells EESP from ESP.
+        let mask = match found.protocol {
+            Protocol::Esp => !0 << 32,
+            Protocol::Eesp if udp => 1 << 63 | u64::from(u32::MAX),
+            Protocol::Ah | Protocol::Eesp | Protocol::Psp => u64::from(u32::MAX),
+        };
         let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain).map(|head| Same {
             proto: outer.upper.0,
             addresses: *head[12..].first_chunk().unwrap_or(&[0; 8]),
-            spi_at,
-            spi: found.spi.to_be_bytes(),
+            port: udp.then(|| (word(head, IPV4_HEADER) >> 32) as u16),
+            at: found.at,
+            first: word(head, found.at) & mask,
+            mask,
         });
         Self { outer, found, slot, sa, same }
     }
@@ -81,7 +92,8 @@ impl<'t> Last<'t> {
             && flags & !DONT_FRAGMENT == 0
             && head[9] == same.proto
             && head[12..20] == same.addresses
-            && head[same.spi_at..].first_chunk() == Some(&same.spi)
+            && word(head, same.at) & same.mask == same.first
+            && same.port.is_none_or(|port| word(head, IPV4_HEADER) << 16 == udp_header(port, total_len) << 16)
             && (SAME_LEN..=bytes.len()).contains(&total_len);
         if alike {
             let outer = &mut self.outer;
@@ -90,6 +102,19 @@ impl<'t> Last<'t> {
         }
         alike
     }
+}
+
+/// The eight bytes at `at`; zero beyond the end.
+#[inline]
+fn word(head: &[u8; SAME_LEN], at: usize) -> u64 {
+    head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_be_bytes(*bytes))
+}
+
+/// The UDP header of an IPv4 packet of `total_len` bytes without options, but for its source port:
+/// no checksum, and nothing behind the datagram.
+#[inline]
+fn udp_header(dst_port: u16, total_len: usize) -> u64 {
+    u64::from(dst_port) << 32 | (total_len.wrapping_sub(IPV4_HEADER) as u64) << 16
 }
 
 impl Worker {
@@ -228,15 +253,15 @@ impl Worker {
     /// Where the protocol header is; `None` for a packet that is in the clear.
     fn find(&mut self, tables: &Snapshot, outer: &IpPacket, bytes: &[u8]) -> Result<Option<Found>, Drop> {
         let rest = &bytes[outer.upper_at..];
-        let word = |at: usize| {
+        let spi = |at: usize| {
             rest.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(Drop::Truncated)
         };
         let found = |protocol, offset, spi| Ok(Some(Found { protocol, at: outer.upper_at + offset, spi }));
         match outer.upper {
-            IpProto::ESP => found(Protocol::Esp, 0, word(0)?),
-            IpProto::AH => found(Protocol::Ah, 0, word(4)?),
+            IpProto::ESP => found(Protocol::Esp, 0, spi(0)?),
+            IpProto::AH => found(Protocol::Ah, 0, spi(4)?),
             IpProto::UDP => self.find_in_udp(tables, outer, rest),
-            proto if proto == tables.code_points.eesp_protocol && tables.eesp => found(Protocol::Eesp, 0, word(4)?),
+            proto if proto == tables.code_points.eesp_protocol && tables.eesp => found(Protocol::Eesp, 0, spi(4)?),
             IpProto::ICMP | IpProto::ICMPV6 => {
                 self.learn_path_mtu(tables, outer, bytes);
                 Ok(None)
@@ -257,15 +282,15 @@ impl Worker {
             return Err(Drop::BadChecksum);
         }
         let at = outer.upper_at + UdpHeader::LEN;
-        let word = |at: usize| {
+        let spi = |at: usize| {
             payload.get(at..at + 4).map(|w| u32::from_be_bytes([w[0], w[1], w[2], w[3]])).ok_or(Drop::Truncated)
         };
         if port == tables.code_points.psp_port {
-            return Ok(Some(Found { protocol: Protocol::Psp, at, spi: word(4)? }));
+            return Ok(Some(Found { protocol: Protocol::Psp, at, spi: spi(4)? }));
         }
         match wire::encap::classify(payload, tables.eesp) {
-            NatT::Esp => Ok(Some(Found { protocol: Protocol::Esp, at, spi: word(0)? })),
-            NatT::Eesp => Ok(Some(Found { protocol: Protocol::Eesp, at, spi: word(4)? })),
+            NatT::Esp => Ok(Some(Found { protocol: Protocol::Esp, at, spi: spi(0)? })),
+            NatT::Eesp => Ok(Some(Found { protocol: Protocol::Eesp, at, spi: spi(4)? })),
             NatT::Keepalive => Err(Drop::Keepalive),
             NatT::Ike => Err(Drop::IkeMessage),
             NatT::Unknown => Err(Drop::NotIpsec),
@@ -298,7 +323,7 @@ impl Worker {
         let Some(ok) = proof else {
             return Err(self.gone_opening(sa, opening, Drop::BadIcv));
         };
-        let delivered = if usual_tunnel(sa, &opening.pending) {
+        let delivered = if finishes_usual(sa, &opening.pending) {
             finish_in_usual(sa, packet.bytes_mut(), &opening.pending, ok).map(|inner| {
                 packet.cut(inner);
                 Delivered { sample: false }

@@ -332,9 +332,16 @@ impl<'t> Run<'t> {
         let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
         let mut pending = PendingOut::default();
         if !prepare_out_usual(self.sa, self.lane, seq, ip, &mut frame, |op| jobs.push(Job::new(op, &mut [])))? {
-            let mut op = CryptoOp::EMPTY;
-            pending = prepare_out_any(self.sa, self.lane, seq, ip, &mut frame, &mut op)?;
-            jobs.push(Job::new(op, &mut []));
+            // Written where it stays: a copy of what was only just written would wait for it.
+            jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
+            let Some(job) = jobs.last_mut() else { return Err(Drop::Inconsistent) };
+            match prepare_out_any(self.sa, self.lane, seq, ip, &mut frame, &mut job.op) {
+                Ok(kept) => pending = kept,
+                Err(why) => {
+                    jobs.pop();
+                    return Err(why);
+                }
+            }
         }
         let range = frame.range();
         (*start, *end) = (range.start as u32, range.end as u32);

@@ -14,7 +14,7 @@ use std::net::IpAddr;
 
 use wire::ip::{self, IPV4_HEADER, IPV6_HEADER};
 use wire::udp::{self, UdpHeader};
-use wire::{IpPacket, IpProto};
+use wire::{IpPacket, IpProto, checksum};
 
 pub(crate) use header::{HeaderTemplate, identification};
 
@@ -255,6 +255,20 @@ fn untransport(frame: &mut Frame<'_>, pending: &PendingIn, payload_start: usize,
     let ip_end = usize::from(pending.ip_end);
     frame.close_gap(ip_end, payload_start.checked_sub(ip_end).ok_or(Drop::Inconsistent)?)?;
     relabel(frame.bytes_mut(), usize::from(pending.proto_at), next)
+}
+
+/// The IPv4 header `own` as [`relabel`] leaves it, in registers: read and written whole.
+#[inline(always)]
+pub(crate) fn relabelled(own: [u8; IPV4_HEADER], proto: IpProto, total_len: u16) -> [u8; IPV4_HEADER] {
+    let field = |at: usize| u16::from_be_bytes([own[at], own[at + 1]]);
+    let ttl_proto = u16::from_be_bytes([own[8], proto.0]);
+    // RFC 1624 §3, equation 3, for both fields that change.
+    let sum = [!field(10), !field(2), total_len, !field(8), ttl_proto].map(u32::from).iter().sum();
+    let middle = u32::from(ttl_proto) << 16 | u32::from(checksum::of_sum(sum));
+    let mut header = own;
+    header[2..4].copy_from_slice(&total_len.to_be_bytes());
+    header[8..12].copy_from_slice(&middle.to_be_bytes());
+    header
 }
 
 /// Makes the header of `packet` name `proto` at `proto_at` and count all of `packet`.

@@ -17,7 +17,7 @@ use wire::esp::{EspHeader, TRAILER_LEN};
 use wire::{SeqNo, Spi};
 
 use crate::lane::check_windows;
-use crate::recipe::{InRecipe, Number, Places};
+use crate::recipe::{InRecipe, Inside, Number, Places};
 use crate::{InProto, InboundSa, Mode, OutLane, OutProto, OutboundSa, SaCommon, SaError, SeqCounter};
 use crate::{encap, replay};
 
@@ -210,6 +210,9 @@ impl Outbound {
             inline_aad: layout.esn,
             align: layout.align,
             tail_len: TRAILER_LEN,
+            payload_min: 0,
+            next_at: None,
+            pad_at: None,
             flow_port: false,
         })
     }
@@ -245,7 +248,7 @@ impl Inbound {
             payload_at: layout.head_len,
             payload_min: TRAILER_LEN,
             icv_len: layout.icv_len,
-            trailer: true,
+            inside: (!matches!(sa.common.mode, Mode::Beet(_))).then_some(Inside::Trailed),
             tunnel: sa.common.mode == Mode::Tunnel,
         })
     }

@@ -88,11 +88,13 @@ impl<'a> Frame<'a> {
         Ok(room)
     }
 
-    /// The free bytes right before and right after the packet, when there are so many.
+    /// The bytes right before what follows the first `kept` bytes of the packet, and the free ones
+    /// right after the packet, when there are so many.
     #[inline]
-    pub(crate) fn margins(&mut self) -> Option<(&mut [u8; MARGIN], &mut [u8; MARGIN])> {
-        let (before, rest) = self.buffer.split_at_mut_checked(self.start)?;
-        Some((before.last_chunk_mut()?, rest.get_mut(self.end - self.start..)?.first_chunk_mut()?))
+    pub(crate) fn margins(&mut self, kept: usize) -> Option<(&mut [u8; MARGIN], &mut [u8; MARGIN])> {
+        let at = self.start + kept;
+        let (before, rest) = self.buffer.split_at_mut_checked(at)?;
+        Some((before.last_chunk_mut()?, rest.get_mut(self.end.checked_sub(at)?..)?.first_chunk_mut()?))
     }
 
     /// Grows the packet on both sides.

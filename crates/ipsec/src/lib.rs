@@ -44,6 +44,6 @@ pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd};
 pub use step::{
-    Delivered, PendingIn, PendingOut, finish_in, finish_in_usual, finish_out, needs_finish, prepare_in, prepare_in_any,
-    prepare_in_usual, prepare_out, prepare_out_any, prepare_out_usual, usual_tunnel,
+    Delivered, PendingIn, PendingOut, finish_in, finish_in_usual, finish_out, finishes_usual, needs_finish, prepare_in,
+    prepare_in_any, prepare_in_usual, prepare_out, prepare_out_any, prepare_out_usual,
 };

@@ -9,5 +9,5 @@ mod outbound;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use inbound::{InRecipe, Number};
+pub(crate) use inbound::{InRecipe, Inside, Number};
 pub(crate) use outbound::{OutRecipe, Places};

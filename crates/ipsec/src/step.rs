@@ -205,12 +205,11 @@ pub fn prepare_in_any(
 
 /// Whether [`finish_in_usual`] is for a packet.
 #[inline]
-pub fn usual_tunnel(sa: &InboundSa, pending: &PendingIn) -> bool {
-    sa.recipe.as_ref().is_some_and(|recipe| recipe.tunnel) && pending.extra == 0
+pub fn finishes_usual(sa: &InboundSa, pending: &PendingIn) -> bool {
+    sa.recipe.as_ref().is_some_and(|recipe| recipe.finishes(pending))
 }
 
-/// [`finish_in`] for packets of the usual kind, in tunnel mode; returns where in `packet` the inner
-/// one is.
+/// [`finish_in`] for packets of the usual kind; returns where in `packet` the inner one is.
 ///
 /// # Errors
 /// As [`finish_in`].

@@ -239,6 +239,31 @@ fn fragments_go_all_or_none() {
 }
 
 #[test]
+fn a_run_of_packets_in_udp_ends_where_one_is_not_like_the_others() {
+    let psp = Subject::new(Protocol::Psp, Shape::Transport, "aes128gcm16", Engine::AwsLc);
+    let esp = Subject { udp: true, ..Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc) };
+    for subject in [psp, esp] {
+        let mut ends = Ends::new(&subject);
+        let mut batch = filled(&packets(&subject, &[100; 9]));
+        ends.seal(&mut batch);
+        let mut sealed = bytes(&batch);
+        sealed[1][22] ^= 0x80; // another port
+        sealed[3][25] += 1; // longer than the IP packet
+        sealed[5][27] = 1; // a checksum, a wrong one
+        if subject.protocol == Protocol::Psp {
+            sealed[7][35] ^= 1; // an SPI that was not given to the peer
+        } else {
+            sealed[7][31] ^= 1; // no such SA
+        }
+        let mut batch = filled(&sealed);
+        ends.open(&mut batch);
+        assert_eq!(batch.len(), 5, "{subject:?}");
+        let reasons = [Drop::Truncated, Drop::BadChecksum, Drop::BadIcv].map(|why| ends.dropped(why));
+        assert_eq!(reasons, [1, 1, 0], "{subject:?}");
+    }
+}
+
+#[test]
 fn packets_that_the_engine_refuses_are_not_counted_as_sent() {
     let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
     let mut ends = Ends::new(&subject);

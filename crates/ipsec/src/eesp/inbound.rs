@@ -8,7 +8,7 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::sub_sa::KeySource;
 use super::{MAX_READY_SUB_SAS, Spec, WORD64};
-use crate::recipe::{InRecipe, Number};
+use crate::recipe::{InRecipe, Inside, Number};
 use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
 use crate::{encap, lane};
 
@@ -114,6 +114,11 @@ impl Inbound {
         EespHeader::new(0, self.session?, sa.spi).emit(&mut first).ok()?;
         let usual = self.seq && self.confidential && sa.common.outer.udp.is_none();
         let payload_at = EespHeader::LEN + WORD64 + self.iv_len;
+        let inside = match (&sa.common.mode, self.format) {
+            (Mode::Tunnel, Some(Format::Optimized)) => Some(Inside::Packet),
+            (Mode::Transport, Some(Format::Full)) => Some(Inside::Informed),
+            _ => None,
+        };
         usual.then_some(InRecipe {
             first: u64::from_be_bytes(first),
             mask: u64::MAX,
@@ -124,8 +129,8 @@ impl Inbound {
             payload_at,
             payload_min: if self.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 },
             icv_len: self.icv_len,
-            trailer: false,
-            tunnel: self.tunnel && self.format == Some(Format::Optimized),
+            inside,
+            tunnel: self.tunnel,
         })
     }
 
@@ -185,20 +190,23 @@ impl Inbound {
                 let (next, len) = infer_inner(payload).map_err(|_| Drop::BadInner)?;
                 Ok((next, 0, len))
             }
-            Format::Full => self.inner_full(payload),
+            Format::Full => match inner_full(payload)? {
+                (next, ..) if self.tunnel && !matches!(next, IpProto::IPV4 | IpProto::IPV6) => Err(Drop::BadInner),
+                inner => Ok(inner),
+            },
         }
     }
+}
 
-    #[inline]
-    fn inner_full(&self, payload: &[u8]) -> Result<(IpProto, usize, usize), Drop> {
-        let (info, rest) = PayloadInfo::parse(payload).map_err(|_| Drop::BadInner)?;
-        match IpProto(info.next_header) {
-            IpProto::NONE => Err(Drop::Dummy),
-            // IP-TFS is not negotiated: a peer that sends it would see its packets taken for others.
-            IpProto::AGGFRAG => Err(Drop::BadInner),
-            next if self.tunnel && !matches!(next, IpProto::IPV4 | IpProto::IPV6) => Err(Drop::BadInner),
-            next => Ok((next, PayloadInfo::LEN, PayloadInfo::LEN + rest.len())),
-        }
+/// Protocol and place of what follows the payload info in a decrypted payload.
+#[inline]
+pub(crate) fn inner_full(payload: &[u8]) -> Result<(IpProto, usize, usize), Drop> {
+    let (info, rest) = PayloadInfo::parse(payload).map_err(|_| Drop::BadInner)?;
+    match IpProto(info.next_header) {
+        IpProto::NONE => Err(Drop::Dummy),
+        // IP-TFS is not negotiated: a peer that sends it would see its packets taken for others.
+        IpProto::AGGFRAG => Err(Drop::BadInner),
+        next => Ok((next, PayloadInfo::LEN, PayloadInfo::LEN + rest.len())),
     }
 }
 

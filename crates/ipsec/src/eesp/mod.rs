@@ -27,7 +27,7 @@ use wire::{IpProto, Spi};
 use crate::SaError;
 
 pub use inbound::{Inbound, inbound};
-pub(crate) use inbound::{finish_in, prepare_in};
+pub(crate) use inbound::{finish_in, inner_full, prepare_in};
 pub(crate) use outbound::prepare_out;
 pub use outbound::{Outbound, outbound};
 

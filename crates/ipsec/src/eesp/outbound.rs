@@ -151,8 +151,8 @@ impl Outbound {
     /// What a recipe has to know, for an SA that can have one.
     pub(crate) fn places(&self) -> Option<Places> {
         let seq_at = self.head.len();
-        let usual = self.format == Format::Optimized && self.confidential && self.iv_ahead == 0;
-        usual.then_some(Places {
+        let info_at = (self.format == Format::Full).then_some(self.payload_at());
+        (self.confidential && self.iv_ahead == 0).then_some(Places {
             seq_at,
             seq_or: 0,
             seq_mask: u64::MAX,
@@ -161,6 +161,9 @@ impl Outbound {
             inline_aad: false,
             align: 4,
             tail_len: 0,
+            payload_min: usize::from(self.crypt_words.unwrap_or(0)) * 4,
+            next_at: info_at.map(|at| at + offset_of!(PayloadInfo, next_header)),
+            pad_at: info_at.map(|at| at + offset_of!(PayloadInfo, pad_len)),
             flow_port: false,
         })
     }

@@ -5,7 +5,6 @@ use std::mem::offset_of;
 use std::sync::Arc;
 
 use crypto::{Aad, CryptoOp, Engine, KeyMaterial, KeyTable, Span};
-use wire::ip::IPV4_HEADER;
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
 use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
 use zeroize::Zeroizing;
@@ -100,12 +99,10 @@ impl Outbound {
         path_mtu.checked_sub(around).map_or(0, |payload| payload + encap::inner_header(common))
     }
 
-    /// What a recipe has to know, for an association that can have one: the smallest packet must be
-    /// longer than what stays in the clear.
+    /// What a recipe has to know, for an association that can have one.
     pub(crate) fn places(&self) -> Option<Places> {
         const IV_AT: usize = offset_of!(PspHeader, iv);
-        let usual = !self.version.is_gmac() && self.crypt_offset <= IPV4_HEADER;
-        usual.then_some(Places {
+        (!self.version.is_gmac()).then_some(Places {
             seq_at: IV_AT,
             seq_or: 0,
             seq_mask: u64::MAX,
@@ -114,6 +111,9 @@ impl Outbound {
             inline_aad: false,
             align: 1,
             tail_len: 0,
+            payload_min: self.crypt_offset,
+            next_at: Some(offset_of!(PspHeader, next_header)),
+            pad_at: None,
             flow_port: self.source_port.is_none(),
         })
     }

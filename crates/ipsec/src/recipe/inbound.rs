@@ -4,8 +4,10 @@ use std::ops::Range;
 
 use crypto::{Aad, CryptoOp, IcvOk, KeyId, Span};
 use wire::eesp::infer_inner;
+use wire::ip::IPV4_HEADER;
 use wire::{IpPacket, IpProto, SeqNo};
 
+use crate::eesp::inner_full;
 use crate::esp::{strip_trailer, widened};
 use crate::{Authentic, Drop, InProto, InboundSa, PendingIn, encap};
 
@@ -27,10 +29,21 @@ pub(crate) struct InRecipe {
     /// Smallest payload, which the trailer is part of.
     pub(crate) payload_min: usize,
     pub(crate) icv_len: usize,
-    /// The payload ends with the trailer of ESP.
-    pub(crate) trailer: bool,
-    /// The payload is a packet, whose own version tells its protocol; [`InRecipe::finish`] is for it.
+    /// What [`InRecipe::finish`] finds; `None` when it is not for the packets of the SA.
+    pub(crate) inside: Option<Inside>,
+    /// A whole packet is inside; otherwise its header is outside.
     pub(crate) tunnel: bool,
+}
+
+/// How a decrypted payload tells its protocol and length.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Inside {
+    /// By the trailer of ESP at its end.
+    Trailed,
+    /// By the payload info of EESP at its start.
+    Informed,
+    /// It is a packet, whose own header does.
+    Packet,
 }
 
 /// Where the sequence number of a packet stands.
@@ -111,8 +124,14 @@ impl InRecipe {
         Ok(true)
     }
 
-    /// What [`crate::finish_in`] does, in tunnel mode and without anything in [`PendingIn::extra`].
-    /// Returns where the inner packet is.
+    /// Whether [`InRecipe::finish`] is for a packet.
+    #[inline(always)]
+    pub(crate) fn finishes(&self, pending: &PendingIn) -> bool {
+        self.inside.is_some() && pending.extra == 0 && (self.tunnel || usize::from(pending.ip_end) == IPV4_HEADER)
+    }
+
+    /// What [`crate::finish_in`] does for packets that [`InRecipe::finishes`]. Returns where the
+    /// inner packet is.
     ///
     /// # Errors
     /// The reason to drop.
@@ -125,8 +144,11 @@ impl InRecipe {
         ok: IcvOk,
     ) -> Result<Range<usize>, Drop> {
         sa.window()?.commit(Authentic::new(pending.seq, ok))?;
+        if !self.tunnel {
+            return self.finish_transport(packet, pending);
+        }
         let payload = packet.get_mut(pending.payload.range()).ok_or(Drop::Inconsistent)?;
-        let (next, len) = if self.trailer {
+        let (next, len) = if self.inside == Some(Inside::Trailed) {
             let (len, next) = strip_trailer(payload)?;
             (next, len)
         } else {
@@ -140,4 +162,30 @@ impl InRecipe {
         let start = pending.payload.start as usize;
         Ok(start..start + len)
     }
+
+    #[inline(never)] // a tunnel's way has no registers left for it
+    fn finish_transport(&self, packet: &mut [u8], pending: &PendingIn) -> Result<Range<usize>, Drop> {
+        let payload = packet.get(pending.payload.range()).ok_or(Drop::Inconsistent)?;
+        let (next, skip, end) = if self.inside == Some(Inside::Trailed) {
+            let (len, next) = strip_trailer(payload)?;
+            (next, 0, len)
+        } else {
+            inner_full(payload)?
+        };
+        if next == IpProto::NONE {
+            return Err(Drop::Dummy);
+        }
+        move_header(packet, pending.payload.start as usize + skip, end - skip, next)
+    }
+}
+
+/// Puts the IPv4 header that starts `packet` right before its upper layer, which is `next` and
+/// `len` bytes from `start` on.
+#[inline(always)]
+fn move_header(packet: &mut [u8], start: usize, len: usize, next: IpProto) -> Result<Range<usize>, Drop> {
+    let own: [u8; IPV4_HEADER] = *packet.first_chunk().ok_or(Drop::Truncated)?;
+    let total_len = u16::try_from(IPV4_HEADER + len).map_err(|_| Drop::TooBig)?;
+    let before = packet.get_mut(..start).ok_or(Drop::Truncated)?;
+    *before.last_chunk_mut().ok_or(Drop::Truncated)? = encap::relabelled(own, next, total_len);
+    Ok(start - IPV4_HEADER..start + len)
 }
