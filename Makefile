@@ -1,9 +1,10 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test demo lint doc bench fuzz clean
+.PHONY: help setup build test sim demo lint doc bench fuzz clean
 
 SECONDS ?= 60
+SEEDS ?= 10000
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +23,10 @@ demo: ## two namespaces, four protocols, real traffic: a table and an HTML page
 test: ## unit tests, then real peers (scapy, tshark, Linux); ends with one line of totals
 	@scripts/setup.sh test
 	@scripts/test.sh
+
+sim: ## many IKE endpoints under simulated time, SEEDS stories (default 10000): make sim SEEDS=100000
+	@scripts/setup.sh build
+	@SIM_SEEDS=$(SEEDS) scripts/cargo.sh test --release --locked --quiet --package weir-sim --test seeds -- --nocapture
 
 lint: ## formatting, clippy, documentation, licences: no warnings allowed
 	@scripts/setup.sh build

@@ -17,6 +17,7 @@ const INSIDE: &[(&str, &[&str])] = &[
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-dataplane"]),
     ("weir", &["weir-gateway", "weir-lab"]),
+    ("weir-sim", &["weir-wire", "weir-crypto", "weir-ike"]),
 ];
 
 /// All that the crates without I/O may use from outside. Nothing in these lists can read a clock,

@@ -1,0 +1,139 @@
+//! One host: an endpoint, its credentials, its packet side, its clock.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use ike::config::Connection;
+use ike::output::{ChildId, Event, IkeId, Level, Output, Transmit};
+use ike::testkit::{self, Credentials};
+use ike::{Endpoint, IkeState, Settings};
+use rand_chacha::ChaCha8Rng;
+use rand_core::SeedableRng;
+
+use crate::Plane;
+use crate::net::Nat;
+
+/// One host.
+pub struct Host {
+    /// Its endpoint.
+    pub endpoint: Endpoint<ChaCha8Rng>,
+    /// Who it is and whom it trusts; survives a crash.
+    pub credentials: Credentials,
+    /// Its configuration; survives a crash.
+    pub connections: Vec<Connection>,
+    /// Its limits.
+    pub settings: Settings,
+    /// Its addresses, as it knows them.
+    pub addrs: Vec<IpAddr>,
+    /// A translator in front of it.
+    pub nat: Option<Nat>,
+    /// How far its clock is ahead of the simulation.
+    pub ahead: Duration,
+    /// Its packet side.
+    pub plane: Plane,
+    pub(crate) seed: u64,
+    pub(crate) crashes: u64,
+}
+
+impl Host {
+    /// A host that has just been switched on, without configuration.
+    pub(crate) fn new(seed: u64, number: u8, settings: Settings, now: Instant) -> Self {
+        let seed = seed.wrapping_mul(251).wrapping_add(number.into());
+        let mut host = Self {
+            endpoint: Endpoint::new(settings.clone(), ChaCha8Rng::seed_from_u64(seed)),
+            credentials: Credentials::default(),
+            connections: Vec::new(),
+            settings,
+            addrs: vec![testkit::addr(number)],
+            nat: None,
+            ahead: Duration::ZERO,
+            plane: Plane::default(),
+            seed,
+            crashes: 0,
+        };
+        host.endpoint.local_addresses(now, &host.addrs);
+        host
+    }
+
+    /// Its own time.
+    pub(crate) fn now(&self, now: Instant) -> Instant {
+        now + self.ahead
+    }
+
+    /// When it has something to do, in the time of the simulation.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        // A clock that jumped may be past it already.
+        self.endpoint.deadline().map(|at| at.checked_sub(self.ahead).unwrap_or(at))
+    }
+
+    /// Loads its configuration; what is configured as trap has to be there from now on.
+    pub(crate) fn load(&mut self, now: Instant) {
+        let now = self.now(now);
+        self.plane.expected.clear();
+        for connection in &self.connections {
+            let trapped = connection.children.iter().filter(|child| child.start_action.trap);
+            self.plane.expected.extend(trapped.map(|child| (connection.name.clone(), child.name.clone())));
+        }
+        self.endpoint.load(now, self.connections.iter().cloned().map(Arc::new).collect());
+    }
+
+    /// Loses its state and begins anew.
+    pub(crate) fn restart(&mut self, now: Instant) {
+        self.crashes += 1;
+        let rng = ChaCha8Rng::seed_from_u64(self.seed ^ (self.crashes << 32));
+        self.endpoint = Endpoint::new(self.settings.clone(), rng);
+        self.plane.crash();
+        self.endpoint.local_addresses(self.now(now), &self.addrs);
+        self.load(now);
+    }
+
+    /// Does everything that the endpoint wants to have done; datagrams and lines of the log come back.
+    pub(crate) fn pump(&mut self, now: Instant) -> Result<(Vec<Transmit>, Vec<String>), String> {
+        let (mut sent, mut lines) = (Vec::new(), Vec::new());
+        while let Some(output) = self.endpoint.poll() {
+            match output {
+                Output::Transmit(mut transmit) => {
+                    if transmit.local.ip().is_unspecified() {
+                        transmit.local.set_ip(self.addrs[0]);
+                    }
+                    // From an address that is not there any more nothing can be sent.
+                    if self.addrs.contains(&transmit.local.ip()) {
+                        sent.push(transmit);
+                    }
+                }
+                Output::Ask(ticket, question) => {
+                    let answer = self.credentials.answer(&question);
+                    self.endpoint.answer(self.now(now), ticket, answer);
+                }
+                Output::Event(Event::Log { level, text, .. }) if level <= Level::Debug => lines.push(text),
+                Output::Event(Event::Log { .. } | Event::Count(_)) => (),
+                output => self.plane.take(self.now(now), output)?,
+            }
+        }
+        Ok((sent, lines))
+    }
+
+    /// Names of its IKE SAs with another host that go on.
+    pub fn ikes(&self, peer: usize) -> Vec<IkeId> {
+        let with = |sa: &ike::IkeView<'_>| {
+            sa.established.is_some()
+                && matches!(sa.state, IkeState::Established | IkeState::Rekeying)
+                && sa.connection.is_some_and(|connection| crate::plane::peer_of(connection) == peer)
+        };
+        self.endpoint.ike_sas().filter(with).map(|sa| sa.id).collect()
+    }
+
+    /// Names of its Child SAs with another host that are in use.
+    pub fn children(&self, peer: usize) -> Vec<ChildId> {
+        self.plane.used().filter(|(_, sa)| sa.peer == peer).map(|(id, _)| *id).collect()
+    }
+
+    /// Where a datagram to `at` arrives on this host; `None` when it is not for it.
+    pub(crate) fn receives(&self, at: SocketAddr) -> Option<SocketAddr> {
+        match &self.nat {
+            Some(nat) => nat.back(at),
+            None => self.addrs.contains(&at.ip()).then_some(at),
+        }
+    }
+}

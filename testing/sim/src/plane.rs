@@ -1,0 +1,195 @@
+//! The packet side of a host, as far as IKE decides about it.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::time::Instant;
+
+use ike::config::{Action, Connection};
+use ike::output::{ChildId, ChildSa, Event, IkeId, Output, Path};
+
+/// A Child SA as packets meet it.
+pub struct Sa {
+    /// As it was told.
+    pub told: Box<ChildSa>,
+    /// Packets go out through it.
+    pub used: bool,
+    /// Nobody has proved yet that the initiator has it: the first Child SA of a responder.
+    pub fresh: bool,
+    /// Where it runs now.
+    pub path: Path,
+    /// The peer, counted from 0.
+    pub peer: usize,
+    /// Since when it is there, and it was told to end by its lifetime.
+    since: Instant,
+    expired: bool,
+    /// Since its removal: until when its inbound half receives.
+    pub until: Option<Instant>,
+}
+
+/// The packet side.
+#[derive(Default)]
+pub struct Plane {
+    /// Child SAs, those whose inbound half still receives included.
+    pub sas: BTreeMap<ChildId, Sa>,
+    /// Trap policies by connection and child.
+    pub traps: BTreeSet<(String, String)>,
+    /// Those that have to be there: configured, or left behind when the peer ended a Child SA.
+    pub(crate) expected: BTreeSet<(String, String)>,
+    /// Inbound SPIs that ended with the knowledge of IKE, not by being replaced.
+    ended: HashSet<u32>,
+    spis: HashMap<ChildId, (IkeId, u32)>,
+    /// Keys and SPIs that came since they were looked at.
+    pub(crate) new_keys: Vec<(Vec<u8>, u32)>,
+    /// Something is different since it was looked at.
+    pub(crate) changed: bool,
+}
+
+impl Plane {
+    /// Carries out one output in the host's time; tells what is wrong with it.
+    pub(crate) fn take(&mut self, now: Instant, output: Output) -> Result<(), String> {
+        self.changed = true;
+        match output {
+            Output::Install(sa) => self.install(now, sa),
+            Output::UseOutbound(id) => self.use_outbound(id),
+            Output::Remove(id, after) => {
+                let sa = self.sas.get_mut(&id).ok_or_else(|| format!("{id:?} is removed and was not there"))?;
+                if sa.until.is_some() {
+                    return Err(format!("{id:?} is removed twice"));
+                }
+                (sa.used, sa.until) = (false, Some(now + after));
+                Ok(())
+            }
+            Output::Move(id, path) => {
+                let sa = self.sas.get_mut(&id).ok_or_else(|| format!("{id:?} is moved and was not there"))?;
+                sa.path = path;
+                Ok(())
+            }
+            Output::Trap(connection, child, on) => {
+                let key = (connection.name.clone(), child.name.clone());
+                if on {
+                    self.traps.insert(key);
+                } else {
+                    self.traps.remove(&key);
+                }
+                Ok(())
+            }
+            Output::Event(event) => self.hear(&event),
+            _ => Ok(()),
+        }
+    }
+
+    fn install(&mut self, since: Instant, told: Box<ChildSa>) -> Result<(), String> {
+        let (id, spi) = (told.id, told.inbound.spi.get());
+        if let Some((other, _)) = self.sas.iter().find(|(_, sa)| sa.told.inbound.spi.get() == spi) {
+            return Err(format!("{id:?} receives under the SPI {spi:08x} of {other:?}"));
+        }
+        if told.outbound_now {
+            self.replace(told.replaces);
+        }
+        let peer = peer_of(&told.connection);
+        let fresh = told.replaces.is_none() && !told.initiator;
+        self.new_keys.extend([&told.inbound, &told.outbound].map(|half| (half.enc.to_vec(), half.spi.get())));
+        let (used, path) = (told.outbound_now, told.path);
+        self.spis.insert(id, (told.ike, spi));
+        match self.sas.insert(id, Sa { told, used, fresh, path, peer, since, expired: false, until: None }) {
+            Some(_) => Err(format!("{id:?} is installed twice")),
+            None => Ok(()),
+        }
+    }
+
+    fn replace(&mut self, old: Option<ChildId>) {
+        if let Some(old) = old.and_then(|old| self.sas.get_mut(&old)) {
+            old.used = false;
+        }
+    }
+
+    fn use_outbound(&mut self, id: ChildId) -> Result<(), String> {
+        let sa = self.sas.get_mut(&id).ok_or_else(|| format!("{id:?} is to be used and is not there"))?;
+        if sa.used || sa.until.is_some() {
+            return Err(format!("{id:?} is to be used and is {}", if sa.used { "already" } else { "over" }));
+        }
+        sa.used = true;
+        let old = sa.told.replaces;
+        self.replace(old);
+        Ok(())
+    }
+
+    fn hear(&mut self, event: &Event) -> Result<(), String> {
+        match event {
+            Event::ChildDown(id, reason) => {
+                let Some((_, spi)) = self.spis.get(id) else { return Err(format!("{id:?} is down and never was up")) };
+                self.ended.insert(*spi);
+                let Some(sa) = self.sas.get(id) else { return Ok(()) };
+                let (config, key) = (&sa.told.config, (sa.told.connection.name.clone(), sa.told.config.name.clone()));
+                let traps = (config.close_action, config.dpd_action) == (Action::Trap, Action::Trap);
+                if traps && reason.starts_with("the peer d") && sa.told.cpu.is_none() {
+                    self.expected.insert(key);
+                }
+                Ok(())
+            }
+            Event::IkeDown(ike, _) => {
+                self.ended.extend(self.spis.values().filter(|(of, _)| of == ike).map(|(_, spi)| *spi));
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The bytes of a Child SA are used up.
+    pub(crate) fn expire(&mut self, id: ChildId) {
+        if let Some(sa) = self.sas.get_mut(&id) {
+            sa.expired = true;
+        }
+    }
+
+    /// A Child SA that a responder had to switch to before the initiator proved that it has it: the one before
+    /// is at the end of its life.
+    pub(crate) fn had_to_switch(&self, now: Instant, sa: &Sa) -> bool {
+        let over = |old: &Sa| {
+            let life = old.told.config.time.life;
+            old.expired || old.until.is_some() || (!life.is_zero() && now >= old.since + life)
+        };
+        let old = sa.told.replaces.map(|old| self.sas.get(&old));
+        !sa.told.initiator && old.is_some_and(|old| old.is_none_or(over))
+    }
+
+    /// Whether it ever received under this SPI.
+    pub(crate) fn had(&self, spi: u32) -> bool {
+        self.spis.values().any(|(_, had)| *had == spi)
+    }
+
+    /// Everything is lost.
+    pub(crate) fn crash(&mut self) {
+        let lost: Vec<u32> = self.spis.values().map(|(_, spi)| *spi).collect();
+        let mut ended = std::mem::take(&mut self.ended);
+        ended.extend(lost);
+        *self = Self { ended, changed: true, ..Self::default() };
+    }
+
+    /// Inbound halves whose time is over are gone.
+    pub(crate) fn sweep(&mut self, now: Instant) {
+        let before = self.sas.len();
+        self.sas.retain(|_, sa| sa.until.is_none_or(|until| until > now));
+        self.changed |= self.sas.len() != before;
+    }
+
+    /// Whether an inbound SPI ended in a way that the peer cannot know of yet.
+    pub(crate) fn has_ended(&self, spi: u32) -> bool {
+        self.ended.contains(&spi)
+    }
+
+    /// Who receives under an SPI.
+    pub(crate) fn inbound(&self, spi: u32) -> Option<(&ChildId, &Sa)> {
+        self.sas.iter().find(|(_, sa)| sa.told.inbound.spi.get() == spi)
+    }
+
+    /// Through what packets go out.
+    pub fn used(&self) -> impl Iterator<Item = (&ChildId, &Sa)> {
+        self.sas.iter().filter(|(_, sa)| sa.used)
+    }
+}
+
+/// Connections are called after both hosts, counted from 1: `2-1`.
+pub(crate) fn peer_of(connection: &Connection) -> usize {
+    let peer = connection.name.split('-').nth(1).and_then(|peer| peer.parse::<usize>().ok());
+    peer.expect("the name of a connection of the simulation") - 1
+}

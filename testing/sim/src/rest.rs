@@ -1,0 +1,133 @@
+//! What both ends have to agree on when nothing disturbs them, and what may be left when all is over.
+
+use std::time::Duration;
+
+use ike::IkeState;
+use ike::output::ChildId;
+
+use crate::{Edge, World};
+
+/// Duplicates that crossing initiations may leave when either end may start.
+const DUPLICATES_MAX: usize = 6;
+
+impl World {
+    /// Lets time pass until no host has anything to do but to wait.
+    pub fn settle(&mut self, limit: Duration) {
+        let end = self.now + limit;
+        while let Some(busy) = self.busy() {
+            if self.now > end {
+                self.fail(&format!("it does not come to rest: {busy}"));
+            }
+            self.run(Duration::from_millis(500));
+        }
+    }
+
+    /// What somebody still does.
+    fn busy(&self) -> Option<String> {
+        if !self.is_quiet() {
+            return Some("a datagram is on its way".to_owned());
+        }
+        self.hosts.iter().enumerate().find_map(|(at, host)| {
+            let who = |what: String| Some(format!("host {} {what}", at + 1));
+            for sa in host.endpoint.ike_sas() {
+                if sa.state != IkeState::Established || sa.tasks_active.is_some() || !sa.tasks_queued.is_empty() {
+                    let (state, active) = (sa.state.name(), sa.tasks_active);
+                    return who(format!("has an IKE SA that is {state}, doing {active:?}, then {:?}", sa.tasks_queued));
+                }
+                if let Some(child) = sa.children.iter().find(|child| child.state != "INSTALLED") {
+                    return who(format!("has {:?} that is {}", child.id, child.state));
+                }
+            }
+            if host.plane.sas.values().any(|sa| sa.until.is_some()) {
+                return who("has a Child SA that only receives".to_owned());
+            }
+            let tables = host.endpoint.tables();
+            let (name, _) = tables.into_iter().find(|(name, count)| *name == "later" && *count > 0)?;
+            who(format!("has something {name}"))
+        })
+    }
+
+    /// At rest both ends of a connection have the same.
+    pub fn check_agreement(&mut self, edge: &Edge) {
+        if let Err(why) = self.agreement(edge) {
+            self.fail(&format!("{edge:?}: {why}"));
+        }
+    }
+
+    fn agreement(&self, edge: &Edge) -> Result<(), String> {
+        let (hub, spoke) = (self.ends(0, edge.host), self.ends(edge.host, 0));
+        if hub != spoke {
+            return Err(format!("the IKE SAs are {hub:02x?} here and {spoke:02x?} there"));
+        }
+        let most = if edge.both { DUPLICATES_MAX } else { 1 };
+        if hub.is_empty() || hub.len() > most {
+            return Err(format!("there are {} IKE SAs", hub.len()));
+        }
+        for name in (0..edge.children).map(|at| format!("c{at}")) {
+            let (here, there) = (self.used(0, edge.host, &name), self.used(edge.host, 0, &name));
+            let mut mirrored: Vec<_> = there.iter().map(|(_, spi_in, spi_out)| (*spi_out, *spi_in)).collect();
+            let mut own: Vec<_> = here.iter().map(|(_, spi_in, spi_out)| (*spi_in, *spi_out)).collect();
+            mirrored.sort_unstable();
+            own.sort_unstable();
+            if own != mirrored {
+                return Err(format!("{name} is {here:x?} here and {there:x?} there"));
+            }
+            if own.is_empty() || own.len() > most {
+                return Err(format!("there are {} of {name}", own.len()));
+            }
+            for ((a, ..), (b, ..)) in here.iter().zip(&there).filter(|_| own.len() == 1) {
+                self.check_paths(edge, *a, *b)?;
+            }
+        }
+        for (host, peer) in [(0, edge.host), (edge.host, 0)] {
+            let known: usize = self.hosts[host].endpoint.ike_sas().map(|sa| sa.children.len()).sum();
+            let installed = self.hosts[host].plane.sas.len();
+            let unused = self.hosts[host].plane.sas.values().find(|sa| sa.peer == peer && !sa.used);
+            if known != installed || unused.is_some() {
+                let unused = unused.map(|sa| sa.told.id);
+                return Err(format!("host {} knows {known} Child SAs and has {installed}; {unused:?}", host + 1));
+            }
+        }
+        Ok(())
+    }
+
+    /// What one end sends arrives at the other.
+    fn check_paths(&self, edge: &Edge, hub: ChildId, spoke: ChildId) -> Result<(), String> {
+        let (a, b) = (self.hosts[0].plane.sas[&hub].path, self.hosts[edge.host].plane.sas[&spoke].path);
+        let arrives = self.hosts[edge.host].receives(a.remote) == Some(b.local);
+        if !arrives || a.local != b.remote || a.encap != b.encap || (edge.nat && !a.encap) {
+            return Err(format!("packets go over {a:?} here and {b:?} there"));
+        }
+        Ok(())
+    }
+
+    fn ends(&self, host: usize, peer: usize) -> Vec<([u8; 8], [u8; 8])> {
+        let names = self.hosts[host].ikes(peer);
+        let sas = self.hosts[host].endpoint.ike_sas().filter(|sa| names.contains(&sa.id));
+        let mut spis: Vec<_> = sas.map(|sa| sa.spis).collect();
+        spis.sort_unstable();
+        spis
+    }
+
+    /// Name, inbound and outbound SPI.
+    fn used(&self, host: usize, peer: usize, child: &str) -> Vec<(ChildId, u32, u32)> {
+        let used = self.hosts[host].plane.used();
+        let of = used.filter(|(_, sa)| sa.peer == peer && sa.told.config.name == child);
+        of.map(|(id, sa)| (*id, sa.told.inbound.spi.get(), sa.told.outbound.spi.get())).collect()
+    }
+
+    /// Everything was terminated: nothing may be left.
+    pub fn check_empty(&mut self) {
+        for at in 0..self.hosts.len() {
+            let now = self.hosts[at].now(self.now);
+            self.hosts[at].plane.sweep(now);
+            let host = &self.hosts[at];
+            let tables = host.endpoint.tables();
+            let left: Vec<_> = tables.into_iter().filter(|(_, count)| *count > 0).collect();
+            let (sas, traps, due) = (host.plane.sas.len(), host.plane.traps.len(), host.endpoint.deadline());
+            if !left.is_empty() || sas + traps > 0 || due.is_some() {
+                self.fail(&format!("host {}: left are {left:?}, {sas} SAs, {traps} traps, a timer: {due:?}", at + 1));
+            }
+        }
+    }
+}
