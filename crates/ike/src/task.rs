@@ -99,6 +99,11 @@ enum Active {
 }
 
 impl Tasks {
+    /// The peer is in the middle of rekeying the IKE SA: Child SAs are about to change to the next one.
+    fn is_leaving(&self) -> bool {
+        self.followups.iter().any(followup::Pending::is_ike)
+    }
+
     /// Nothing to do yet.
     pub(crate) fn new(origin: Role) -> Self {
         Self {
@@ -147,6 +152,10 @@ impl Task {
             Self::RekeyChild(..) | Self::CreateChild(_) => 4,
             Self::Liveness { .. } => 5,
         }
+    }
+
+    fn is_about_child(&self) -> bool {
+        matches!(self, Self::DeleteChild(..) | Self::DeleteSpi(..) | Self::RekeyChild(..) | Self::CreateChild(_))
     }
 
     /// The command that waits for it.
@@ -280,8 +289,12 @@ impl Established {
     /// Starts what waits, when no request is out. To be called after every step.
     pub(crate) fn start_next(&mut self, ctx: &mut Context<'_>) {
         while self.ending != Ending::Over && self.tasks.active.is_none() && self.exchanges.idle() {
-            let due = |waiting: &&(usize, &Waiting)| waiting.1.not_before.is_none_or(|at| at <= ctx.now);
-            let next = self.tasks.queue.iter().enumerate().filter(|w| due(&w)).min_by_key(|(_, w)| w.task.rank());
+            // Child SAs that the peer's rekeying of the IKE SA is about to take along stay as they are until then.
+            let leaving = self.tasks.is_leaving();
+            let may = |waiting: &Waiting| {
+                waiting.not_before.is_none_or(|at| at <= ctx.now) && !(leaving && waiting.task.is_about_child())
+            };
+            let next = self.tasks.queue.iter().enumerate().filter(|(_, w)| may(w)).min_by_key(|(_, w)| w.task.rank());
             let Some((at, _)) = next else { return };
             let Some(waiting) = self.tasks.queue.remove(at) else { return };
             self.start(ctx, waiting);

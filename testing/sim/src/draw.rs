@@ -107,18 +107,18 @@ fn shared(dice: &mut Dice, spoke: &mut Connection, hub: &mut Connection) {
     let proposals = vec![IkeProposal::parse(dice.pick(&IKE)).expect("a proposal")];
     let (mobike, fragmentation) =
         (dice.chance(500), dice.pick(&[Fragmentation::Yes, Fragmentation::Yes, Fragmentation::No]));
-    let encap = dice.chance(150);
+    let (encap, keeps) = (dice.chance(150), dice.chance(250));
     for connection in [spoke, hub] {
         connection.proposals = proposals.clone();
         connection.mobike = mobike;
         connection.fragmentation = fragmentation;
         connection.encap = encap;
         connection.dpd_delay = Duration::from_secs(dice.pick(&[30, 60, 120, 300]));
-        connection.unique = dice.pick(&[Unique::Never, Unique::No, Unique::Replace, Unique::Keep]);
+        connection.unique = if keeps { Unique::Keep } else { dice.pick(&[Unique::Never, Unique::No, Unique::Replace]) };
         connection.keyingtries = dice.pick(&[1, 1, 3, 0]);
         connection.rekey_time = Duration::from_secs(dice.pick(&[0, 300, 900, 3600]));
         // A peer that keeps its old IKE SA refuses to be authenticated anew.
-        let reauth = if connection.unique == Unique::Keep { 0 } else { dice.pick(&[0, 0, 700, 3000]) };
+        let reauth = if keeps { 0 } else { dice.pick(&[0, 0, 700, 3000]) };
         connection.reauth_time = Duration::from_secs(reauth);
         connection.over_time = Duration::from_secs(dice.pick(&[60, 300]));
         connection.rand_time = Duration::from_secs(dice.pick(&[0, 10, 60]));

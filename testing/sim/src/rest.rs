@@ -19,6 +19,10 @@ impl World {
                 self.fail(&format!("it does not come to rest: {busy}"));
             }
             self.run(Duration::from_millis(500));
+            for host in &mut self.hosts {
+                let now = host.now(self.now);
+                host.plane.sweep(now);
+            }
         }
     }
 

@@ -224,7 +224,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// Ends a Child SA with a Delete. False when there is none of that name.
     pub fn terminate_child(&mut self, now: Instant, child: ChildId, command: u64) -> bool {
-        self.with_child(now, child, |sa, ctx| sa.end_child(ctx, child, Some(command))) == Some(true)
+        self.with_child(now, child, |sa, ctx| sa.terminate_child(ctx, child, "", Some(command))) == Some(true)
     }
 
     /// Rekeys an IKE SA, or authenticates anew with `reauth`. False when there is none of that name that is up.

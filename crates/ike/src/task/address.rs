@@ -235,7 +235,7 @@ impl Established {
     /// Packets go another way from now on.
     fn moved(&mut self, ctx: &mut Context<'_>) {
         ctx.count(counters::MOVED);
-        for child in &self.children {
+        for child in self.children.iter().filter(|child| !child.removed) {
             ctx.out.push_back(Output::Move(child.id, self.path));
         }
         ctx.event(Event::IkeMoved(self.id));

@@ -21,15 +21,6 @@ use crate::output::{ChildId, Event, Level, Subsystem};
 use crate::sa::{ChildRequest, Established};
 
 impl Established {
-    /// Ends a Child SA that somebody names; one that the peer has just rekeyed goes on as its successor, and that
-    /// ends. False when there is none of that name.
-    pub(crate) fn end_child(&mut self, ctx: &mut Context<'_>, named: ChildId, command: Option<u64>) -> bool {
-        let replaced = self.child(named).is_some_and(|child| child.state == ChildState::Rekeyed);
-        let successor = self.children.iter().find(|child| replaced && child.replaces == Some(named));
-        let id = successor.map_or(named, |child| child.id);
-        self.terminate_child(ctx, id, "", command)
-    }
-
     /// Ends a Child SA. False when there is none of that name.
     pub(crate) fn terminate_child(
         &mut self,
@@ -50,6 +41,7 @@ impl Established {
     }
 
     pub(super) fn start_delete_child(&mut self, ctx: &mut Context<'_>, id: ChildId, command: Option<u64>) {
+        let id = command.and_then(|_| self.unused_successor(id)).unwrap_or(id);
         let Some(child) = self.child(id) else { return done(ctx, command, Ok(())) };
         let protocol = child.protocol(ctx);
         let was = std::mem::replace(&mut child.state, ChildState::Deleting);
@@ -68,6 +60,14 @@ impl Established {
         self.send(ctx, Active::DeleteChild(id, command), ExchangeType::INFORMATIONAL, |chain| {
             chain.delete(protocol, &[&spi]);
         });
+    }
+
+    /// A Child SA that the peer has just rekeyed goes on as this one: whoever wants an end means it. The old one
+    /// is for the peer to delete, and carries packets until then.
+    fn unused_successor(&self, old: ChildId) -> Option<ChildId> {
+        let rekeyed = |child: &&Child| child.id == old && child.state == ChildState::Rekeyed;
+        self.children.iter().find(rekeyed)?;
+        self.children.iter().find(|child| child.replaces == Some(old)).map(|child| child.id)
     }
 
     pub(super) fn start_delete_spi(&mut self, ctx: &mut Context<'_>, protocol: ProtocolId, spi: Spi) {

@@ -116,6 +116,9 @@ impl Established {
 
     /// `dpd_action` and `close_action` of each live Child SA.
     fn act(&self, ctx: &mut Context<'_>, cause: Cause) {
+        if self.is_unwanted_ike() {
+            return;
+        }
         let mut again = Vec::new();
         let (local, remote) = self.identities();
         let goes_on = ctx.names.with_peer(&local, &remote).any(|other| other != self.id);
@@ -138,6 +141,11 @@ impl Established {
             let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
             self.initiate_children(ctx, again, remote, None, None);
         }
+    }
+
+    /// Its deletion waits behind a rekeying.
+    fn is_unwanted_ike(&self) -> bool {
+        self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteIke(_)))
     }
 
     fn is_loaded(&self, ctx: &Context<'_>) -> bool {
@@ -166,6 +174,9 @@ impl Established {
     /// The retransmissions of the request that is out are exhausted.
     pub(crate) fn gave_up(&mut self, ctx: &mut Context<'_>) {
         if self.ending != Ending::No {
+            return self.end(ctx, "the peer does not answer", Cause::Here);
+        }
+        if self.is_unwanted_ike() {
             return self.end(ctx, "the peer does not answer", Cause::Here);
         }
         if !self.try_other_path(ctx) {

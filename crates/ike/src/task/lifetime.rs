@@ -8,7 +8,7 @@ use super::{Task, earlier, jitter};
 use crate::child::{Child, ChildState};
 use crate::context::Context;
 use crate::output::{ChildId, Level, Output};
-use crate::sa::{Ending, Established};
+use crate::sa::{Ending, Established, Role};
 
 /// A peer's AUTH_LIFETIME is honoured this much before its end, so that there is time for it.
 const AUTH_LIFETIME_MARGIN: Duration = Duration::from_secs(30);
@@ -18,6 +18,9 @@ impl Established {
     pub(crate) fn begin(&mut self, ctx: &mut Context<'_>) {
         let reauth = self.connection.reauth_time;
         if !reauth.is_zero() {
+            // Both at once would make two of one: the responder waits whether the initiator does it.
+            let wait = if self.role == Role::Responder { self.connection.over_time / 2 } else { Duration::ZERO };
+            let reauth = reauth + wait;
             self.reauth_at = Some(ctx.now + reauth.saturating_sub(jitter(ctx, self.connection.rand_time)));
         }
         self.set_lifetimes(ctx);
@@ -116,7 +119,9 @@ impl Established {
             return None;
         }
         let free = self.tasks.active.is_none() && self.exchanges.idle();
-        let waiting = self.tasks.queue.iter().filter(|_| free).filter_map(|waiting| waiting.not_before);
+        let leaving = self.tasks.is_leaving();
+        let may = |waiting: &&super::Waiting| free && !(leaving && waiting.task.is_about_child());
+        let waiting = self.tasks.queue.iter().filter(may).filter_map(|waiting| waiting.not_before);
         let mut deadline = waiting.fold(self.over_at, |first, at| earlier(first, Some(at)));
         if self.ending != Ending::No {
             return deadline;

@@ -401,3 +401,53 @@ fn a_dead_peer_is_not_called_twice() {
     net.run(600 * SECOND);
     assert_eq!((net.hosts[0].up().len(), net.hosts[0].live().count(), net.hosts[1].live().count()), (1, 1, 1));
 }
+
+#[test]
+fn a_child_that_moves_to_the_next_ike_sa_is_deleted_there() {
+    let mut net = pair(60, |_, connection| {
+        connection.proposals =
+            vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519-ke1_mlkem768").expect("a proposal")];
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    let (now, ike, child) = (net.now, net.hosts[0].up()[0], net.hosts[1].live().next().expect("a child").sa.id);
+    net.hosts[0].endpoint.rekey_ike(now, ike, false, 2);
+    // CREATE_CHILD_SA is answered, IKE_FOLLOWUP_KE on its way.
+    net.run(Duration::from_millis(7));
+    let now = net.now;
+    assert!(net.hosts[1].endpoint.terminate_child(now, child, 3));
+    net.run(60 * SECOND);
+    assert_eq!((net.hosts[0].command(2), net.hosts[1].command(3)), (Some(&Ok(())), Some(&Ok(()))));
+    for host in &net.hosts {
+        assert_eq!((host.live().count(), host.up().len()), (0, 1));
+        assert!(host.endpoint.ike_sas().all(|sa| sa.children.is_empty()));
+    }
+}
+
+#[test]
+fn an_ike_sa_that_waits_for_its_deletion_sets_nothing_in_motion() {
+    let mut net = pair(61, |host, connection| {
+        if host == 0 {
+            Arc::make_mut(&mut connection.children[0]).dpd_action = Action::Restart;
+        }
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    // No CREATE_CHILD_SA gets through, so the rekeying stands in the way of the Delete.
+    net.wire = Box::new(|transmit| if transmit.datagram[18] == 36 { Fate::Lost } else { Fate::After(SECOND / 100) });
+    let (now, ike) = (net.now, net.hosts[0].up()[0]);
+    net.hosts[0].endpoint.rekey_ike(now, ike, false, 2);
+    net.hosts[0].endpoint.rekey_ike(now, ike, true, 3);
+    net.run(600 * SECOND);
+    assert_eq!((net.hosts[0].up().len(), net.hosts[0].live().count()), (1, 1));
+}
+
+#[test]
+fn both_ends_authenticate_anew_but_not_at_once() {
+    let mut net =
+        pair(62, |_, connection| (connection.reauth_time, connection.over_time) = (100 * SECOND, 20 * SECOND));
+    initiate(&mut net);
+    net.run(1000 * SECOND);
+    assert!(net.hosts.iter().all(|host| host.up().len() == 1 && host.live().count() == 1));
+    assert_eq!(net.hosts[1].count("ike_reauthentication"), 0);
+}
