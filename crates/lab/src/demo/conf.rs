@@ -95,7 +95,7 @@ impl Setting<'_> {
         text
     }
 
-    /// One end that agrees on keys with the other one, as soon as there is a packet for it.
+    /// One end that agrees on keys with the other one; by IKE as soon as there is a packet for it.
     pub(super) fn keyed(&self, end: End, keying: Keying) -> String {
         let mut text = self.gateway(end);
         let there = end.other();
@@ -127,7 +127,9 @@ impl Setting<'_> {
         };
         let _ = writeln!(text, "{indent}mode = {}", self.mode());
         text.push_str(&self.selectors(end, indent));
-        let _ = write!(text, "{indent}start_action = trap\n            }}\n        }}\n    }}\n}}\n");
+        // The key service has no trap: a policy without keys drops, and somebody has to begin.
+        let start = if keying == Keying::Psp { "none" } else { "trap" };
+        let _ = write!(text, "{indent}start_action = {start}\n            }}\n        }}\n    }}\n}}\n");
         text
     }
 }

@@ -139,6 +139,15 @@ impl Gateway {
         })
     }
 
+    /// Asks it to agree on keys with the other end. The command that asks is still running.
+    pub(super) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
+        let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
+        let mut command = world.command(self.end, weir);
+        command.args(["initiate", "net", "--connection", &self.end.other().to_string(), "--socket"]);
+        command.arg(dir.join(format!("{}.vici", self.end)));
+        Running::start(command, &dir.join("initiate"))
+    }
+
     pub(super) fn process(&self) -> u32 {
         self.running.id()
     }

@@ -119,7 +119,7 @@ fn plots(page: &mut String, report: &Report) {
         "First packet, keys included",
         "From the call that sends the first datagram on sun until a program on moon has read one: median of five fresh \
          starts, in milliseconds. With IKE the datagram meets a trap, waits for an IKE SA and a Child SA, and goes \
-         through it. Shorter is better.",
+         through it. PSP has no trap: 'weir initiate' is started just before. Shorter is better.",
         &set_up,
     );
     page.push_str("</div></section>\n<section><h2>Processors</h2>\n<div class=\"cards\"><figure><figcaption>");

@@ -134,7 +134,10 @@ impl Report {
     fn keys_notes(&self) -> impl Iterator<Item = String> {
         let notes = [
             (Keying::Ike, "Keys: IKEv2 on the first packet, ECDSA P-256 certificates, X25519."),
-            (Keying::Psp, "Keys of PSP: its key service over TLS 1.3, begun before the first packet."),
+            (
+                Keying::Psp,
+                "Keys of PSP: its key service over TLS 1.3, by 'weir initiate' just before the first packet.",
+            ),
             (Keying::Manual, "Keys: set by hand."),
         ];
         let used = |keying| self.rows.iter().any(|row| row.keying == keying);

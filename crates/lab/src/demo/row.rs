@@ -213,9 +213,17 @@ impl Session<'_> {
     }
 
     fn first_packet(&self, gateways: &[Gateway]) -> Result<SetUp, DemoError> {
-        let set_up = probe::first_packet(self.place.world, self.target(), self.place.interrupt)?;
+        let place = self.place;
+        let begun = match (self.keying, gateways) {
+            (Keying::Psp, [sun, _]) => Some(sun.initiate(place.world, place.dir)?),
+            _ => None,
+        };
+        let set_up = probe::first_packet(place.world, self.target(), place.interrupt)?;
+        if let Some(mut begun) = begun {
+            begun.wait(place.interrupt, REACH_WITHIN, || Ok(()))?;
+        }
         if let [_, moon] = gateways
-            && moon.status(self.place.world)?.inbound().packets == 0
+            && moon.status(place.world)?.inbound().packets == 0
         {
             return Err(DemoError::Row("the first packet arrived without protection".into()));
         }
