@@ -19,6 +19,34 @@ pub enum Bench {
     /// Cycles per packet of the whole in-memory path, against the bare engine
     #[command(after_help = "Example:\n  weir bench path --protocol esp --suite aes128gcm16 --size 64,512,1400")]
     Path(PathArgs),
+    /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
+    ///
+    /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519, AES-128-GCM.
+    #[command(after_help = "Examples:\n  weir bench ike\n  weir bench ike --rounds 21 --sas 50000 --json")]
+    Ike(IkeArgs),
+}
+
+/// Options of `weir bench ike`.
+#[derive(Debug, Args)]
+pub struct IkeArgs {
+    /// Timed rounds of each rate
+    #[arg(long, default_value_t = 11, value_parser = clap::value_parser!(u16).range(3..))]
+    rounds: u16,
+    /// IKE SAs, and rekeyings of each kind, per round
+    #[arg(long, default_value_t = 250, value_parser = clap::value_parser!(u32).range(1..=100_000))]
+    batch: u32,
+    /// IKE SAs that are held for the figure of memory
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=99_999))]
+    sas: u32,
+    /// Spoofed IKE_SA_INIT per second
+    #[arg(long, default_value_t = 10_000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    flood: u32,
+    /// Seed of the intervals
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
 }
 
 /// `weir lab`.
@@ -136,40 +164,70 @@ impl Bench {
     /// # Errors
     /// A suite that is none, or that a protocol cannot use.
     pub fn run(self) -> anyhow::Result<()> {
-        let Self::Path(args) = self;
-        let options = bench::Options {
-            protocols: args.protocol,
-            suites: args.suite,
-            sizes: args.size.into_iter().map(usize::from).collect(),
-            rounds: args.rounds.into(),
-            batch: args.batch.into(),
-            seed: args.seed,
-            v6: args.v6,
-            engine: args.engine,
-        };
-        let bar = progress_bar();
-        let (hz, outcomes) = bench::run(&options, &mut |done, total| {
-            bar.set_length(total as u64);
-            bar.set_position(done as u64);
-        })
-        .context("cannot set up the benchmark")?;
-        bar.finish_and_clear();
-        anyhow::ensure!(!outcomes.is_empty(), "no case matches; see weir bench path --help for protocols and suites");
-        if args.json {
-            let json = bench::json(hz, options.rounds, options.batch, &outcomes);
-            println!("{}", serde_json::to_string_pretty(&json)?);
-        } else {
-            println!(
-                "TSC ticks per packet at {:.3} GHz, {}, batches of {}, medians of {} rounds",
-                hz / 1e9,
-                crate::host::cpu_model(),
-                options.batch,
-                options.rounds
-            );
-            println!("{}", bench::table(&outcomes));
+        match self {
+            Self::Path(args) => run_path(args),
+            Self::Ike(args) => run_ike(&args),
         }
-        Ok(())
     }
+}
+
+fn run_ike(args: &IkeArgs) -> anyhow::Result<()> {
+    let options = bench::IkeOptions {
+        rounds: args.rounds.into(),
+        batch: args.batch as usize,
+        sas: args.sas as usize,
+        flood_pps: args.flood,
+        seed: args.seed,
+    };
+    let bar = progress_bar();
+    let outcome = bench::run_ike(&options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    });
+    bar.finish_and_clear();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&bench::ike_json(&options, &outcome))?);
+    } else {
+        let (cpu, commit) = (crate::host::cpu_model(), crate::host::commit());
+        println!("IKE in memory on {cpu}, commit {commit}, medians of {} rounds of {}", options.rounds, options.batch);
+        println!("{}", bench::ike_table(&outcome));
+    }
+    Ok(())
+}
+
+fn run_path(args: PathArgs) -> anyhow::Result<()> {
+    let options = bench::Options {
+        protocols: args.protocol,
+        suites: args.suite,
+        sizes: args.size.into_iter().map(usize::from).collect(),
+        rounds: args.rounds.into(),
+        batch: args.batch.into(),
+        seed: args.seed,
+        v6: args.v6,
+        engine: args.engine,
+    };
+    let bar = progress_bar();
+    let (hz, outcomes) = bench::run(&options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })
+    .context("cannot set up the benchmark")?;
+    bar.finish_and_clear();
+    anyhow::ensure!(!outcomes.is_empty(), "no case matches; see weir bench path --help for protocols and suites");
+    if args.json {
+        let json = bench::json(hz, options.rounds, options.batch, &outcomes);
+        println!("{}", serde_json::to_string_pretty(&json)?);
+    } else {
+        println!(
+            "TSC ticks per packet at {:.3} GHz, {}, batches of {}, medians of {} rounds",
+            hz / 1e9,
+            crate::host::cpu_model(),
+            options.batch,
+            options.rounds
+        );
+        println!("{}", bench::table(&outcomes));
+    }
+    Ok(())
 }
 
 fn progress_bar() -> ProgressBar {

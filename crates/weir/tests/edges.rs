@@ -15,7 +15,8 @@ const INSIDE: &[(&str, &[&str])] = &[
     ("weir-dataplane", &["weir-wire", "weir-crypto", "weir-ipsec"]),
     ("weir-gateway", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane"]),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
-    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-dataplane"]),
+    // The sans-IO endpoint is measured like the path: alone, in memory.
+    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane"]),
     ("weir", &["weir-gateway", "weir-lab"]),
     ("weir-sim", &["weir-wire", "weir-crypto", "weir-ike"]),
 ];

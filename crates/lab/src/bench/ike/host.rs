@@ -1,0 +1,302 @@
+//! Endpoints of the measurement and the memory between them.
+
+use std::collections::VecDeque;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use crypto::ike::{PrivateKey, SignatureScheme};
+use ike::config::*;
+use ike::identity::{IdPattern, Identity};
+use ike::keymat::auth_octets;
+use ike::output::{
+    Answer, ChildId, Event, IkeId, Output, Question, Refusal, SignRequest, Signed, Transmit, Verified, VerifyRequest,
+};
+use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
+use ike::{Endpoint, Settings};
+use wire::ike::{Auth as AuthPayload, AuthMethodId};
+use wire::{AddrRange, PortRange};
+
+/// Address of the responder.
+pub(super) const GATEWAY: SocketAddr = SocketAddr::new(IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)), 500);
+
+/// An endpoint with randomness of the operating system.
+pub(super) type Host = Endpoint<SystemRandom>;
+
+/// Randomness of the operating system.
+pub(super) struct SystemRandom;
+
+impl rand_core::RngCore for SystemRandom {
+    fn next_u32(&mut self) -> u32 {
+        rand_core::impls::next_u32_via_fill(self)
+    }
+
+    fn next_u64(&mut self) -> u64 {
+        rand_core::impls::next_u64_via_fill(self)
+    }
+
+    fn fill_bytes(&mut self, bytes: &mut [u8]) {
+        crypto::random(bytes);
+    }
+}
+
+impl rand_core::CryptoRng for SystemRandom {}
+
+/// The key pair of RFC 6979 §A.2.5 for both ends: who it belongs to costs nothing.
+static KEY: LazyLock<PrivateKey> = LazyLock::new(|| {
+    const X: &str = "c9afa9d845ba75166b5c215767b1d6934e50c3db36e89b127b8a622b120f6721";
+    const U: &str = "60fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6\
+                     7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299";
+    let bytes = |hex: &str| -> Vec<u8> {
+        let digits = hex.as_bytes().chunks_exact(2);
+        digits.map(|two| u8::from_str_radix(str::from_utf8(two).expect("ASCII"), 16).expect("hex")).collect()
+    };
+    // ECPrivateKey (RFC 5915) on the curve prime256v1.
+    let curve = [0xa0, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
+    let parts = [&[0x02, 1, 1, 0x04, 32][..], &bytes(X), &curve, &[0xa1, 0x44, 0x03, 0x42, 0x00, 0x04], &bytes(U)];
+    let body = parts.concat();
+    PrivateKey::from_der(&[&[0x30, body.len() as u8][..], &body].concat()).expect("the key of the RFC")
+});
+
+/// An initiator with its one connection.
+pub(super) struct Client {
+    pub(super) host: Host,
+    /// The IKE SA and the Child SA that it has.
+    ike: Option<IkeId>,
+    child: Option<ChildId>,
+}
+
+/// The responder of every client.
+pub(super) fn gateway() -> Host {
+    let mut host = Endpoint::new(Settings::default(), SystemRandom);
+    let now = Instant::now();
+    host.local_addresses(now, &[GATEWAY.ip()]);
+    let mut one = connection("gateway", "gateway.test");
+    one.remote[0].id = IdPattern::Any;
+    host.load(now, vec![Arc::new(one)]);
+    host
+}
+
+/// The client of a number below 2²⁴.
+pub(super) fn client(number: usize) -> Client {
+    let mut host = Endpoint::new(Settings::default(), SystemRandom);
+    let now = Instant::now();
+    host.local_addresses(now, &[address(number).ip()]);
+    let mut one = connection("client", &format!("c{number}.test"));
+    one.remote_addrs = vec![AddrRange { start: GATEWAY.ip(), end: GATEWAY.ip() }];
+    one.remote[0].id = IdPattern::Like(Identity::parse("gateway.test").expect("an identity"));
+    host.load(now, vec![Arc::new(one)]);
+    Client { host, ike: None, child: None }
+}
+
+fn address(number: usize) -> SocketAddr {
+    let [_, a, b, c] = (number as u32).to_be_bytes();
+    ([10, a, b, c], 500).into()
+}
+
+fn connection(name: &str, own: &str) -> Connection {
+    let auth = |id: IdPattern| Auth {
+        method: AuthMethod::PublicKey(Vec::new()),
+        id,
+        eap_id: None,
+        xauth_id: None,
+        certs: Vec::new(),
+        cacerts: Vec::new(),
+        pubkeys: Vec::new(),
+        groups: Vec::new(),
+        cert_policy: Vec::new(),
+        revocation: Revocation::Relaxed,
+    };
+    Connection {
+        name: name.to_owned(),
+        version: Version::V2,
+        local_addrs: Vec::new(),
+        remote_addrs: Vec::new(),
+        local_port: 500,
+        remote_port: 500,
+        proposals: vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519").expect("a proposal")],
+        vips: Vec::new(),
+        aggressive: false,
+        pull: true,
+        encap: false,
+        mobike: true,
+        dpd_delay: Duration::ZERO,
+        dpd_timeout: Duration::ZERO,
+        fragmentation: Fragmentation::Yes,
+        childless: Childless::Allow,
+        send_certreq: false,
+        send_cert: SendCert::Never,
+        ppk_id: None,
+        ppk_required: false,
+        keyingtries: 1,
+        unique: Unique::No,
+        reauth_time: Duration::ZERO,
+        rekey_time: Duration::from_secs(14_400),
+        over_time: Duration::from_secs(1_440),
+        rand_time: Duration::from_secs(1_440),
+        dscp: 0,
+        pools: Vec::new(),
+        local: vec![auth(IdPattern::Like(Identity::parse(own).expect("an identity")))],
+        remote: vec![auth(IdPattern::Any)],
+        children: vec![Arc::new(child())],
+        retransmit: Retransmit::default(),
+    }
+}
+
+fn child() -> ChildConfig {
+    ChildConfig {
+        name: "net".to_owned(),
+        proposals: vec![ChildProposal::parse(ChildProtocol::Esp, "aes128gcm16-x25519").expect("a proposal")],
+        local_ts: vec![TsConfig { addrs: None, proto: None, ports: PortRange::ANY }],
+        remote_ts: vec![TsConfig { addrs: None, proto: None, ports: PortRange::ANY }],
+        mode: ChildMode::Tunnel,
+        time: Life {
+            rekey: Duration::from_secs(3_600),
+            life: Duration::from_secs(3_960),
+            rand: Duration::from_secs(360),
+        },
+        bytes: Life::default(),
+        packets: Life::default(),
+        dpd_action: Action::Clear,
+        start_action: StartAction::default(),
+        close_action: Action::Clear,
+        inactivity: Duration::ZERO,
+        priority: 0,
+        interface: None,
+        reqid: 0,
+        replay_window: 32,
+        per_cpu_sas: PerCpuSas::No,
+        tfc_padding: 0,
+        copy_df: true,
+        copy_ecn: true,
+        copy_dscp: false,
+        sha256_96: false,
+        eesp_max_sub_sa_id: None,
+        eesp_max_crypt_offset: None,
+        updown: None,
+    }
+}
+
+/// Carries out what an endpoint wants but sending; datagrams and events come back.
+pub(super) fn pump(host: &mut Host, now: Instant, sent: &mut VecDeque<Transmit>, events: &mut Vec<Output>) {
+    while let Some(output) = host.poll() {
+        match output {
+            Output::Transmit(transmit) => sent.push_back(transmit),
+            Output::Ask(ticket, question) => {
+                let answer = answer(&question);
+                host.answer(now, ticket, answer);
+            }
+            Output::Event(Event::Log { .. } | Event::Count(_)) => (),
+            output => events.push(output),
+        }
+    }
+}
+
+fn answer(question: &Question) -> Answer {
+    match question {
+        Question::Sign(request) => Answer::Signed(sign(request)),
+        Question::Verify(request) => Answer::Verified(verify(request)),
+        Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(Vec::new()),
+        _ => unreachable!("the connections of the measurement authenticate with signatures"),
+    }
+}
+
+fn sign(request: &SignRequest) -> Result<Signed, Refusal> {
+    let refuse = |text: &str| Refusal(text.to_owned());
+    let local_id = request.local_id.clone().ok_or_else(|| refuse("no identity"))?;
+    let octets = auth_octets(&request.message_and_nonce, request.prf, &request.sk_p, &local_id, &request.int_auth);
+    let hashes: Vec<crypto::ike::HashId> = request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
+    let scheme = KEY.best_scheme(&hashes).ok_or_else(|| refuse("no scheme"))?;
+    let signature = KEY.sign(scheme, &[&octets]).map_err(|error| Refusal(error.to_string()))?;
+    let algorithm = scheme.algorithm_identifier();
+    let auth = [&[algorithm.len() as u8][..], algorithm, &signature].concat();
+    Ok(Signed { local_id, method: AuthMethodId::DIGITAL_SIGNATURE, auth, certs: Vec::new() })
+}
+
+fn verify(request: &VerifyRequest) -> Result<Verified, Refusal> {
+    let auth = AuthPayload { method: request.method, data: &request.auth };
+    let (algorithm, signature) = auth.digital_signature().map_err(|error| Refusal(error.to_string()))?;
+    let scheme = SignatureScheme::from_algorithm_identifier(algorithm).ok_or(Refusal("which scheme?".to_owned()))?;
+    KEY.public().verify(scheme, &[&request.octets], signature).map_err(|error| Refusal(error.to_string()))?;
+    Ok(Verified { connection: request.candidates[0].clone(), valid_for: None, name: None })
+}
+
+/// A responder and whoever speaks with it, without a wire between them.
+pub(super) struct Net {
+    pub(super) gateway: Host,
+}
+
+impl Net {
+    pub(super) fn new(gateway: Host) -> Self {
+        Self { gateway }
+    }
+
+    /// An IKE SA with its Child SA comes up.
+    pub(super) fn bring_up(&mut self, mut client: Client) -> Client {
+        client.host.initiate(Instant::now(), "client", Some("net"), 1).expect("the connection is loaded");
+        self.exchange(&mut client);
+        assert!(client.ike.is_some() && client.child.is_some(), "an IKE SA came up in memory");
+        client
+    }
+
+    /// Its IKE SA or its Child SA is rekeyed.
+    pub(super) fn rekey(&mut self, client: &mut Client, ike: bool) {
+        let now = Instant::now();
+        let (Some(sa), Some(child)) = (client.ike, client.child) else { return };
+        let started =
+            if ike { client.host.rekey_ike(now, sa, false, 2) } else { client.host.rekey_child(now, child, 2) };
+        assert!(started && self.exchange(client), "a rekeying ended well");
+    }
+
+    /// Datagrams go to and fro until nobody has more to say; whether a command ended well.
+    fn exchange(&mut self, client: &mut Client) -> bool {
+        let (mut to_gateway, mut to_client, mut done) = (VecDeque::new(), VecDeque::new(), false);
+        loop {
+            let (now, mut events, mut there) = (Instant::now(), Vec::new(), Vec::new());
+            pump(&mut client.host, now, &mut to_gateway, &mut events);
+            for event in events {
+                done |= client.hear(event);
+            }
+            pump(&mut self.gateway, now, &mut to_client, &mut there);
+            if let Some(Transmit { local, remote, datagram, .. }) = to_gateway.pop_front() {
+                self.gateway.handle_datagram(now, remote, local, &datagram);
+            } else if let Some(Transmit { local, remote, datagram, .. }) = to_client.pop_front() {
+                client.host.handle_datagram(now, remote, local, &datagram);
+            } else {
+                return done;
+            }
+        }
+    }
+}
+
+impl Client {
+    /// Whether a command ended well.
+    fn hear(&mut self, output: Output) -> bool {
+        match output {
+            Output::Event(Event::IkeUp(ike)) => self.ike = Some(ike),
+            Output::Install(child) => self.child = Some(child.id),
+            Output::Event(Event::CommandDone(_, result)) => return result.is_ok(),
+            _ => (),
+        }
+        false
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ike_sas_come_up_and_are_rekeyed() {
+        let mut net = Net::new(gateway());
+        let mut clients: Vec<Client> = (0..3).map(|number| net.bring_up(client(number))).collect();
+        let before = clients[1].child;
+        net.rekey(&mut clients[1], false);
+        net.rekey(&mut clients[1], true);
+        net.rekey(&mut clients[1], false);
+        assert_ne!(clients[1].child, before);
+        // What was replaced still answers for a while.
+        let up = net.gateway.ike_sas().filter(|sa| sa.state == ike::IkeState::Established);
+        assert_eq!(up.map(|sa| sa.children.len()).collect::<Vec<_>>(), [1; 3]);
+    }
+}
