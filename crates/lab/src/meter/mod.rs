@@ -1,0 +1,56 @@
+//! What turns traffic and a subject into a measurement.
+
+use std::time::Duration;
+
+use crate::traffic::Traffic;
+use crate::trial::{Direction, Measurement};
+
+/// What one trial offers to a subject.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Load {
+    /// Packets.
+    pub traffic: Traffic,
+    /// Way through the subject.
+    pub direction: Direction,
+    /// How long.
+    pub duration: Duration,
+    /// Seed of sizes, gaps and contents.
+    pub seed: u64,
+}
+
+/// A subject that is set up and can be offered a load again and again: in memory, between network namespaces, or
+/// between two interfaces of the user.
+pub trait Meter {
+    /// Runs one trial. Losses are a result, not an error.
+    ///
+    /// # Errors
+    /// The subject died, an interface went down, or the load is one that this meter cannot offer.
+    fn trial(&mut self, load: &Load) -> Result<Measurement, MeterError>;
+}
+
+/// Why a trial gave no measurement.
+#[derive(Debug, thiserror::Error)]
+pub enum MeterError {
+    /// This meter cannot offer such a load.
+    #[error("{0}")]
+    Unsupported(String),
+    /// The subject is not there any more, or never came up.
+    #[error("{subject}: {why}")]
+    Subject {
+        /// Its name.
+        subject: String,
+        /// What happened, with the last lines it said.
+        why: String,
+    },
+    /// The operating system refused something.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was done.
+        what: String,
+        /// Its answer.
+        source: std::io::Error,
+    },
+    /// The user wants to stop.
+    #[error("interrupted")]
+    Interrupted,
+}

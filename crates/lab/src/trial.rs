@@ -1,0 +1,222 @@
+//! One row of measurement: what was asked for, what happened, and under which conditions.
+//!
+//! `trials.jsonl` holds one [`Trial`] a line and is the source of truth of a run: every table, plot and verdict is
+//! computed from it again by `weir lab verify`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// Version of [`Trial`] as written to disk. A reader refuses a newer one.
+pub const SCHEMA: u32 = 1;
+
+/// Which way packets go through a subject.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Direction {
+    /// Clear packets in, protected packets out.
+    Out,
+    /// Protected packets in, clear packets out; the generator protects them beforehand.
+    In,
+    /// Through both ends.
+    #[default]
+    Both,
+}
+
+/// Packets that were sent and did not arrive, by cause.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Deserialize, Serialize)]
+pub struct Lost {
+    /// A ring, queue or socket buffer was full.
+    pub ring: u64,
+    /// The replay window refused them.
+    pub replay: u64,
+    /// Their ICV was wrong.
+    pub auth: u64,
+    /// Any other reason, or unknown.
+    pub other: u64,
+}
+
+impl Lost {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        self.ring + self.replay + self.auth + self.other
+    }
+}
+
+/// What one trial measured. Counters that this machine cannot give are `None`, never 0.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Measurement {
+    /// Packets handed to the subject.
+    pub sent: u64,
+    /// Packets that came out as intended.
+    pub received: u64,
+    /// Bytes of inner packets that came out.
+    pub received_bytes: u64,
+    /// Packets whose content was compared with what was sent.
+    pub verified: u64,
+    /// Losses by cause.
+    pub lost: Lost,
+    /// Duration in nanoseconds.
+    pub dur_ns: u64,
+    /// Duration in ticks of the time-stamp counter.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tsc: Option<u64>,
+    /// Time that processors spent for us, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_ns: Option<u64>,
+    /// Time that the hypervisor gave to others, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub steal_ns: Option<u64>,
+    /// Time in soft interrupts, in nanoseconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub softirq_ns: Option<u64>,
+    /// Core cycles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cycles: Option<u64>,
+    /// Instructions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instructions: Option<u64>,
+    /// Energy of the package in joules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub joules: Option<f64>,
+    /// One-way or round-trip times in nanoseconds, an HdrHistogram (V2 deflate, base64).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency: Option<String>,
+    /// Further figures of a study, named with their unit, e.g. `stage.cipher_ticks`, `cpu0_busy_percent`.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub values: BTreeMap<String, f64>,
+}
+
+impl Measurement {
+    /// Packets per second that came out; `NaN` for a trial that took no time.
+    pub fn pps(&self) -> f64 {
+        self.received as f64 * 1e9 / self.dur_ns as f64
+    }
+
+    /// Bits per second of inner packets that came out; `NaN` for a trial that took no time.
+    pub fn bps(&self) -> f64 {
+        self.received_bytes as f64 * 8e9 / self.dur_ns as f64
+    }
+
+    /// The share of sent packets that did not come out, 0 to 1; 0 when none was sent.
+    pub fn loss_ratio(&self) -> f64 {
+        if self.sent == 0 { 0.0 } else { self.sent.saturating_sub(self.received) as f64 / self.sent as f64 }
+    }
+
+    /// Ticks of the time-stamp counter per packet that came out.
+    pub fn ticks_per_packet(&self) -> Option<f64> {
+        (self.received > 0).then_some(self.tsc? as f64 / self.received as f64)
+    }
+}
+
+/// One trial of a run.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Trial {
+    /// [`SCHEMA`] of the writer.
+    pub schema: u32,
+    /// Name of the run, the same in all its trials.
+    pub run: String,
+    /// Process that measured it, counted from 0: memory is laid out anew in each.
+    pub session: u32,
+    /// Round within the session: trials of one round belong together and are compared with each other.
+    pub round: u32,
+    /// Position in time within the session, from 0.
+    pub order: u32,
+    /// Seed that its traffic was drawn from.
+    pub seed: u64,
+    /// Start, in milliseconds since 1970.
+    pub at_ms: u64,
+    /// Study that asked for it, e.g. `sizes`, `overheads`, `modes`, `series`.
+    pub study: String,
+    /// Name of the subject, e.g. `weir-esp-tunnel-aes128gcm16`, `wireguard-go`.
+    pub subject: String,
+    /// Protocol: `esp`, `ah`, `eesp`, `psp`, `wireguard`, `plain`, `cipher`.
+    pub protocol: String,
+    /// `tunnel`, `transport`, `beet`; empty where it means nothing.
+    pub mode: String,
+    /// Suite as a strongSwan proposal; empty for none.
+    pub suite: String,
+    /// Way through the subject.
+    pub direction: Direction,
+    /// What was sent, as [`crate::traffic::Traffic`] is written in a campaign, e.g. `1400`, `imix:aaaaaaaddddg`.
+    pub traffic: String,
+    /// Size of inner packets in bytes where all have the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size: Option<u32>,
+    /// Cores that carry packets.
+    pub cores: u32,
+    /// SAs in each direction.
+    pub sas: u32,
+    /// Replay window in packets, 0 for none.
+    pub replay: u32,
+    /// Packets per batch, 0 where the subject decides.
+    pub batch: u32,
+    /// Packets per second that were meant to be sent; `None`: as many as go.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offered_pps: Option<f64>,
+    /// Goal of the search that asked for it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goal: Option<String>,
+    /// What was measured.
+    #[serde(flatten)]
+    pub measured: Measurement,
+    /// Hash of the environment record that it belongs to.
+    pub env: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn trial() -> Trial {
+        Trial {
+            schema: SCHEMA,
+            run: "r".into(),
+            session: 0,
+            round: 3,
+            order: 7,
+            seed: 1,
+            at_ms: 1,
+            study: "sizes".into(),
+            subject: "weir-esp-tunnel-aes128gcm16".into(),
+            protocol: "esp".into(),
+            mode: "tunnel".into(),
+            suite: "aes128gcm16".into(),
+            direction: Direction::Out,
+            traffic: "1400".into(),
+            size: Some(1400),
+            cores: 1,
+            sas: 1,
+            replay: 1024,
+            batch: 256,
+            offered_pps: None,
+            goal: None,
+            measured: Measurement {
+                sent: 1000,
+                received: 990,
+                received_bytes: 990 * 1400,
+                dur_ns: 1_000_000,
+                tsc: Some(2_475_000),
+                ..Measurement::default()
+            },
+            env: "e".into(),
+        }
+    }
+
+    #[test]
+    fn a_line_reads_back_as_it_was_and_leaves_out_what_was_not_measured() {
+        let line = serde_json::to_string(&trial()).unwrap();
+        assert_eq!(serde_json::from_str::<Trial>(&line).unwrap(), trial());
+        assert!(!line.contains("joules"), "{line}");
+        assert!(line.contains(r#""direction":"out""#), "{line}");
+    }
+
+    #[test]
+    fn rates_are_of_what_came_out() {
+        let measured = trial().measured;
+        assert_eq!(measured.pps(), 990_000.0 * 1000.0);
+        assert_eq!(measured.bps(), 990e6 * 1400.0 * 8.0);
+        assert_eq!(measured.loss_ratio(), 0.01);
+        assert_eq!(measured.ticks_per_packet(), Some(2500.0));
+    }
+}
