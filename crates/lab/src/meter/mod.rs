@@ -1,9 +1,19 @@
 //! What turns traffic and a subject into a measurement.
 
+mod device;
+mod latency;
+mod memory;
+mod ports;
+
 use std::time::Duration;
 
-use crate::traffic::Traffic;
+use crate::traffic::{Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
+
+pub use device::{MemorySubject, SubjectError};
+pub use latency::{Latency, PERCENTILES};
+pub use memory::{Memory, MemoryMeter, MemoryOptions};
+pub use ports::{LiveDevice, PortMeter, PortOptions};
 
 /// What one trial offers to a subject.
 #[derive(Clone, Debug, PartialEq)]
@@ -34,6 +44,9 @@ pub enum MeterError {
     /// This meter cannot offer such a load.
     #[error("{0}")]
     Unsupported(String),
+    /// There is no such traffic.
+    #[error(transparent)]
+    Traffic(#[from] TrafficError),
     /// The subject is not there any more, or never came up.
     #[error("{subject}: {why}")]
     Subject {
@@ -49,6 +62,16 @@ pub enum MeterError {
         what: String,
         /// Its answer.
         source: std::io::Error,
+    },
+    /// A packet came out other than it went in: no figure of such a subject means anything.
+    #[error("{subject}: packet {seq} came out wrong: {fault}")]
+    Wrong {
+        /// Its name.
+        subject: String,
+        /// Which packet, `?` when that cannot be told.
+        seq: String,
+        /// How.
+        fault: crate::traffic::Fault,
     },
     /// The user wants to stop.
     #[error("interrupted")]

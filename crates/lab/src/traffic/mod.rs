@@ -1,10 +1,25 @@
 //! Traffic as data: which sizes, how many flows, how fast.
+//!
+//! [`Traffic`] is what a campaign writes, [`Generator`] makes packets of it, and [`Checker`] tells whether what comes out
+//! is what went in.
+
+mod content;
+mod generator;
+mod genome;
+mod notation;
+
+pub use content::{Checker, Content, Fault, Seen};
+pub use generator::{Addresses, Due, Generator, TrafficError, is_generated};
+pub use genome::{Genome, GenomeError, Z_DEFAULT};
+pub use notation::NotationError;
 
 use serde::{Deserialize, Serialize};
 
-/// Sizes of inner packets.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+/// Smallest inner packet in bytes: headers of IPv4 and UDP and a sequence number. Over IPv6 20 more.
+pub const MIN_SIZE: u16 = 36;
+
+/// Sizes of inner packets, IP header included.
+#[derive(Clone, Debug, PartialEq)]
 pub enum Sizes {
     /// All the same, in bytes.
     Fixed(u16),
@@ -16,14 +31,13 @@ pub enum Sizes {
         max: u16,
     },
     /// An IMIX genome (RFC 6985), e.g. `aaaaaaaddddg`.
-    Genome(String),
-    /// The sizes, and times where the rate says so, of a capture file.
+    Genome(Genome),
+    /// The sizes of a capture file, and its times where the rate is [`Rate::Recorded`].
     Pcap(std::path::PathBuf),
 }
 
 /// When packets are meant to leave.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     /// As many as go: what a subject can take.
     Saturate,
@@ -31,10 +45,34 @@ pub enum Rate {
     Constant(f64),
     /// With exponential gaps, in packets per second on average.
     Poisson(f64),
+    /// At the times of the capture file, again and again.
+    Recorded,
 }
 
-/// What is sent.
+impl Rate {
+    /// Packets per second on average; `None` for [`Rate::Saturate`] and [`Rate::Recorded`].
+    pub fn pps(self) -> Option<f64> {
+        match self {
+            Self::Constant(pps) | Self::Poisson(pps) => Some(pps),
+            Self::Saturate | Self::Recorded => None,
+        }
+    }
+}
+
+/// What is sent. Written as text (in campaigns, on the command line, in trials):
+///
+/// ```text
+/// 1400                         all packets have 1400 bytes, as many as go
+/// 64..1500                     sizes drawn evenly
+/// imix:aaaaaaaddddg            an IMIX genome
+/// imix:AAB:A=40:B=1420         with sizes of one's own
+/// pcap:FILE                    sizes of a capture
+/// 1400,flows=8,rate=200k       8 flows, 200 000 packets per second, evenly
+/// 1400,poisson=1.5M            with exponential gaps
+/// pcap:FILE,rate=recorded      at the times of the capture
+/// ```
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct Traffic {
     /// Sizes.
     pub sizes: Sizes,
@@ -44,9 +82,32 @@ pub struct Traffic {
     pub rate: Rate,
 }
 
+/// Most flows: they are told apart by their source port.
+pub const MAX_FLOWS: u32 = 50_000;
+
 impl Traffic {
     /// One flow of packets of one size, as many as go.
     pub fn fixed(size: u16) -> Self {
         Self { sizes: Sizes::Fixed(size), flows: 1, rate: Rate::Saturate }
+    }
+
+    /// The same at another rate.
+    #[must_use]
+    pub fn at(&self, rate: Rate) -> Self {
+        Self { rate, ..self.clone() }
+    }
+
+    /// Size of all packets, where they have one, in bytes.
+    pub fn size(&self) -> Option<u32> {
+        match &self.sizes {
+            Sizes::Fixed(size) => Some(u32::from(*size)),
+            Sizes::Random { min, max } if min == max => Some(u32::from(*min)),
+            Sizes::Genome(genome) => {
+                let mut sizes = genome.sizes().iter();
+                let first = *sizes.next()?;
+                sizes.all(|size| *size == first).then_some(u32::from(first))
+            }
+            Sizes::Random { .. } | Sizes::Pcap(_) => None,
+        }
     }
 }

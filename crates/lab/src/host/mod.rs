@@ -1,6 +1,16 @@
-//! The machine that a result was measured on.
+//! The machine that a result was measured on, and what it did meanwhile.
+
+pub mod clock;
+pub mod cpu;
+mod energy;
+mod observer;
+mod perf;
 
 use std::fs;
+
+pub use energy::Energy;
+pub use observer::{Finding, Observer, Window, examine};
+pub use perf::Perf;
 
 /// Processor model, from /proc/cpuinfo.
 pub fn cpu_model() -> String {

@@ -1,0 +1,377 @@
+//! Subjects in memory: the path of Weir with both its ends, the bare cipher under it, and plain forwarding.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Arc;
+
+use crypto::{CryptoOp, DerivedKeys, Engine, Job, KeyTable, Keys};
+use dataplane::clock::ticks;
+use dataplane::{Batch, CoreCounters, HEADROOM, Snapshot, TAILROOM, Totals, Worker, WorkerConfig};
+use ipsec::{Action, Drop, Frame, Policy, Protocol, Spd, prepare_out};
+use wire::registry::CodePoints;
+use wire::{AddrRange, IpPacket, PortRange, Selector, SeqNo};
+
+use crate::pair::{PairError, Shape, Subject};
+use crate::traffic::Addresses;
+use crate::trial::Lost;
+
+/// What is measured in memory.
+#[derive(Clone, Debug)]
+pub enum MemorySubject {
+    /// The whole path of Weir, as it runs in the gateway.
+    Path(Subject),
+    /// The engine alone, with the operations that the path would make: the ceiling.
+    Cipher(Subject),
+    /// The path of Weir with a policy that lets everything through in the clear.
+    Plain {
+        /// IPv6 inside.
+        v6: bool,
+    },
+}
+
+/// Why a name is no subject.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "'{0}' is no subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; v6, udp and esn may follow after a comma"
+)]
+pub struct SubjectError(pub String);
+
+impl MemorySubject {
+    /// Protocol as trials name it: `esp`, `ah`, `eesp`, `psp`, `cipher`, `plain`.
+    pub fn protocol(&self) -> &'static str {
+        match self {
+            Self::Path(subject) => subject.protocol.name(),
+            Self::Cipher(_) => "cipher",
+            Self::Plain { .. } => "plain",
+        }
+    }
+
+    /// Mode as trials name it; empty for plain forwarding.
+    pub fn mode(&self) -> &'static str {
+        self.subject().map_or("", |subject| mode_name(subject.shape))
+    }
+
+    /// Suite; empty for plain forwarding.
+    pub fn suite(&self) -> &str {
+        self.subject().map_or("", |subject| &subject.suite)
+    }
+
+    /// The way of protecting; `None` for plain forwarding.
+    pub fn subject(&self) -> Option<&Subject> {
+        match self {
+            Self::Path(subject) | Self::Cipher(subject) => Some(subject),
+            Self::Plain { .. } => None,
+        }
+    }
+
+    /// Ends of the traffic that goes through it.
+    pub fn addresses(&self) -> Addresses {
+        let v6 = match self {
+            Self::Plain { v6 } => *v6,
+            Self::Path(subject) | Self::Cipher(subject) => subject.v6,
+        };
+        let plain = || Subject { v6, ..Subject::new(Protocol::Esp, Shape::Tunnel, "", Engine::Null) };
+        let [src, dst] = self.subject().map_or_else(|| plain().packet_addresses(), Subject::packet_addresses);
+        Addresses { src, dst }
+    }
+}
+
+fn mode_name(shape: Shape) -> &'static str {
+    match shape {
+        Shape::Tunnel => "tunnel",
+        Shape::Transport => "transport",
+        Shape::Beet => "beet",
+    }
+}
+
+/// The name in trials; reads back with [`MemorySubject::from_str`].
+impl fmt::Display for MemorySubject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, subject) = match self {
+            Self::Plain { v6 } => return write!(f, "plain{}", if *v6 { ",v6" } else { "" }),
+            Self::Path(subject) if subject.engine == Engine::Null => ("skeleton", subject),
+            Self::Path(subject) => ("weir", subject),
+            Self::Cipher(subject) => ("cipher", subject),
+        };
+        write!(f, "{what}-{}-{}-{}", subject.protocol.name(), mode_name(subject.shape), subject.suite)?;
+        for (on, name) in [(subject.v6, "v6"), (subject.udp, "udp"), (subject.esn, "esn")] {
+            if on {
+                write!(f, ",{name}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for MemorySubject {
+    type Err = SubjectError;
+
+    /// `plain`, `weir-esp-tunnel-aes128gcm16`, `cipher-…` for the engine alone, `skeleton-…` for the path with the null
+    /// engine; `,v6`, `,udp`, `,esn` may follow. Whether the suite is one is found out when the meter is made.
+    fn from_str(name: &str) -> Result<Self, SubjectError> {
+        let wrong = || SubjectError(name.to_owned());
+        let mut parts = name.split(',');
+        let first = parts.next().unwrap_or_default();
+        let (mut v6, mut udp, mut esn) = (false, false, false);
+        for option in parts {
+            match option {
+                "v6" => v6 = true,
+                "udp" => udp = true,
+                "esn" => esn = true,
+                _ => return Err(wrong()),
+            }
+        }
+        if first == "plain" {
+            return if udp || esn { Err(wrong()) } else { Ok(Self::Plain { v6 }) };
+        }
+        let mut words = first.splitn(4, '-');
+        let mut next = || words.next().filter(|word| !word.is_empty()).ok_or_else(wrong);
+        let (what, protocol, mode, suite) = (next()?, next()?, next()?, next()?);
+        let protocols = [Protocol::Esp, Protocol::Ah, Protocol::Eesp, Protocol::Psp];
+        let protocol = protocols.into_iter().find(|p| p.name() == protocol).ok_or_else(wrong)?;
+        let shapes = [Shape::Tunnel, Shape::Transport, Shape::Beet];
+        let shape = shapes.into_iter().find(|shape| mode_name(*shape) == mode).ok_or_else(wrong)?;
+        let engine = if what == "skeleton" { Engine::Null } else { Engine::AwsLc };
+        let subject = Subject { v6, udp, esn, ..Subject::new(protocol, shape, suite, engine) };
+        match what {
+            "weir" | "skeleton" => Ok(Self::Path(subject)),
+            "cipher" => Ok(Self::Cipher(subject)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+/// A subject that packets can go through, on the thread that calls.
+pub(crate) struct Device {
+    kind: Kind,
+    replies: Batch,
+}
+
+#[allow(clippy::large_enum_variant)] // One per meter.
+enum Kind {
+    Path { ends: [Worker; 2], tables: [Snapshot; 2] },
+    Cipher(Bare),
+}
+
+impl Device {
+    /// A fresh one: new tables, sequence numbers from the start. Two with the same subject have the same keys.
+    pub(crate) fn new(subject: &MemorySubject, batch: usize, packet_bytes: usize) -> Result<Self, PairError> {
+        let kind = match subject {
+            MemorySubject::Path(subject) => Self::path(subject.tables()?, subject.engine, batch, packet_bytes),
+            MemorySubject::Plain { .. } => {
+                let addresses = subject.addresses();
+                let tables = [bypass(addresses.src, addresses.dst)?, bypass(addresses.dst, addresses.src)?];
+                Self::path(tables, Engine::Null, batch, packet_bytes)
+            }
+            MemorySubject::Cipher(subject) => Kind::Cipher(Bare::new(subject, batch)?),
+        };
+        Ok(Self { kind, replies: Batch::new(8, packet_bytes) })
+    }
+
+    fn path(tables: [Snapshot; 2], engine: Engine, batch: usize, packet_bytes: usize) -> Kind {
+        let config = WorkerConfig { batch, packet_bytes, engine, ..WorkerConfig::default() };
+        // Nobody reads audit records: the rings fill up and count what they lose.
+        Kind::Path { ends: [Worker::new(config.clone()).0, Worker::new(config).0], tables }
+    }
+
+    /// Looks at clear packets that will go through next. Not to be timed.
+    pub(crate) fn expect(&mut self, batch: &Batch) {
+        if let Kind::Cipher(bare) = &mut self.kind {
+            bare.expect(batch);
+        }
+    }
+
+    /// Protects the packets of `batch`; ticks that it took.
+    #[inline]
+    pub(crate) fn protect(&mut self, batch: &mut Batch) -> u64 {
+        match &mut self.kind {
+            Kind::Path { ends, tables } => {
+                let start = ticks();
+                ends[0].outbound(&tables[0], batch, &mut self.replies);
+                let end = ticks();
+                self.replies.clear();
+                end - start
+            }
+            Kind::Cipher(bare) => bare.run(batch, true),
+        }
+    }
+
+    /// Opens the packets of `batch`, which [`Device::protect`] of this or of a like device has made; ticks that it took.
+    #[inline]
+    pub(crate) fn open(&mut self, batch: &mut Batch) -> u64 {
+        match &mut self.kind {
+            Kind::Path { ends, tables } => {
+                let start = ticks();
+                ends[1].inbound(&tables[1], batch);
+                ticks() - start
+            }
+            Kind::Cipher(bare) => bare.run(batch, false),
+        }
+    }
+
+    /// After [`Device::open`], before packets are checked. Not to be timed.
+    pub(crate) fn settle(&mut self, batch: &mut Batch) {
+        if let Kind::Cipher(bare) = &self.kind {
+            bare.settle(batch);
+        }
+    }
+
+    /// Packets lost so far, by cause.
+    pub(crate) fn lost(&self) -> Lost {
+        match &self.kind {
+            Kind::Path { ends, .. } => {
+                let counters = ends.each_ref().map(Worker::counters);
+                lost(counters.iter().map(Arc::as_ref))
+            }
+            Kind::Cipher(bare) => Lost { auth: bare.refused, ..Lost::default() },
+        }
+    }
+}
+
+/// What cores dropped, by cause.
+pub(crate) fn lost<'a>(cores: impl IntoIterator<Item = &'a CoreCounters>) -> Lost {
+    let drops = Totals::of(cores).drops;
+    let of = |reasons: &[Drop]| reasons.iter().map(|why| drops[*why as usize]).sum::<u64>();
+    let ring = of(&[Drop::QueueFull, Drop::NoRoom]);
+    let replay = of(&[Drop::Replay, Drop::TooOld, Drop::ZeroSeq]);
+    let auth = of(&[Drop::BadIcv]);
+    Lost { ring, replay, auth, other: drops.iter().sum::<u64>() - ring - replay - auth }
+}
+
+/// Tables that let everything from `src` to `dst` through, both ways.
+fn bypass(src: std::net::IpAddr, dst: std::net::IpAddr) -> Result<Snapshot, PairError> {
+    let one = |addr| AddrRange { start: addr, end: addr };
+    let policy = Policy {
+        name: "all".into(),
+        selectors: vec![Selector {
+            src: one(src),
+            dst: one(dst),
+            proto: None,
+            src_ports: PortRange::ANY,
+            dst_ports: PortRange::ANY,
+        }],
+        action: Action::Bypass,
+    };
+    // An inbound policy names this host first: packets that come are from `dst` of the table to `src`.
+    Ok(Snapshot::new(vec![], vec![], Spd::new(vec![policy]), KeyTable::default(), CodePoints::default())?)
+}
+
+/// The engine alone, on the buffers of the packets, with operations of exactly the shape that the path makes.
+struct Bare {
+    engine: Engine,
+    tables: Snapshot,
+    derived: DerivedKeys,
+    /// By size of the clear packet: the operation, and the bytes that stand in front of the packet then.
+    shapes: Vec<Option<(CryptoOp, usize)>>,
+    /// Those of the batch in hand.
+    batch: Vec<(CryptoOp, usize)>,
+    /// First bytes of the packets of the batch in hand: AH's ICV is written over them.
+    heads: Vec<[u8; HEAD]>,
+    next_iv: u64,
+    refused: u64,
+}
+
+/// Bytes of a packet that a bare AH operation may write over.
+const HEAD: usize = 64;
+
+impl Bare {
+    fn new(subject: &Subject, batch: usize) -> Result<Self, PairError> {
+        let [tables, _] = subject.tables()?;
+        Ok(Self {
+            engine: subject.engine,
+            tables,
+            derived: DerivedKeys::new(2),
+            shapes: Vec::new(),
+            batch: Vec::with_capacity(batch),
+            heads: Vec::with_capacity(batch),
+            next_iv: 1,
+            refused: 0,
+        })
+    }
+
+    fn expect(&mut self, batch: &Batch) {
+        self.batch.clear();
+        self.heads.clear();
+        for packet in batch.packets() {
+            let bytes = packet.bytes();
+            self.shapes.resize(self.shapes.len().max(bytes.len() + 1), None);
+            let shape = *self.shapes[bytes.len()].get_or_insert_with(|| shape_of(&self.tables, bytes));
+            let mut op = shape.0;
+            op.iv[..8].copy_from_slice(&self.next_iv.to_be_bytes());
+            self.next_iv += 1;
+            self.batch.push((op, shape.1));
+            let mut head = [0; HEAD];
+            let kept = bytes.len().min(HEAD);
+            head[..kept].copy_from_slice(&bytes[..kept]);
+            self.heads.push(head);
+        }
+    }
+
+    #[inline]
+    fn run(&mut self, batch: &mut Batch, seal: bool) -> u64 {
+        let keys = Keys { table: &self.tables.keys, derived: &self.derived };
+        let packets = batch.packets_mut().iter_mut().zip(&self.batch);
+        let mut jobs: Vec<Job<'_>> = packets
+            .map(|(packet, (op, before))| Job::new(*op, packet.around(*before, op.icv.end.max(op.body.end) as usize)))
+            .collect();
+        let start = ticks();
+        if seal {
+            self.engine.seal(keys, &mut jobs);
+        } else {
+            self.engine.open(keys, &mut jobs);
+        }
+        let took = ticks() - start;
+        if seal {
+            self.refused += jobs.iter().filter(|job| !job.sealed()).count() as u64;
+        } else {
+            self.refused += jobs.iter_mut().filter_map(|job| job.take_ok().is_none().then_some(())).count() as u64;
+        }
+        took
+    }
+
+    fn settle(&self, batch: &mut Batch) {
+        for (packet, head) in batch.packets_mut().iter_mut().zip(&self.heads) {
+            let bytes = packet.bytes_mut();
+            let kept = bytes.len().min(HEAD);
+            bytes[..kept].copy_from_slice(&head[..kept]);
+        }
+    }
+}
+
+/// The operation that the path makes of `packet`, and the bytes that stand in front of the packet then.
+///
+/// # Panics
+/// When the path refuses a packet of the generator, whose size it was asked about before.
+pub(crate) fn shape_of(sending: &Snapshot, packet: &[u8]) -> (CryptoOp, usize) {
+    let sa = &sending.outbound[0];
+    let mut buffer = vec![0; HEADROOM + packet.len() + TAILROOM];
+    buffer[HEADROOM..HEADROOM + packet.len()].copy_from_slice(packet);
+    let ip = IpPacket::parse(packet).expect("the generator makes packets");
+    let mut frame = Frame::new(&mut buffer, HEADROOM..HEADROOM + packet.len()).expect("it lies in its buffer");
+    let (op, _) = prepare_out(sa, &sa.lanes[0], SeqNo(1), &ip, &mut frame).expect("the path takes it");
+    (op, HEADROOM - frame.range().start)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_read_back_as_they_were() {
+        for name in [
+            "plain",
+            "plain,v6",
+            "weir-esp-tunnel-aes128gcm16",
+            "weir-esp-transport-aes128-sha256,v6,udp,esn",
+            "skeleton-ah-transport-sha256",
+            "cipher-psp-tunnel-aes256gcm16",
+        ] {
+            assert_eq!(name.parse::<MemorySubject>().unwrap().to_string(), name);
+        }
+        for name in ["", "weir", "weir-esp", "weir-gre-tunnel-x", "weir-esp-tunnel-", "wg-esp-tunnel-x", "plain,udp"] {
+            assert!(name.parse::<MemorySubject>().unwrap_err().to_string().contains("no subject in memory"), "{name}");
+        }
+        let subject: MemorySubject = "weir-esp-transport-aes128-sha256".parse().unwrap();
+        assert_eq!((subject.protocol(), subject.mode(), subject.suite()), ("esp", "transport", "aes128-sha256"));
+    }
+}
