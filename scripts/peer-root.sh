@@ -2,9 +2,10 @@
 # Makes a folder with a newer Debian and its strongSwan, for testing/interop/strongswan: peers that speak raw ESP in user
 # space, ML-KEM, PPK. About half a minute and 600 MB; nothing in it is ever started as a service.
 #
-#     scripts/peer-root.sh forky /var/tmp/forky      # strongSwan 6.1; trixie has 6.0
+#     scripts/peer-root.sh forky /var/tmp/forky      # strongSwan 6.1; trixie has 6.0, without per-CPU SAs
 #     STRONGSWAN_ROOT=/var/tmp/forky make test
 #
+# `make test` makes one of forky in the target folder, where it can.
 # To remove it: rm -rf --one-file-system DIR.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -29,17 +30,19 @@ if [ -x "$root/usr/lib/ipsec/charon" ]; then
     say "$root has strongSwan already"
     exit 0
 fi
-if [ -e "$root" ] && [ -n "$(ls -A "$root")" ] && [ ! -e "$root/etc/debian_version" ]; then
+if [ -e "$root" ] && [ -n "$(ls -A "$root")" ]; then
     say "$root exists and holds something else"
     exit 1
 fi
 mkdir -p "$root"
-root=$(cd "$root" && pwd)
+whole=$(cd "$root" && pwd)
+# It gets its name when it is whole: what was interrupted is begun anew.
+root=$whole.part
+rm -rf --one-file-system "$root"
 
-say "Debian $release in $root (log: $root.log)"
-exec 3>"$root.log"
-[ -e "$root/etc/debian_version" ] ||
-    debootstrap --variant=minbase "$release" "$root" "$mirror" "/usr/share/debootstrap/scripts/$script" >&3 2>&1
+say "Debian $release in $whole (log: $whole.log)"
+exec 3>"$whole.log"
+debootstrap --variant=minbase "$release" "$root" "$mirror" "/usr/share/debootstrap/scripts/$script" </dev/null >&3 2>&1
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod 755 "$root/usr/sbin/policy-rc.d"
 # A machine whose clock is ahead of the mirror's release file would refuse it.
@@ -55,4 +58,6 @@ unshare --mount sh -ec '
     chroot "$root" apt-get -q update
     exec chroot "$root" apt-get -q -y --no-install-recommends install "$@"
 ' sh "$root" "${packages[@]}" </dev/null >&3 2>&1
+rmdir "$whole" && mv "$root" "$whole"
+root=$whole
 say "done: $(chroot "$root" dpkg-query -W -f '${Package} ${Version}' strongswan-charon), $(du -sh "$root" | cut -f1)"

@@ -28,6 +28,8 @@ tshark|tshark
 python3|/usr/bin/python3
 python3-cryptography|/usr/lib/python3/dist-packages/cryptography
 python3-scapy|/usr/lib/python3/dist-packages/scapy
+python3-pip|/usr/lib/python3/dist-packages/pip
+debootstrap|debootstrap
 user-mode-linux|linux.uml
 busybox-static|busybox
 kmod|modprobe

@@ -12,7 +12,9 @@ SUITE_SECONDS=${SUITE_SECONDS:-600}
 passed=0 failed=0 skipped=0
 failures=()
 log=$(mktemp)
-trap 'rm -f "$log"' EXIT
+peer_pid=
+# A peer that is still being made when we are stopped is not wanted any more.
+trap 'rm -f "$log"; [ -z "$peer_pid" ] || kill "$peer_pid" 2>/dev/null' EXIT
 
 say() { printf '\n== %s\n' "$*"; }
 fail() {
@@ -56,6 +58,14 @@ suite() {
     echo "== $p passed, $f failed, $s skipped in $((SECONDS - started)) s"
 }
 
+# The newest strongSwan (Debian 12's has neither per-CPU SAs nor ML-KEM), made while everything else is built.
+peer_root=${CARGO_TARGET_DIR:-$PWD/target}/peers/forky
+if [ -z "${STRONGSWAN_ROOT:-}" ] && [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
+    mkdir -p "${peer_root%/*}"
+    scripts/peer-root.sh forky "$peer_root" >/dev/null 2>&1 &
+    peer_pid=$!
+fi
+
 if [ "${CI:-}" = true ] && [ $# -eq 0 ]; then
     say "lint"
     if scripts/lint.sh; then passed=$((passed + 1)); else fail "lint"; fi
@@ -67,6 +77,9 @@ say "binary for the suites"
 if cargo build --locked --package weir; then
     target=$(cargo metadata --no-deps --locked --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
     export WEIR="${WEIR:-$target/debug/weir}"
+    # Without it the cases that need it are skipped, and say so.
+    if [ -n "$peer_pid" ] && wait "$peer_pid"; then export STRONGSWAN_ROOT=$peer_root; fi
+    peer_pid=
     for script in testing/interop/*/run.sh; do
         [ -x "$script" ] || continue
         if [ $# -gt 0 ] && [[ " $* " != *" $(basename "$(dirname "$script")") "* ]]; then continue; fi
