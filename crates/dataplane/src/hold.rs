@@ -3,10 +3,14 @@
 //! A packet that meets a trap policy is copied into one of a fixed number of places; the control side
 //! hears of the flow through a bounded ring. When tables are published the packets whose policy has
 //! become another go their way, in order. The others are dropped after [`HOLD_MS`].
+//!
+//! Packets also wait here for a sign that the peer has an SA which it asked for ([`crate::Unproven`]).
+//!
+//! A trap that stands again, after an SA was in its place, has another number: what was reported of it before
+//! does not count any more, and packets that were held meanwhile ask anew.
 
 use std::collections::VecDeque;
 
-use ipsec::{Action, Spd};
 use wire::{FlowKey, IpPacket};
 
 use crate::{Batch, Packet};
@@ -37,9 +41,20 @@ pub(crate) struct Hold {
     spare: Vec<Packet>,
     /// Generation of the tables that the held packets were last looked up in.
     generation: u64,
+    /// Some of them wait for a sign of the peer, which no tables tell.
+    for_sign: bool,
     acquires: rtrb::Producer<Acquire>,
     /// Trap, whether for a core, and when it may be reported again.
     reported: [(u32, bool, u64); REMEMBERED],
+}
+
+/// Why a packet is held further.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Stay {
+    /// A trap of this number stands for it.
+    Trapped(u32),
+    /// The peer may not have the SA yet.
+    Unproven,
 }
 
 struct Held {
@@ -55,6 +70,7 @@ impl Hold {
             held: VecDeque::with_capacity(places),
             spare: (0..places).map(|_| Packet::new(bytes)).collect(),
             generation: 0,
+            for_sign: false,
             acquires,
             reported: [(0, false, 0); REMEMBERED],
         }
@@ -77,6 +93,13 @@ impl Hold {
         true
     }
 
+    /// Likewise, for a packet that waits for a sign of the peer.
+    pub(crate) fn keep_for_sign(&mut self, now_ms: u64, generation: u64, trap: u32, packet: &[u8]) -> bool {
+        let kept = self.keep(now_ms, generation, trap, packet);
+        self.for_sign |= kept;
+        kept
+    }
+
     /// Asks the control side, unless it has just been asked. A full ring is no loss: the next packet asks again.
     pub(crate) fn report(&mut self, now_ms: u64, acquire: Acquire) {
         let last = &mut self.reported[acquire.trap as usize & (REMEMBERED - 1)];
@@ -95,24 +118,47 @@ impl Hold {
         self.held.is_empty()
     }
 
-    /// True when tables of `generation` may let a held packet go.
+    /// True when tables of `generation`, or a sign of the peer, may let a held packet go.
     pub(crate) fn stirs(&self, generation: u64) -> bool {
-        !self.held.is_empty() && self.generation != generation
+        !self.held.is_empty() && (self.generation != generation || self.for_sign)
     }
 
-    /// Moves the packets that no trap holds any longer into `batch`, as many as it takes.
-    pub(crate) fn release(&mut self, generation: u64, spd: &Spd, batch: &mut Batch) {
+    /// True when a held packet waits for a sign of the peer: to be looked at often.
+    pub(crate) fn waits_for_sign(&self) -> bool {
+        self.for_sign && !self.held.is_empty()
+    }
+
+    /// Moves the packets that nothing holds any longer into `batch`, as many as it takes. `stays` says why one is
+    /// held further. Each packet is looked up anew: it may be for another SA, or for another trap, than before.
+    pub(crate) fn release(
+        &mut self,
+        now_ms: u64,
+        generation: u64,
+        stays: impl Fn(&FlowKey) -> Option<Stay>,
+        batch: &mut Batch,
+    ) {
         let mut complete = true;
+        self.for_sign = false;
         for _ in 0..self.held.len() {
-            let Some(held) = self.held.pop_front() else { break };
+            let Some(mut held) = self.held.pop_front() else { break };
             let bytes = held.packet.bytes();
-            let action = IpPacket::parse(bytes).ok().and_then(|ip| spd.outbound(&FlowKey::of(&ip, bytes)));
-            let trapped = matches!(action, Some((_, Action::Trap(_))));
-            if !trapped && batch.push_with(|to| to.set(bytes)) {
-                self.spare.push(held.packet);
-            } else {
-                complete &= trapped;
-                self.held.push_back(held);
+            let key = IpPacket::parse(bytes).ok().map(|ip| FlowKey::of(&ip, bytes));
+            match key.and_then(|key| Some((stays(&key)?, key))) {
+                Some((Stay::Trapped(trap), key)) => {
+                    if std::mem::replace(&mut held.trap, trap) != trap {
+                        self.report(now_ms, Acquire { trap, core: None, key });
+                    }
+                    self.held.push_back(held);
+                }
+                Some((Stay::Unproven, _)) => {
+                    self.for_sign = true;
+                    self.held.push_back(held);
+                }
+                None if batch.push_with(|to| to.set(bytes)) => self.spare.push(held.packet),
+                None => {
+                    complete = false;
+                    self.held.push_back(held);
+                }
             }
         }
         if complete {
@@ -134,9 +180,6 @@ impl Hold {
 
 #[cfg(test)]
 mod tests {
-    use ipsec::Policy;
-    use wire::{AddrRange, Selector};
-
     use super::*;
 
     fn packet(last: u8) -> [u8; 28] {
@@ -148,9 +191,13 @@ mod tests {
         packet
     }
 
-    fn spd(action: Action) -> Spd {
-        let any = AddrRange::from_cidr([10, 0, 0, 0].into(), 24).unwrap();
-        Spd::new(vec![Policy { name: "p".into(), selectors: vec![Selector::between(any, any)], action }])
+    /// Everything waits behind the trap of this number.
+    fn trapped(trap: u32) -> impl Fn(&FlowKey) -> Option<Stay> {
+        move |_| Some(Stay::Trapped(trap))
+    }
+
+    fn free(_: &FlowKey) -> Option<Stay> {
+        None
     }
 
     fn hold(places: usize) -> (Hold, rtrb::Consumer<Acquire>) {
@@ -167,9 +214,9 @@ mod tests {
         assert!(!hold.stirs(1));
         assert!(hold.stirs(2));
         let mut batch = Batch::new(8, 2048);
-        hold.release(2, &spd(Action::Trap(7)), &mut batch);
+        hold.release(0, 2, trapped(7), &mut batch);
         assert!(batch.is_empty() && !hold.stirs(2));
-        hold.release(3, &spd(Action::Protect { outbound: 0, inbound: 0 }), &mut batch);
+        hold.release(0, 3, free, &mut batch);
         let order: Vec<u8> = batch.packets().iter().map(|packet| packet.bytes()[19]).collect();
         assert_eq!(order, [2, 3, 4]);
         assert!(!hold.stirs(4));
@@ -182,11 +229,11 @@ mod tests {
             assert!(hold.keep(0, 1, 7, &packet(last)));
         }
         let mut batch = Batch::new(2, 2048);
-        hold.release(2, &spd(Action::Bypass), &mut batch);
+        hold.release(0, 2, free, &mut batch);
         assert_eq!(batch.len(), 2);
         assert!(hold.stirs(2));
         batch.clear();
-        hold.release(2, &spd(Action::Bypass), &mut batch);
+        hold.release(0, 2, free, &mut batch);
         assert_eq!(batch.packets()[0].bytes()[19], 4);
         assert!(!hold.stirs(2));
     }
@@ -217,5 +264,34 @@ mod tests {
         assert!(asked(10 + QUIET_MS, 1, None));
         assert!(asked(10 + QUIET_MS, 2, None));
         assert!(asked(10 + QUIET_MS, 1, Some(3)));
+    }
+    #[test]
+    fn a_packet_whose_trap_stands_anew_asks_anew() {
+        let (mut hold, mut acquires) = hold(2);
+        let key = FlowKey::of(&IpPacket::parse(&packet(2)).unwrap(), &packet(2));
+        let mut batch = Batch::new(8, 2048);
+        hold.report(10, Acquire { trap: 7, core: None, key });
+        assert!(acquires.pop().is_ok());
+        // An SA came and went within moments; the trap behind it has another number now.
+        assert!(hold.keep(20, 4, 7, &packet(2)));
+        hold.report(20, Acquire { trap: 7, core: None, key });
+        assert!(acquires.pop().is_err());
+        hold.release(20, 5, trapped(8), &mut batch);
+        assert_eq!(acquires.pop(), Ok(Acquire { trap: 8, core: None, key }));
+        hold.release(21, 6, trapped(8), &mut batch);
+        assert!(acquires.pop().is_err() && batch.is_empty());
+    }
+
+    #[test]
+    fn a_packet_that_waits_for_a_sign_is_looked_at_without_new_tables() {
+        let (mut hold, mut acquires) = hold(2);
+        let mut batch = Batch::new(8, 2048);
+        assert!(hold.keep_for_sign(0, 1, 7, &packet(2)));
+        assert!(hold.stirs(1) && hold.waits_for_sign());
+        hold.release(0, 1, |_| Some(Stay::Unproven), &mut batch);
+        assert!(batch.is_empty() && hold.stirs(1) && hold.waits_for_sign());
+        hold.release(1, 1, free, &mut batch);
+        assert!(batch.len() == 1 && hold.is_empty() && !hold.waits_for_sign());
+        assert!(acquires.pop().is_err(), "nothing is asked for");
     }
 }

@@ -348,6 +348,7 @@ impl Worker {
                 }
                 Ok(packet.len())
             }
+            Err(_) if tables.ends_with(opening.slot, packet.bytes()) => Ok(packet.len()),
             Err(why) => Err(self.gone_opening(sa, opening, why)),
         }
     }

@@ -23,5 +23,5 @@ pub use hold::Acquire;
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::Port;
 pub use runner::{Links, Runner, RunnerError};
-pub use snapshot::{Publisher, Snapshot, SnapshotError, Spread};
+pub use snapshot::{Ending, Publisher, Snapshot, SnapshotError, Spread, Unproven};
 pub use worker::{Reports, Worker, WorkerConfig};

@@ -154,6 +154,12 @@ impl Worker {
                 if let Some(trap) = trap {
                     self.wants_own(trap, ip, packet.bytes());
                 }
+                if let Some(trap) = tables.held_as(slot)
+                    && self.wait_for_sign(tables, trap, ip, packet.bytes())
+                {
+                    self.refuse(i);
+                    return None;
+                }
                 return Some(slot);
             }
             Some(Action::Trap(trap)) => match self.trapped(tables, trap, ip, packet.bytes()) {

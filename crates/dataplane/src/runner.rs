@@ -25,7 +25,7 @@ use crate::{Acquire, Audit, Batch, CoreCounters, Port, Publisher, Worker, Worker
 
 /// Longest time a worker does not look at its clock and its tables.
 const LONGEST_SLEEP_MS: i64 = 100;
-/// The same while one of its ports cannot be waited on (memory rings).
+/// The same while one of its ports cannot be waited on (memory rings), or packets wait for a sign of the peer.
 const POLL_SLEEP_MS: i64 = 1;
 /// Epoll token of the event that stops a worker; ports have their index.
 const STOP: u64 = u64::MAX;
@@ -330,7 +330,7 @@ impl Post {
     fn wait(&mut self) -> io::Result<()> {
         let ms = match () {
             () if self.open.contains(&true) => 0,
-            () if self.unwaitable.contains(&true) => POLL_SLEEP_MS,
+            () if self.unwaitable.contains(&true) || self.worker.hold.waits_for_sign() => POLL_SLEEP_MS,
             () => LONGEST_SLEEP_MS,
         };
         let timeout = Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };

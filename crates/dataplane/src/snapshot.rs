@@ -1,11 +1,15 @@
 //! The tables of one moment, published whole and only read by packets.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use arc_swap::ArcSwap;
 use crypto::KeyTable;
-use ipsec::{InboundSa, OutboundSa, Sad, Spd};
+use ipsec::{Action, InboundSa, OutboundSa, PolicyId, Sad, Spd};
 use wire::registry::CodePoints;
+use wire::{FlowKey, IpPacket, Selector};
+
+use crate::hold::Stay;
 
 /// SAs, policies and keys as packets see them.
 pub struct Snapshot {
@@ -19,6 +23,10 @@ pub struct Snapshot {
     pub outbound: Vec<Arc<OutboundSa>>,
     /// Slots of which some cores use another (RFC 9611), in order. Usually none.
     pub spread: Vec<Spread>,
+    /// Slots whose SA the peer may not have yet, in order. Usually none.
+    pub unproven: Vec<Unproven>,
+    /// Inbound SAs that no policy names any more, by their slots, in order. Usually none.
+    pub ending: Vec<Ending>,
     /// The group of each inbound SA by its slot; an SA beyond the end is a group of its own, named like
     /// its slot.
     pub groups: Vec<u32>,
@@ -39,6 +47,32 @@ pub struct Spread {
     pub by_core: Vec<Option<u32>>,
     /// The trap that is sprung for a core without an SA of its own.
     pub trap: u32,
+}
+
+/// An outbound slot of an SA that the peer asked for, while the peer may not have the answer yet: what goes out
+/// through it would be lost. Packets are held until the peer sends on the other half or nobody waits longer.
+#[derive(Clone)]
+pub struct Unproven {
+    /// The slot.
+    pub slot: u32,
+    /// The trap whose places packets take meanwhile.
+    pub trap: u32,
+    /// The half on which the peer shows that it has the SA.
+    pub sign: Arc<InboundSa>,
+    /// Set when it has been waited for long enough.
+    pub ripe: Arc<AtomicBool>,
+}
+
+/// An SA that is over and receives what is still under way. Other policies, or a trap, are in its place, so it says
+/// itself what may come through it (RFC 4301 §5.2 step 4).
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// The slot of its inbound half.
+    pub slot: u32,
+    /// Where its policy would stand: a packet that an earlier one means does not come in.
+    pub place: PolicyId,
+    /// Its selectors, source local.
+    pub selectors: Vec<Selector>,
 }
 
 /// Why SAs and policies do not make a snapshot.
@@ -63,7 +97,19 @@ impl Snapshot {
     ) -> Result<Self, SnapshotError> {
         let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
-        Ok(Self { generation: 0, sad, spd, outbound, spread: Vec::new(), groups: Vec::new(), keys, code_points, eesp })
+        Ok(Self {
+            generation: 0,
+            sad,
+            spd,
+            outbound,
+            spread: Vec::new(),
+            unproven: Vec::new(),
+            ending: Vec::new(),
+            groups: Vec::new(),
+            keys,
+            code_points,
+            eesp,
+        })
     }
 
     /// The group of the inbound SA in `slot`.
@@ -87,6 +133,42 @@ impl Snapshot {
             Some(None) => (slot, Some(spread.trap)),
             None => (slot, None),
         }
+    }
+}
+
+impl Snapshot {
+    /// The trap as which packets for `slot` are held, while the peer may not have its SA.
+    #[inline]
+    pub(crate) fn held_as(&self, slot: u32) -> Option<u32> {
+        if self.unproven.is_empty() { None } else { self.find_unproven(slot) }
+    }
+
+    #[cold]
+    fn find_unproven(&self, slot: u32) -> Option<u32> {
+        let at = self.unproven.binary_search_by_key(&slot, |unproven| unproven.slot).ok()?;
+        let unproven = &self.unproven[at];
+        let proven = unproven.sign.common.counters.packets.load(Ordering::Relaxed) > 0;
+        (!proven && !unproven.ripe.load(Ordering::Relaxed)).then_some(unproven.trap)
+    }
+
+    /// Why a held packet of `core` is held further, if it is.
+    pub(crate) fn stays(&self, key: &FlowKey, core: usize) -> Option<Stay> {
+        match self.spd.outbound(key)?.1 {
+            Action::Trap(trap) => Some(Stay::Trapped(trap)),
+            Action::Protect { outbound, .. } => self.held_as(self.on_core(outbound, core).0).map(|_| Stay::Unproven),
+            Action::Bypass | Action::Drop => None,
+        }
+    }
+
+    /// Whether `inner` may come through the inbound SA in `slot` though the policy that it meets now does not name
+    /// that SA: it is ending, and only what stood before it stands before it still.
+    #[cold]
+    pub(crate) fn ends_with(&self, slot: u32, inner: &[u8]) -> bool {
+        let Ok(at) = self.ending.binary_search_by_key(&slot, |ending| ending.slot) else { return false };
+        let Ok(ip) = IpPacket::parse(inner) else { return false };
+        let (ending, key) = (&self.ending[at], FlowKey::of(&ip, inner));
+        let earlier = self.spd.inbound(&key).is_some_and(|(policy, _)| policy.0 < ending.place.0);
+        !earlier && ending.selectors.iter().any(|selector| selector.reversed().matches(&key))
     }
 }
 

@@ -139,7 +139,8 @@ impl Worker {
         let given_up = self.hold.age(self.now_ms);
         bump(&self.counters.drops[Drop::NotNegotiated as usize], given_up);
         if self.hold.stirs(tables.generation) {
-            self.hold.release(tables.generation, &tables.spd, batch);
+            let core = self.config.core;
+            self.hold.release(self.now_ms, tables.generation, |key| tables.stays(key, core), batch);
         }
     }
 
@@ -149,6 +150,13 @@ impl Worker {
         let held = self.hold.keep(self.now_ms, tables.generation, trap, &bytes[..ip.total_len]);
         self.hold.report(self.now_ms, Acquire { trap, core: None, key: FlowKey::of(ip, bytes) });
         if held { Ok(()) } else { Err(Drop::NotNegotiated) }
+    }
+
+    /// Holds packet `bytes` until the peer shows that it has the SA; false when there is no room: it goes out then,
+    /// and arrives if the peer was quick.
+    #[cold]
+    pub(crate) fn wait_for_sign(&mut self, tables: &Snapshot, trap: u32, ip: &IpPacket, bytes: &[u8]) -> bool {
+        self.hold.keep_for_sign(self.now_ms, tables.generation, trap, &bytes[..ip.total_len])
     }
 
     /// Asks for an SA of this core's own; another one takes its packets meanwhile.

@@ -4,150 +4,34 @@
 //! time to receive what is still under way. Children with the same selectors form a group: a policy
 //! names the group, packets go out through its newest member.
 
+mod child;
+mod order;
+
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
 
-use crypto::{Engine, KeyTable, Suite};
-use dataplane::{Acquire, Spread};
+use crypto::KeyTable;
+use dataplane::{Acquire, Ending, Spread};
 use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas};
-use ike::output::{ChildId, ChildSa, HalfSa, Path};
-use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
-use ipsec::{
-    Action, Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon,
-    SaCounters, SaError, UdpPorts, ah, eesp, esp,
-};
-use wire::registry::CodePoints;
+use ike::output::ChildId;
+use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId};
 use wire::{AddrRange, FlowKey, PortRange, Selector, TrafficSelector};
+
+pub(crate) use child::{Child, Site};
+pub(crate) use order::narrowness;
+use order::{Order, Rank};
 
 /// Selectors that one policy may have: every local with every remote one. RFC 7296 allows 255 of each, and
 /// the bound keeps one peer from filling the SPD.
 pub(crate) const MAX_SELECTORS: usize = 1024;
-/// Smallest window that EESP allows, in packets.
-const EESP_LEAST_WINDOW: u32 = 64;
-/// Smallest window other than none for ESP and AH, in packets.
-const LEAST_WINDOW: u32 = 32;
-
-/// What has to be known besides the Child SA.
-pub(crate) struct Site<'a> {
-    /// Engine.
-    pub(crate) engine: Engine,
-    /// Packet threads: as many Sub SAs are of use.
-    pub(crate) workers: usize,
-    /// Protocol numbers.
-    pub(crate) code_points: CodePoints,
-    /// MTU of the way to a host, in bytes.
-    pub(crate) path_mtu: &'a dyn Fn(IpAddr) -> u32,
-}
-
-/// A Child SA in use.
-pub(crate) struct Child {
-    /// Name.
-    pub(crate) id: ChildId,
-    /// Connection.
-    pub(crate) connection: Arc<Connection>,
-    /// Section.
-    pub(crate) config: Arc<ChildConfig>,
-    /// Addresses.
-    pub(crate) path: Path,
-    /// Selectors, source local.
-    pub(crate) selectors: Vec<Selector>,
-    /// Algorithms.
-    pub(crate) suite: Suite,
-    /// The CPU it is for (RFC 9611).
-    pub(crate) cpu: Option<u32>,
-    /// The half from the peer.
-    pub(crate) inbound: Arc<InboundSa>,
-    /// The half to the peer.
-    pub(crate) outbound: Arc<OutboundSa>,
-    /// Packets may go out through it.
-    pub(crate) sending: bool,
-    /// When its inbound half goes; it is over otherwise.
-    pub(crate) until: Option<Instant>,
-    /// Soft limits of one direction: packets, bytes; `u64::MAX` is none.
-    pub(crate) soft: (u64, u64),
-    /// IKE was told of the soft limit, of the hard one.
-    pub(crate) told: (bool, bool),
-    /// Inbound packets when it was last looked at.
-    pub(crate) seen: u64,
-}
-
-impl Child {
-    /// Expands the keys of a Child SA and lays out its halves. `jitter` in 0..=1 is the share of `rand` that
-    /// is taken off the soft limits.
-    ///
-    /// # Errors
-    /// What the protocol refuses, for instance a replay window out of range.
-    pub(crate) fn new(child: &ChildSa, site: &Site<'_>, jitter: f64, keys: &mut KeyTable) -> Result<Self, SaError> {
-        let suite = Suite { enc: child.suite.enc, integ: child.suite.integ };
-        let mode = mode(child)?;
-        let name = format!("{}.{}-{}", child.connection.name, child.config.name, child.id.0);
-        let common = || SaCommon::new(&name, mode, outer(child.path, &child.config), lifetime(&child.config));
-        let inbound = inbound(child, suite, site, common(), keys)?;
-        let outbound = match outbound(child, suite, site, common(), keys) {
-            Ok(outbound) => outbound,
-            Err(why) => {
-                inbound.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
-                return Err(why);
-            }
-        };
-        outbound.set_path_mtu((site.path_mtu)(child.path.remote.ip()) as usize);
-        let soft = |life: ike::config::Life<u64>| match life.rekey {
-            0 => u64::MAX,
-            rekey => rekey - ((life.rand.min(rekey / 2)) as f64 * jitter) as u64,
-        };
-        Ok(Self {
-            id: child.id,
-            connection: Arc::clone(&child.connection),
-            config: Arc::clone(&child.config),
-            path: child.path,
-            selectors: pairs(&child.local_ts, &child.remote_ts),
-            suite,
-            cpu: child.cpu,
-            inbound: Arc::new(inbound),
-            outbound: Arc::new(outbound),
-            sending: child.outbound_now,
-            until: None,
-            soft: (soft(child.config.packets), soft(child.config.bytes)),
-            told: (false, false),
-            seen: 0,
-        })
-    }
-
-    /// Takes its keys out of `keys`.
-    pub(crate) fn forget(&self, keys: &mut KeyTable) {
-        self.outbound.lanes.iter().for_each(|lane| keys.remove(lane.key));
-        self.inbound.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
-    }
-
-    /// Puts it between other addresses.
-    pub(crate) fn go(&mut self, path: Path, path_mtu: u32) {
-        let outer = outer(path, &self.config);
-        self.path = path;
-        self.inbound = Arc::new(self.inbound.moved(outer));
-        self.outbound = Arc::new(self.outbound.moved(outer));
-        self.outbound.set_path_mtu(path_mtu as usize);
-    }
-
-    /// Whether a soft limit, a hard limit by packets or bytes has passed in either direction.
-    pub(crate) fn worn(&self) -> (bool, bool) {
-        let hard = lifetime(&self.config);
-        let (mut soft_passed, mut hard_passed) = (false, false);
-        for counters in [&self.inbound.common.counters, &self.outbound.common.counters] {
-            let (packets, bytes) = figures(counters);
-            soft_passed |= packets >= self.soft.0 || bytes >= self.soft.1;
-            hard_passed |= packets >= hard.packets || bytes >= hard.bytes;
-        }
-        (soft_passed, hard_passed)
-    }
-}
-
-/// Packets and bytes.
-fn figures(counters: &SaCounters) -> (u64, u64) {
-    (counters.packets.load(Ordering::Relaxed), counters.bytes.load(Ordering::Relaxed))
-}
+/// How long the first Child SA that a peer asked for waits for a sign that the peer has it: packets are held as long,
+/// so this is the delay when the peer is silent.
+const SIGN: Duration = Duration::from_millis(500);
+/// The same beside another one, which carries the packets meanwhile: longer than a lost answer takes to come again.
+const SIGN_BESIDE: Duration = Duration::from_secs(10);
 
 /// Every local selector with every remote one of its family whose protocol agrees.
 pub(crate) fn pairs(local: &[TrafficSelector], remote: &[TrafficSelector]) -> Vec<Selector> {
@@ -161,157 +45,14 @@ pub(crate) fn pairs(local: &[TrafficSelector], remote: &[TrafficSelector]) -> Ve
     local.iter().flat_map(of_family).take(MAX_SELECTORS).collect()
 }
 
-fn mode(child: &ChildSa) -> Result<Mode, SaError> {
-    let single = |selectors: &[TrafficSelector]| {
-        let range = selectors.first().map(|selector| selector.addrs);
-        range.filter(|range| range.start == range.end).map(|range| range.start)
-    };
-    Ok(match child.mode {
-        ChildMode::Transport => Mode::Transport,
-        ChildMode::Beet => match (single(&child.local_ts), single(&child.remote_ts)) {
-            (Some(local), Some(remote)) => Mode::Beet(Beet { local, remote }),
-            _ => return Err(SaError::Conflict("BEET mode needs selectors of one address on each side")),
-        },
-        ChildMode::Tunnel | ChildMode::Pass | ChildMode::Drop => Mode::Tunnel,
-    })
-}
-
-fn outer(path: Path, config: &ChildConfig) -> Outer {
-    Outer {
-        peer: Peer { local: path.local.ip(), remote: path.remote.ip() },
-        hop_limit: 64,
-        dscp: if config.copy_dscp { DscpPolicy::Copy } else { DscpPolicy::Set(0) },
-        ecn: config.copy_ecn,
-        df: if config.copy_df { DfPolicy::Copy } else { DfPolicy::Clear },
-        udp: path.encap.then_some(UdpPorts { src: path.local.port(), dst: path.remote.port() }),
-        udp_checksum: path.remote.is_ipv6(),
-    }
-}
-
-/// Hard limits by packets and bytes; time is for IKE.
-fn lifetime(config: &ChildConfig) -> Lifetime {
-    let limit = |life: u64| if life == 0 { u64::MAX } else { life };
-    Lifetime { packets: limit(config.packets.life), bytes: limit(config.bytes.life) }
-}
-
-/// The window that was asked for, within what the protocol allows.
-fn window(config: &ChildConfig, suite: &ChildSuite) -> u32 {
-    match (suite.protocol, suite.sn) {
-        (_, SequenceNumbers::None) => 0,
-        (ChildProtocol::Eesp, _) => config.replay_window.max(EESP_LEAST_WINDOW),
-        // ESN without a window would be a receiver that cannot follow the high half.
-        (_, SequenceNumbers::Extended) => config.replay_window.max(LEAST_WINDOW),
-        (..) if config.replay_window == 0 => 0,
-        (..) => config.replay_window.max(LEAST_WINDOW),
-    }
-}
-
-fn esp_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u64) -> esp::Spec<'a> {
-    esp::Spec {
-        spi: half.spi.get(),
-        suite,
-        enc_key: &half.enc,
-        integ_key: &half.integ,
-        esn: child.suite.sn == SequenceNumbers::Extended,
-        window: window(&child.config, &child.suite),
-        first_seq,
-        persistent: false,
-        tfc_padding: child.config.tfc_padding > 0 && child.tfc && child.mode == ChildMode::Tunnel,
-        iv: esp::CbcIv::Encrypted,
-    }
-}
-
-fn ah_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u64) -> ah::Spec<'a> {
-    ah::Spec {
-        spi: half.spi.get(),
-        suite,
-        integ_key: &half.integ,
-        esn: child.suite.sn == SequenceNumbers::Extended,
-        window: window(&child.config, &child.suite),
-        first_seq,
-        persistent: false,
-        align8_v4: false,
-    }
-}
-
-fn eesp_spec<'a>(
-    child: &'a ChildSa,
-    half: &'a HalfSa,
-    suite: Suite,
-    site: &Site<'_>,
-    sub_sas: u32,
-    crypt_offset: Option<u8>,
-) -> eesp::Spec<'a> {
-    eesp::Spec {
-        spi: half.spi.get(),
-        suite,
-        key: &half.enc,
-        sub_sas: child.suite.sskdf.map(|kdf| (kdf, sub_sas)),
-        session: 0,
-        seq: child.suite.sn == SequenceNumbers::Bits64,
-        window: window(&child.config, &child.suite),
-        first_seq: &[],
-        persistent: false,
-        crypt_offset,
-        extra_options: &[],
-        strict_options: false,
-        ip_proto: site.code_points.eesp_protocol,
-        first_iv: None,
-    }
-}
-
-/// Sub SAs from the highest ID that the receiver accepts; none said is all of them.
-fn sub_sas(max_id: Option<u16>) -> u32 {
-    u32::from(max_id.unwrap_or(u16::MAX)) + 1
-}
-
-fn inbound(
-    child: &ChildSa,
-    suite: Suite,
-    site: &Site<'_>,
-    common: SaCommon,
-    keys: &mut KeyTable,
-) -> Result<InboundSa, SaError> {
-    let half = &child.inbound;
-    match child.suite.protocol {
-        ChildProtocol::Esp => esp::inbound(common, &esp_spec(child, half, suite, 0), site.engine, keys),
-        ChildProtocol::Ah => ah::inbound(common, &ah_spec(child, half, suite, 0), site.engine, keys),
-        ChildProtocol::Eesp => {
-            let announced = child.config.eesp_max_crypt_offset.map(|words| words.min(63) * 4);
-            let count = sub_sas(child.config.eesp_max_sub_sa_id);
-            let spec = eesp_spec(child, half, suite, site, count, announced);
-            eesp::inbound(common, &spec, site.engine, keys)
-        }
-    }
-}
-
-fn outbound(
-    child: &ChildSa,
-    suite: Suite,
-    site: &Site<'_>,
-    common: SaCommon,
-    keys: &mut KeyTable,
-) -> Result<OutboundSa, SaError> {
-    let half = &child.outbound;
-    match child.suite.protocol {
-        ChildProtocol::Esp => esp::outbound(common, &esp_spec(child, half, suite, 1), site.engine, keys),
-        ChildProtocol::Ah => ah::outbound(common, &ah_spec(child, half, suite, 1), site.engine, keys),
-        ChildProtocol::Eesp => {
-            // One for each packet thread is all that is of use, and nobody has to use all (EESP §4.5).
-            let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
-            let spec = eesp_spec(child, half, suite, site, count, None);
-            eesp::outbound(common, &spec, site.engine, keys)
-        }
-    }
-}
-
 /// Policies of connections: what was negotiated, and what stands where nothing is yet.
 #[derive(Default)]
 pub(crate) struct Negotiated {
     children: BTreeMap<ChildId, Child>,
+    /// Those that the peer may not have yet.
+    unproven: Vec<ChildId>,
     standing: Vec<Standing>,
-    /// Who is asked for an SA when a packet meets the trap of that number.
-    callers: Vec<(Arc<Connection>, Arc<ChildConfig>)>,
+    callers: Callers,
     /// What the key service of PSP agreed; its policies come before the others.
     pub(crate) psp: crate::psp_keys::associations::Associations,
 }
@@ -362,6 +103,8 @@ pub(crate) struct Assembly {
     /// By inbound slot.
     pub(crate) groups: Vec<u32>,
     pub(crate) spread: Vec<Spread>,
+    pub(crate) unproven: Vec<dataplane::Unproven>,
+    pub(crate) ending: Vec<Ending>,
     pub(crate) policies: Vec<Policy>,
 }
 
@@ -383,13 +126,55 @@ impl Assembly {
 
 /// Slot of a direction that an SA does not have: the last of the 31 bits that flow caches keep.
 pub(crate) const NO_SLOT: u32 = u32::MAX >> 1;
-/// Order of a policy without `priority` and with the widest selectors; each bit of a narrower one counts 1.
-const AUTOMATIC_PRIORITY: u32 = 1 << 20;
 
 impl Negotiated {
-    /// Takes in a Child SA. One that replaces another is found by its selectors.
-    pub(crate) fn install(&mut self, child: Child) {
+    /// Takes in a Child SA. One that replaces another is found by its selectors. `answered`: the peer asked for it,
+    /// and has it only when it has the answer.
+    pub(crate) fn install(&mut self, mut child: Child, answered: bool, now: Instant) {
+        if answered && child.sends() {
+            let beside = self.children.values().any(|other| other.sends() && other.selectors == child.selectors);
+            let until = now + if beside { SIGN_BESIDE } else { SIGN };
+            child.unproven = Some(child::Unproven { until, ripe: Arc::new(AtomicBool::new(false)) });
+            self.unproven.push(child.id);
+        }
         self.children.insert(child.id, child);
+    }
+
+    /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives. False when
+    /// there is none of that name.
+    pub(crate) fn end(&mut self, id: ChildId, until: Instant) -> bool {
+        let Some(child) = self.children.get_mut(&id) else { return false };
+        (child.sending, child.until) = (false, Some(until));
+        // A trap behind it stands again.
+        self.callers.forget(&child.connection, &child.config);
+        // Who ends one of several has the others.
+        let selectors = child.selectors.clone();
+        self.settle(|other| other.selectors == selectors);
+        true
+    }
+
+    /// Uses the Child SAs of which the peer has given a sign, or has had the time to. True when packets have to be
+    /// told: others were used meanwhile.
+    pub(crate) fn prove(&mut self, now: Instant) -> bool {
+        self.settle(|child| child.was_heard() || child.unproven.as_ref().is_none_or(|unproven| unproven.until <= now))
+    }
+
+    fn settle(&mut self, is_settled: impl Fn(&Child) -> bool) -> bool {
+        let mut beside = false;
+        for id in std::mem::take(&mut self.unproven) {
+            let Some(child) = self.children.get_mut(&id) else { continue };
+            if !is_settled(child) {
+                self.unproven.push(id);
+                continue;
+            }
+            child.prove();
+            let child = &self.children[&id];
+            beside |= self
+                .children
+                .values()
+                .any(|other| other.sends() && other.id != id && other.selectors == child.selectors);
+        }
+        beside
     }
 
     /// The Child SA of that name.
@@ -484,10 +269,10 @@ impl Negotiated {
 
     /// What a packet that met a trap asks for.
     pub(crate) fn wanted(&self, acquire: &Acquire) -> Option<Wanted> {
-        let (connection, config) = self.callers.get(acquire.trap as usize)?;
+        let caller = self.callers.by_number.get(&acquire.trap)?;
         Some(Wanted {
-            connection: Arc::clone(connection),
-            config: Arc::clone(config),
+            connection: Arc::clone(&caller.connection),
+            config: Arc::clone(&caller.config),
             packet: of_packet(&acquire.key),
             cpu: acquire.core,
         })
@@ -506,22 +291,27 @@ impl Negotiated {
     /// Lays SAs and policies behind those that are there.
     pub(crate) fn assemble(&mut self, workers: usize, into: &mut Assembly) {
         self.psp.assemble(into);
-        let mut callers = Callers::default();
+        let callers = &mut self.callers;
+        callers.round += 1;
         let mut rows: Vec<(Rank, Policy)> = Vec::new();
+        let mut ending: Vec<(Rank, &Child)> = Vec::new();
         let mut groups: HashMap<&[Selector], Vec<&Child>> = HashMap::new();
         for child in self.children.values() {
             groups.entry(&child.selectors).or_default().push(child);
         }
         for (selectors, members) in groups {
-            let Some(newest) = members.iter().max_by_key(|child| (child.until.is_none(), child.id)) else { continue };
+            let rank = |child: &Child| Rank::new(&child.config, selectors, Order::Sa);
+            let alive = members.iter().filter(|child| child.until.is_none());
+            let Some(newest) = alive.max_by_key(|child| child.id) else {
+                // What only receives what is still under way stands in nobody's way.
+                ending.extend(members.iter().map(|child| (rank(child), *child)));
+                continue;
+            };
             let inbound = group(&members, into);
-            let outbound = slots(&members, workers, &mut callers, into);
+            let outbound = slots(&members, workers, callers, into);
             let action = Action::Protect { outbound, inbound };
             let name = newest.inbound.common.name.clone();
-            // One that only receives what is still under way does not stand in the way of a trap.
-            let over = members.iter().all(|child| child.until.is_some());
-            let rank = Rank::new(&newest.config, selectors, if over { Order::Ending } else { Order::Sa });
-            rows.push((rank, Policy { name, selectors: selectors.to_vec(), action }));
+            rows.push((rank(newest), Policy { name, selectors: selectors.to_vec(), action }));
         }
         for standing in &self.standing {
             let action = match standing.kind {
@@ -534,66 +324,62 @@ impl Negotiated {
             rows.push((rank, Policy { name, selectors: standing.selectors.clone(), action }));
         }
         rows.sort_by(|(a, p), (b, q)| a.cmp(b).then_with(|| p.name.cmp(&q.name)));
+        let first = into.policies.len();
+        for (rank, child) in ending {
+            let place = PolicyId((first + rows.partition_point(|(other, _)| *other < rank)) as u32);
+            let slot = into.receive(&child.inbound, None);
+            into.ending.push(Ending { slot, place, selectors: child.selectors.clone() });
+        }
         into.policies.extend(rows.into_iter().map(|(_, policy)| policy));
         into.spread.sort_by_key(|spread| spread.slot);
-        self.callers = callers.0;
+        into.unproven.sort_by_key(|unproven| unproven.slot);
+        callers.forget_unused();
     }
 }
 
-/// Sections that traps call, by number.
+/// Who is asked for an SA when a packet meets the trap of a number. A section keeps its number while its trap
+/// stands, and gets another one after it had an SA: packets ask again then, however lately they did.
 #[derive(Default)]
-struct Callers(Vec<(Arc<Connection>, Arc<ChildConfig>)>);
+struct Callers {
+    by_number: BTreeMap<u32, Caller>,
+    by_name: HashMap<(String, String), u32>,
+    next: u32,
+    /// Counts assemblies.
+    round: u64,
+}
+
+struct Caller {
+    connection: Arc<Connection>,
+    config: Arc<ChildConfig>,
+    /// The last assembly that names it.
+    round: u64,
+}
 
 impl Callers {
     fn number(&mut self, connection: &Arc<Connection>, config: &Arc<ChildConfig>) -> u32 {
-        let same = |(c, s): &(Arc<Connection>, Arc<ChildConfig>)| c.name == connection.name && s.name == config.name;
-        let at = self.0.iter().position(same).unwrap_or_else(|| {
-            self.0.push((Arc::clone(connection), Arc::clone(config)));
-            self.0.len() - 1
+        let name = (connection.name.clone(), config.name.clone());
+        let number = *self.by_name.entry(name).or_insert_with(|| {
+            self.next = self.next.wrapping_add(1);
+            self.next
         });
-        at as u32
+        let (connection, config) = (Arc::clone(connection), Arc::clone(config));
+        self.by_number.insert(number, Caller { connection, config, round: self.round });
+        number
     }
-}
 
-/// Which of policies with the same selectors comes first.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum Order {
-    Sa,
-    Standing,
-    Ending,
-}
-
-/// Place of a policy: less is first.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-struct Rank(u32, Order);
-
-impl Rank {
-    fn new(config: &ChildConfig, selectors: &[Selector], order: Order) -> Self {
-        let narrowest = selectors.iter().map(narrowness).max().unwrap_or(0);
-        let automatic = AUTOMATIC_PRIORITY - narrowest.min(AUTOMATIC_PRIORITY - 1);
-        Self(if config.priority == 0 { automatic } else { config.priority }, order)
+    /// The section gets another number when it is named again.
+    fn forget(&mut self, connection: &Connection, config: &ChildConfig) {
+        if let Some(number) = self.by_name.remove(&(connection.name.clone(), config.name.clone())) {
+            self.by_number.remove(&number);
+        }
     }
-}
 
-/// Bits that a selector fixes, those of an IPv4 address counted as of an IPv6 one.
-pub(crate) fn narrowness(selector: &Selector) -> u32 {
-    let addresses = |range: &AddrRange| {
-        let bits = |addr: IpAddr| match addr {
-            IpAddr::V4(addr) => u128::from(addr.to_bits()),
-            IpAddr::V6(addr) => addr.to_bits(),
-        };
-        let span = bits(range.end) - bits(range.start);
-        let width = 128 - span.leading_zeros();
-        if range.is_v6() { 128 - width } else { 4 * (32 - width.min(32)) }
-    };
-    let ports = |range: &PortRange| match range.end.checked_sub(range.start) {
-        Some(span) => u16::BITS - (u16::BITS - span.leading_zeros()),
-        None => u16::BITS,
-    };
-    let fixed = addresses(&selector.src) + addresses(&selector.dst);
-    let ports = ports(&selector.src_ports) + ports(&selector.dst_ports);
-    // Eight bits for the protocol, so that addresses decide before it and it before ports.
-    fixed * 64 + if selector.proto.is_some() { 8 + ports } else { 0 }
+    fn forget_unused(&mut self) {
+        let round = self.round;
+        self.by_number.retain(|_, caller| caller.round == round);
+        let by_number = &self.by_number;
+        self.by_name.retain(|_, number| by_number.contains_key(number));
+    }
 }
 
 /// Adds the receiving halves of interchangeable SAs and returns the name of their group.
@@ -606,23 +392,40 @@ fn group(members: &[&Child], into: &mut Assembly) -> u32 {
     name.unwrap_or(NO_SLOT)
 }
 
-/// Adds the sending halves of interchangeable SAs and returns the slot that policies name.
+/// Adds the sending halves of interchangeable SAs and returns the slot that policies name. Those that the peer may
+/// not have yet are used only where there is no other.
 fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut Assembly) -> u32 {
-    let sending = || members.iter().filter(|child| child.sending && child.until.is_none());
-    let fallback = sending().max_by_key(|child| (child.cpu.is_none(), child.id));
-    let Some(fallback) = fallback else { return NO_SLOT };
-    let slot = into.send(&fallback.outbound);
-    let several = sending().any(|child| child.cpu.is_some());
-    if several || fallback.config.per_cpu_sas != PerCpuSas::No {
+    let sending: Vec<&Child> = members.iter().copied().filter(|child| child.sends()).collect();
+    let proven = sending.iter().any(|child| child.unproven.is_none());
+    let is_usable = |child: &Child| !proven || child.unproven.is_none();
+    let usable = sending.iter().copied().filter(|child| is_usable(child));
+    let Some(fallback) = usable.max_by_key(|child| (child.cpu.is_none(), child.id)) else { return NO_SLOT };
+    let slot = send(fallback, callers, into);
+    let several = sending.iter().any(|child| child.cpu.is_some());
+    // Sub SAs do for every packet thread what SAs per CPU would (EESP §4.5).
+    let served = fallback.outbound.lanes.len() > 1 && fallback.outbound.lanes.len() >= workers;
+    if (several || fallback.config.per_cpu_sas != PerCpuSas::No) && !served {
         let mut by_core = vec![None; workers];
         // In the order of their names: of several for one CPU the newest is used.
-        for child in sending() {
+        for child in &sending {
             if let Some(place) = child.cpu.and_then(|cpu| by_core.get_mut(cpu as usize)) {
-                *place = Some(into.send(&child.outbound));
+                // There is one already, so none is asked for.
+                *place = Some(if is_usable(child) { send(child, callers, into) } else { place.unwrap_or(slot) });
             }
         }
         let trap = callers.number(&fallback.connection, &fallback.config);
         into.spread.push(Spread { slot, by_core, trap });
+    }
+    slot
+}
+
+/// Adds a sending half; its packets are held while the peer may not have it.
+fn send(child: &Child, callers: &mut Callers, into: &mut Assembly) -> u32 {
+    let slot = into.send(&child.outbound);
+    if let Some(unproven) = &child.unproven {
+        let trap = callers.number(&child.connection, &child.config);
+        let (sign, ripe) = (Arc::clone(&child.inbound), Arc::clone(&unproven.ripe));
+        into.unproven.push(dataplane::Unproven { slot, trap, sign, ripe });
     }
     slot
 }
@@ -656,86 +459,4 @@ fn of_packet(key: &FlowKey) -> (TrafficSelector, TrafficSelector) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn ts(text: &str) -> TrafficSelector {
-        text.parse().unwrap()
-    }
-
-    fn rank(priority: u32, local: &str, remote: &str, order: Order) -> Rank {
-        let config = ChildConfig { priority, ..section("net") };
-        Rank::new(&config, &pairs(&[ts(local)], &[ts(remote)]), order)
-    }
-
-    fn section(name: &str) -> ChildConfig {
-        use ike::config::{Action, Life, StartAction};
-        ChildConfig {
-            name: name.into(),
-            proposals: Vec::new(),
-            local_ts: Vec::new(),
-            remote_ts: Vec::new(),
-            mode: ChildMode::Tunnel,
-            time: Life::default(),
-            bytes: Life::default(),
-            packets: Life::default(),
-            dpd_action: Action::Clear,
-            start_action: StartAction::default(),
-            close_action: Action::Clear,
-            inactivity: std::time::Duration::ZERO,
-            priority: 0,
-            interface: None,
-            reqid: 0,
-            replay_window: 32,
-            per_cpu_sas: PerCpuSas::No,
-            tfc_padding: 0,
-            copy_df: true,
-            copy_ecn: true,
-            copy_dscp: true,
-            sha256_96: false,
-            eesp_max_sub_sa_id: None,
-            eesp_max_crypt_offset: None,
-            updown: None,
-        }
-    }
-
-    #[test]
-    fn narrower_policies_come_first_and_sas_before_their_traps() {
-        let order = [
-            rank(7, "0.0.0.0/0", "0.0.0.0/0", Order::Standing),
-            rank(0, "10.1.0.1", "10.2.0.1[tcp/22]", Order::Sa),
-            rank(0, "10.1.0.1", "10.2.0.1[tcp]", Order::Sa),
-            rank(0, "10.1.0.1", "10.2.0.1", Order::Sa),
-            rank(0, "10.1.0.1", "10.2.0.1", Order::Standing),
-            rank(0, "10.1.0.1", "10.2.0.1", Order::Ending),
-            rank(0, "10.1.0.0/16", "10.2.0.0/16", Order::Sa),
-            rank(0, "10.1.0.0/16", "0.0.0.0/0", Order::Sa),
-            rank(0, "0.0.0.0/0", "0.0.0.0/0", Order::Sa),
-        ];
-        assert!(order.is_sorted(), "{order:?}");
-        assert_eq!(rank(0, "::/0", "::/0", Order::Sa), rank(0, "0.0.0.0/0", "0.0.0.0/0", Order::Sa));
-    }
-
-    #[test]
-    fn both_sides_of_a_family_make_pairs_within_a_bound() {
-        let made =
-            pairs(&[ts("10.1.0.0/16"), ts("fd01::/16")], &[ts("10.2.0.0/16[tcp]"), ts("fd02::/16"), ts("fd03::1")]);
-        assert_eq!(made.len(), 3);
-        let many: Vec<_> = (0..200).map(|i| ts(&format!("10.0.{i}.0/24"))).collect();
-        assert_eq!(pairs(&many, &many).len(), MAX_SELECTORS);
-    }
-
-    #[test]
-    fn a_packet_asks_in_the_words_of_its_protocol() {
-        use wire::IpProto;
-        let key = |proto, ports: (u16, u16)| {
-            of_packet(&FlowKey::new([10, 0, 0, 1].into(), [10, 0, 0, 2].into(), proto, ports.0, ports.1))
-        };
-        assert_eq!(key(IpProto::TCP, (1000, 22)), (ts("10.0.0.1[tcp/1000]"), ts("10.0.0.2[tcp/22]")));
-        let (local, remote) = key(IpProto::ICMP, (8 << 8, 0));
-        assert_eq!((local.ports, remote.ports), (PortRange::single(8 << 8), PortRange::ANY));
-        assert_eq!(key(IpProto::GRE, (0, 0)), (ts("10.0.0.1[gre]"), ts("10.0.0.2[gre]")));
-        let v6 = FlowKey::new("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), IpProto::UDP, 5, 6);
-        assert_eq!(of_packet(&v6), (ts("fd00::1[udp/5]"), ts("fd00::2[udp/6]")));
-    }
-}
+mod tests;

@@ -187,8 +187,9 @@ impl Plane {
             code_points: self.config.gateway.code_points,
             path_mtu: &|to| ways.borrow_mut().mtu(to),
         };
+        let answered = !child.initiator;
         let child = Child::new(child, &site, jitter, &mut self.keys)?;
-        self.negotiated.install(child);
+        self.negotiated.install(child, answered, Instant::now());
         self.changed = (true, true);
         Ok(())
     }
@@ -203,8 +204,7 @@ impl Plane {
 
     /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives.
     pub(crate) fn remove(&mut self, id: ChildId, until: Instant) {
-        if let Some(child) = self.negotiated.child_mut(id) {
-            (child.sending, child.until) = (false, Some(until));
+        if self.negotiated.end(id, until) {
             self.changed = (true, true);
         }
     }
@@ -302,6 +302,7 @@ impl Plane {
         for (name, direction) in self.tables.expire() {
             tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
         }
+        self.changed.0 |= self.negotiated.prove(now);
         if self.negotiated.reap(now, &mut self.keys) {
             self.changed = (true, true);
         }

@@ -217,10 +217,11 @@ pub(crate) fn snapshot(
         },
     }));
     negotiated.assemble(config.gateway.workers, &mut all);
-    let Assembly { outbound, inbound, groups, spread, policies } = all;
+    let Assembly { outbound, inbound, groups, spread, unproven, ending, policies } = all;
     let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), config.gateway.code_points)
         .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
     (snapshot.groups, snapshot.spread) = (groups, spread);
+    (snapshot.unproven, snapshot.ending) = (unproven, ending);
     Ok(snapshot)
 }
 

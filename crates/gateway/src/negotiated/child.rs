@@ -1,0 +1,316 @@
+//! One Child SA: from keys and numbers that IKE agreed on to two halves that packets use.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crypto::{Engine, KeyTable, Suite};
+use ike::config::{ChildConfig, ChildMode, Connection};
+use ike::output::{ChildId, ChildSa, HalfSa, Path};
+use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
+use ipsec::{
+    Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, SaCommon, SaCounters, SaError,
+    UdpPorts, ah, eesp, esp,
+};
+use wire::registry::CodePoints;
+use wire::{Selector, TrafficSelector};
+
+use super::pairs;
+
+/// Smallest window that EESP allows, in packets.
+const EESP_LEAST_WINDOW: u32 = 64;
+/// Smallest window other than none for ESP and AH, in packets.
+const LEAST_WINDOW: u32 = 32;
+
+/// What has to be known besides the Child SA.
+pub(crate) struct Site<'a> {
+    /// Engine.
+    pub(crate) engine: Engine,
+    /// Packet threads: as many Sub SAs are of use.
+    pub(crate) workers: usize,
+    /// Protocol numbers.
+    pub(crate) code_points: CodePoints,
+    /// MTU of the way to a host, in bytes.
+    pub(crate) path_mtu: &'a dyn Fn(IpAddr) -> u32,
+}
+
+/// A Child SA in use.
+pub(crate) struct Child {
+    /// Name.
+    pub(crate) id: ChildId,
+    /// Connection.
+    pub(crate) connection: Arc<Connection>,
+    /// Section.
+    pub(crate) config: Arc<ChildConfig>,
+    /// Addresses.
+    pub(crate) path: Path,
+    /// Selectors, source local.
+    pub(crate) selectors: Vec<Selector>,
+    /// Algorithms.
+    pub(crate) suite: Suite,
+    /// The CPU it is for (RFC 9611).
+    pub(crate) cpu: Option<u32>,
+    /// The half from the peer.
+    pub(crate) inbound: Arc<InboundSa>,
+    /// The half to the peer.
+    pub(crate) outbound: Arc<OutboundSa>,
+    /// Packets may go out through it.
+    pub(crate) sending: bool,
+    /// The peer may not have it yet.
+    pub(super) unproven: Option<Unproven>,
+    /// When its inbound half goes; it is over otherwise.
+    pub(crate) until: Option<Instant>,
+    /// Soft limits of one direction: packets, bytes; `u64::MAX` is none.
+    pub(crate) soft: (u64, u64),
+    /// IKE was told of the soft limit, of the hard one.
+    pub(crate) told: (bool, bool),
+    /// Inbound packets when it was last looked at.
+    pub(crate) seen: u64,
+}
+
+/// The peer asked for a Child SA and has it only once the answer, which is sent after the SA was installed here, has
+/// reached it (RFC 7296 §1.2): what went out before would be lost.
+pub(super) struct Unproven {
+    /// When it is used all the same.
+    pub(super) until: Instant,
+    /// Packets see by this that it is so.
+    pub(super) ripe: Arc<AtomicBool>,
+}
+
+impl Child {
+    /// Whether packets go out through it, now or as soon as the peer has it.
+    pub(super) fn sends(&self) -> bool {
+        self.sending && self.until.is_none()
+    }
+
+    /// Whether something came through it.
+    pub(super) fn was_heard(&self) -> bool {
+        self.inbound.common.counters.packets.load(Ordering::Relaxed) > 0
+    }
+
+    /// The peer has it, or had time enough.
+    pub(super) fn prove(&mut self) {
+        if let Some(unproven) = self.unproven.take() {
+            unproven.ripe.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Expands the keys of a Child SA and lays out its halves. `jitter` in 0..=1 is the share of `rand` that
+    /// is taken off the soft limits.
+    ///
+    /// # Errors
+    /// What the protocol refuses, for instance a replay window out of range.
+    pub(crate) fn new(child: &ChildSa, site: &Site<'_>, jitter: f64, keys: &mut KeyTable) -> Result<Self, SaError> {
+        let suite = Suite { enc: child.suite.enc, integ: child.suite.integ };
+        let mode = mode(child)?;
+        let name = format!("{}.{}-{}", child.connection.name, child.config.name, child.id.0);
+        let common = || SaCommon::new(&name, mode, outer(child.path, &child.config), lifetime(&child.config));
+        let inbound = inbound(child, suite, site, common(), keys)?;
+        let outbound = match outbound(child, suite, site, common(), keys) {
+            Ok(outbound) => outbound,
+            Err(why) => {
+                inbound.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
+                return Err(why);
+            }
+        };
+        outbound.set_path_mtu((site.path_mtu)(child.path.remote.ip()) as usize);
+        let soft = |life: ike::config::Life<u64>| match life.rekey {
+            0 => u64::MAX,
+            rekey => rekey - ((life.rand.min(rekey / 2)) as f64 * jitter) as u64,
+        };
+        Ok(Self {
+            id: child.id,
+            connection: Arc::clone(&child.connection),
+            config: Arc::clone(&child.config),
+            path: child.path,
+            selectors: pairs(&child.local_ts, &child.remote_ts),
+            suite,
+            cpu: child.cpu,
+            inbound: Arc::new(inbound),
+            outbound: Arc::new(outbound),
+            sending: child.outbound_now,
+            unproven: None,
+            until: None,
+            soft: (soft(child.config.packets), soft(child.config.bytes)),
+            told: (false, false),
+            seen: 0,
+        })
+    }
+
+    /// Takes its keys out of `keys`.
+    pub(crate) fn forget(&self, keys: &mut KeyTable) {
+        self.outbound.lanes.iter().for_each(|lane| keys.remove(lane.key));
+        self.inbound.lanes.iter().filter_map(|lane| lane.key).for_each(|key| keys.remove(key));
+    }
+
+    /// Puts it between other addresses.
+    pub(crate) fn go(&mut self, path: Path, path_mtu: u32) {
+        let outer = outer(path, &self.config);
+        self.path = path;
+        self.inbound = Arc::new(self.inbound.moved(outer));
+        self.outbound = Arc::new(self.outbound.moved(outer));
+        self.outbound.set_path_mtu(path_mtu as usize);
+    }
+
+    /// Whether a soft limit, a hard limit by packets or bytes has passed in either direction.
+    pub(crate) fn worn(&self) -> (bool, bool) {
+        let hard = lifetime(&self.config);
+        let (mut soft_passed, mut hard_passed) = (false, false);
+        for counters in [&self.inbound.common.counters, &self.outbound.common.counters] {
+            let (packets, bytes) = figures(counters);
+            soft_passed |= packets >= self.soft.0 || bytes >= self.soft.1;
+            hard_passed |= packets >= hard.packets || bytes >= hard.bytes;
+        }
+        (soft_passed, hard_passed)
+    }
+}
+
+/// Packets and bytes.
+fn figures(counters: &SaCounters) -> (u64, u64) {
+    (counters.packets.load(Ordering::Relaxed), counters.bytes.load(Ordering::Relaxed))
+}
+
+fn mode(child: &ChildSa) -> Result<Mode, SaError> {
+    let single = |selectors: &[TrafficSelector]| {
+        let range = selectors.first().map(|selector| selector.addrs);
+        range.filter(|range| range.start == range.end).map(|range| range.start)
+    };
+    Ok(match child.mode {
+        ChildMode::Transport => Mode::Transport,
+        ChildMode::Beet => match (single(&child.local_ts), single(&child.remote_ts)) {
+            (Some(local), Some(remote)) => Mode::Beet(Beet { local, remote }),
+            _ => return Err(SaError::Conflict("BEET mode needs selectors of one address on each side")),
+        },
+        ChildMode::Tunnel | ChildMode::Pass | ChildMode::Drop => Mode::Tunnel,
+    })
+}
+
+fn outer(path: Path, config: &ChildConfig) -> Outer {
+    Outer {
+        peer: Peer { local: path.local.ip(), remote: path.remote.ip() },
+        hop_limit: 64,
+        dscp: if config.copy_dscp { DscpPolicy::Copy } else { DscpPolicy::Set(0) },
+        ecn: config.copy_ecn,
+        df: if config.copy_df { DfPolicy::Copy } else { DfPolicy::Clear },
+        udp: path.encap.then_some(UdpPorts { src: path.local.port(), dst: path.remote.port() }),
+        udp_checksum: path.remote.is_ipv6(),
+    }
+}
+
+/// Hard limits by packets and bytes; time is for IKE.
+fn lifetime(config: &ChildConfig) -> Lifetime {
+    let limit = |life: u64| if life == 0 { u64::MAX } else { life };
+    Lifetime { packets: limit(config.packets.life), bytes: limit(config.bytes.life) }
+}
+
+/// The window that was asked for, within what the protocol allows.
+fn window(config: &ChildConfig, suite: &ChildSuite) -> u32 {
+    match (suite.protocol, suite.sn) {
+        (_, SequenceNumbers::None) => 0,
+        (ChildProtocol::Eesp, _) => config.replay_window.max(EESP_LEAST_WINDOW),
+        // ESN without a window would be a receiver that cannot follow the high half.
+        (_, SequenceNumbers::Extended) => config.replay_window.max(LEAST_WINDOW),
+        (..) if config.replay_window == 0 => 0,
+        (..) => config.replay_window.max(LEAST_WINDOW),
+    }
+}
+
+fn esp_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u64) -> esp::Spec<'a> {
+    esp::Spec {
+        spi: half.spi.get(),
+        suite,
+        enc_key: &half.enc,
+        integ_key: &half.integ,
+        esn: child.suite.sn == SequenceNumbers::Extended,
+        window: window(&child.config, &child.suite),
+        first_seq,
+        persistent: false,
+        tfc_padding: child.config.tfc_padding > 0 && child.tfc && child.mode == ChildMode::Tunnel,
+        iv: esp::CbcIv::Encrypted,
+    }
+}
+
+fn ah_spec<'a>(child: &'a ChildSa, half: &'a HalfSa, suite: Suite, first_seq: u64) -> ah::Spec<'a> {
+    ah::Spec {
+        spi: half.spi.get(),
+        suite,
+        integ_key: &half.integ,
+        esn: child.suite.sn == SequenceNumbers::Extended,
+        window: window(&child.config, &child.suite),
+        first_seq,
+        persistent: false,
+        align8_v4: false,
+    }
+}
+
+fn eesp_spec<'a>(
+    child: &'a ChildSa,
+    half: &'a HalfSa,
+    suite: Suite,
+    site: &Site<'_>,
+    sub_sas: u32,
+    crypt_offset: Option<u8>,
+) -> eesp::Spec<'a> {
+    eesp::Spec {
+        spi: half.spi.get(),
+        suite,
+        key: &half.enc,
+        sub_sas: child.suite.sskdf.map(|kdf| (kdf, sub_sas)),
+        session: 0,
+        seq: child.suite.sn == SequenceNumbers::Bits64,
+        window: window(&child.config, &child.suite),
+        first_seq: &[],
+        persistent: false,
+        crypt_offset,
+        extra_options: &[],
+        strict_options: false,
+        ip_proto: site.code_points.eesp_protocol,
+        first_iv: None,
+    }
+}
+
+/// Sub SAs from the highest ID that the receiver accepts; none said is all of them.
+fn sub_sas(max_id: Option<u16>) -> u32 {
+    u32::from(max_id.unwrap_or(u16::MAX)) + 1
+}
+
+fn inbound(
+    child: &ChildSa,
+    suite: Suite,
+    site: &Site<'_>,
+    common: SaCommon,
+    keys: &mut KeyTable,
+) -> Result<InboundSa, SaError> {
+    let half = &child.inbound;
+    match child.suite.protocol {
+        ChildProtocol::Esp => esp::inbound(common, &esp_spec(child, half, suite, 0), site.engine, keys),
+        ChildProtocol::Ah => ah::inbound(common, &ah_spec(child, half, suite, 0), site.engine, keys),
+        ChildProtocol::Eesp => {
+            let announced = child.config.eesp_max_crypt_offset.map(|words| words.min(63) * 4);
+            let count = sub_sas(child.config.eesp_max_sub_sa_id);
+            let spec = eesp_spec(child, half, suite, site, count, announced);
+            eesp::inbound(common, &spec, site.engine, keys)
+        }
+    }
+}
+
+fn outbound(
+    child: &ChildSa,
+    suite: Suite,
+    site: &Site<'_>,
+    common: SaCommon,
+    keys: &mut KeyTable,
+) -> Result<OutboundSa, SaError> {
+    let half = &child.outbound;
+    match child.suite.protocol {
+        ChildProtocol::Esp => esp::outbound(common, &esp_spec(child, half, suite, 1), site.engine, keys),
+        ChildProtocol::Ah => ah::outbound(common, &ah_spec(child, half, suite, 1), site.engine, keys),
+        ChildProtocol::Eesp => {
+            // One for each packet thread is all that is of use, and nobody has to use all (EESP §4.5).
+            let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
+            let spec = eesp_spec(child, half, suite, site, count, None);
+            eesp::outbound(common, &spec, site.engine, keys)
+        }
+    }
+}
