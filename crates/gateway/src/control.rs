@@ -235,7 +235,7 @@ impl Control {
             workers_active: [workers, 0, 0, 0],
             queues: [0; 4],
             scheduled: 0,
-            ike_sas: endpoint.ike_sa_count() as u64,
+            ike_sas: endpoint.ike_sas().count() as u64,
             half_open: endpoint.half_open_count() as u64,
             plugins: vec!["weir".to_owned()],
         }

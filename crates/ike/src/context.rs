@@ -10,7 +10,7 @@ use rand_core::RngCore;
 use crate::config::Connection;
 use crate::endpoint::Settings;
 use crate::identity::Identity;
-use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket};
+use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket, Virtual};
 use crate::pool::Pools;
 
 /// The part of an endpoint that all its IKE SAs share. Borrowed for one step.
@@ -47,6 +47,8 @@ pub(crate) struct Names {
     pub(crate) peers: HashMap<(Identity, Identity), Vec<IkeId>>,
     /// Trusted authorities of each connection that asks for certificates, by its name.
     pub(crate) authorities: HashMap<String, Vec<[u8; 20]>>,
+    /// How many IKE SAs gave this host each of its virtual addresses: two while one takes the other's place.
+    virtual_addresses: HashMap<IpAddr, u32>,
     /// Addresses of this host, as far as it was told.
     pub(crate) local_addresses: Vec<IpAddr>,
 }
@@ -104,6 +106,25 @@ impl Context<'_> {
                 self.names.child_spis.insert(spi.get(), Some(id));
                 return spi;
             }
+        }
+    }
+
+    /// An IKE SA gave this host a virtual address.
+    pub(crate) fn hold_address(&mut self, ike: IkeId, address: &Virtual) {
+        let holders = self.names.virtual_addresses.entry(address.addr).or_insert(0);
+        *holders += 1;
+        if *holders == 1 {
+            self.out.push_back(Output::VirtualAddress(ike, address.clone(), true));
+        }
+    }
+
+    /// It is over; the address goes with the last IKE SA that gave it.
+    pub(crate) fn drop_address(&mut self, ike: IkeId, address: Virtual) {
+        let Some(holders) = self.names.virtual_addresses.get_mut(&address.addr) else { return };
+        *holders -= 1;
+        if *holders == 0 {
+            self.names.virtual_addresses.remove(&address.addr);
+            self.out.push_back(Output::VirtualAddress(ike, address, false));
         }
     }
 

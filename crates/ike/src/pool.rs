@@ -4,7 +4,7 @@
 //! that it had, until nobody else can be served without it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use crate::config::PoolConfig;
 use crate::identity::Identity;
@@ -42,8 +42,23 @@ pub struct Lease {
     pub identity: Identity,
     /// Its IKE SA is up.
     pub online: bool,
+    /// How many IKE SAs hold it: two while one takes the other's place.
+    holders: u32,
+    /// Where the newest of them runs to.
+    from: SocketAddr,
     /// The event that put it into this state.
     since: u64,
+}
+
+/// Who asks for an address.
+#[derive(Clone, Copy)]
+pub struct Client<'a> {
+    /// Authenticated.
+    pub identity: &'a Identity,
+    /// Where its IKE SA runs to.
+    pub from: SocketAddr,
+    /// Its IKE SA ends all others of this identity.
+    pub alone: bool,
 }
 
 impl Pools {
@@ -64,12 +79,16 @@ impl Pools {
         self.pools.iter().find(|pool| pool.config.name == name)
     }
 
-    /// Gives `identity` an address from the first of the pools `names` that has one of the family. What it
+    /// Gives `client` an address from the first of the pools `names` that has one of the family. What it
     /// had before comes first, then `wanted` unless that is unspecified, then a fresh address, then one
     /// whose owner has been away longest.
     ///
+    /// An address in use is given once more to the same identity when its new IKE SA takes the place of the old
+    /// one: when it ends all others, or asks for that address from where the old one runs to (a client that
+    /// authenticates anew). Each [`Pools::release`] then takes one of them back.
+    ///
     /// `None` when none of them has an address; then the answer is INTERNAL_ADDRESS_FAILURE.
-    pub fn acquire(&mut self, names: &[String], identity: &Identity, wanted: IpAddr) -> Option<(String, IpAddr)> {
+    pub fn acquire(&mut self, names: &[String], client: Client<'_>, wanted: IpAddr) -> Option<(String, IpAddr)> {
         // All pools are asked for the old address before any gives a new one.
         for only_known in [true, false] {
             for name in names {
@@ -77,9 +96,9 @@ impl Pools {
                 if pool.is_v6() != wanted.is_ipv6() {
                     continue;
                 }
-                let known = pool.known(identity, wanted);
+                let known = pool.known(client, wanted);
                 if let Some(addr) = if only_known { known } else { pool.choose(wanted) } {
-                    pool.give(addr, identity);
+                    pool.give(addr, client);
                     return Some((name.clone(), addr));
                 }
             }
@@ -91,6 +110,14 @@ impl Pools {
     pub fn release(&mut self, name: &str, addr: IpAddr) {
         if let Some(pool) = self.pools.iter_mut().find(|pool| pool.config.name == name) {
             pool.release(addr);
+        }
+    }
+
+    /// The IKE SA that has the address runs to somewhere else now.
+    pub fn moved(&mut self, name: &str, addr: IpAddr, from: SocketAddr) {
+        let pool = self.pools.iter_mut().find(|pool| pool.config.name == name);
+        if let Some(lease) = pool.and_then(|pool| pool.leases.get_mut(&addr)) {
+            lease.from = from;
         }
     }
 
@@ -167,11 +194,14 @@ impl Pool {
         addr.is_ipv6() == self.is_v6() && bits(addr).checked_sub(self.first).is_some_and(|offset| offset < self.size)
     }
 
-    /// An address that the identity had and nobody uses now: `wanted` if it is one of them.
-    fn known(&self, identity: &Identity, wanted: IpAddr) -> Option<IpAddr> {
-        let mut idle = self.of_identity.get(identity)?.iter().filter(|addr| !self.leases[*addr].online).peekable();
-        let first = idle.peek().map(|addr| **addr);
-        idle.find(|addr| **addr == wanted).copied().or(first)
+    /// An address that the client had and that nobody else uses now: `wanted` if it is one of them.
+    fn known(&self, client: Client<'_>, wanted: IpAddr) -> Option<IpAddr> {
+        let had = self.of_identity.get(client.identity)?;
+        let is_online = |addr: &&IpAddr| self.leases[*addr].online;
+        let same = |addr: &&IpAddr| client.alone || self.leases[*addr].from == client.from;
+        let wish = had.get(&wanted).filter(|addr| !is_online(addr) || same(addr));
+        let current = had.iter().find(|addr| client.alone && is_online(addr));
+        wish.or(current).or_else(|| had.iter().find(|addr| !is_online(addr))).copied()
     }
 
     /// An address for somebody who had none.
@@ -203,10 +233,13 @@ impl Pool {
         if self.is_v6() { Ipv6Addr::from_bits(bits).into() } else { Ipv4Addr::from_bits(bits as u32).into() }
     }
 
-    fn give(&mut self, addr: IpAddr, identity: &Identity) {
+    fn give(&mut self, addr: IpAddr, client: Client<'_>) {
+        let shared = self.leases.get(&addr).filter(|lease| lease.online && lease.identity == *client.identity);
+        let holders = 1 + shared.map_or(0, |lease| lease.holders);
         self.forget(addr);
         self.events += 1;
-        self.insert(addr, Lease { identity: identity.clone(), online: true, since: self.events });
+        let identity = client.identity.clone();
+        self.insert(addr, Lease { identity, online: true, holders, from: client.from, since: self.events });
     }
 
     /// Takes a lease of somebody who is away out.
@@ -222,7 +255,9 @@ impl Pool {
     }
 
     fn release(&mut self, addr: IpAddr) {
-        if let Some(lease) = self.leases.get_mut(&addr).filter(|lease| lease.online) {
+        let Some(lease) = self.leases.get_mut(&addr).filter(|lease| lease.online) else { return };
+        lease.holders -= 1;
+        if lease.holders == 0 {
             self.events += 1;
             (lease.online, lease.since) = (false, self.events);
             self.away.insert(self.events, addr);
@@ -260,8 +295,12 @@ mod tests {
 
     const ANY: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
 
+    fn client(identity: &Identity) -> Client<'_> {
+        Client { identity, from: ([192, 0, 2, identity.data[0]], 4500).into(), alone: false }
+    }
+
     fn take(pools: &mut Pools, name: u8) -> Option<String> {
-        pools.acquire(&["a".into()], &who(name), ANY).map(|(_, addr)| addr.to_string())
+        pools.acquire(&["a".into()], client(&who(name)), ANY).map(|(_, addr)| addr.to_string())
     }
 
     #[test]
@@ -274,6 +313,33 @@ mod tests {
         assert_eq!(take(&mut pools, 1).as_deref(), Some("10.3.0.1"));
         // A second IKE SA of the same client is another lease.
         assert_eq!(take(&mut pools, 1).as_deref(), Some("10.3.0.4"));
+    }
+
+    #[test]
+    fn a_client_keeps_its_address_while_it_authenticates_anew() {
+        let mut pools = pools("10.3.0.0/29");
+        let (own, alice, bob, names) = (IpAddr::from([10, 3, 0, 1]), who(1), who(2), ["a".to_owned()]);
+        let mut get = |client, wish| pools.acquire(&names, client, wish).map(|(_, addr)| addr.to_string());
+        let here = client(&alice);
+        let elsewhere = Client { from: ([192, 0, 2, 1], 4501).into(), ..here };
+        assert_eq!(get(here, ANY).as_deref(), Some("10.3.0.1"));
+        assert_eq!(get(here, own).as_deref(), Some("10.3.0.1"));
+        // Another device of the same person, another person, a wish for none in particular.
+        assert_eq!(get(elsewhere, own).as_deref(), Some("10.3.0.2"));
+        assert_eq!(get(client(&bob), own).as_deref(), Some("10.3.0.3"));
+        assert_eq!(get(here, ANY).as_deref(), Some("10.3.0.4"));
+        // Who ends its other IKE SAs, or lost them, goes on with what they had.
+        assert_eq!(get(Client { alone: true, ..elsewhere }, ANY).as_deref(), Some("10.3.0.1"));
+        pools.moved("a", own, ([198, 51, 100, 1], 4500).into());
+        let moved = Client { from: ([198, 51, 100, 1], 4500).into(), ..here };
+        assert_eq!(pools.acquire(&names, moved, own), Some(("a".into(), own)));
+        let online = |pools: &Pools| pools.get("a").unwrap().leases().find(|(addr, _)| *addr == own).unwrap().1.online;
+        for _ in 0..3 {
+            pools.release("a", own);
+            assert!(online(&pools));
+        }
+        pools.release("a", own);
+        assert!(!online(&pools));
     }
 
     #[test]
@@ -294,7 +360,7 @@ mod tests {
     fn a_wish_is_granted_when_it_can_be() {
         let mut pools = pools("10.3.0.10-10.3.0.20");
         let mut wish = |name, wish: &str| {
-            pools.acquire(&["a".into()], &who(name), wish.parse().unwrap()).map(|(_, addr)| addr.to_string())
+            pools.acquire(&["a".into()], client(&who(name)), wish.parse().unwrap()).map(|(_, addr)| addr.to_string())
         };
         assert_eq!(wish(1, "10.3.0.15").as_deref(), Some("10.3.0.15"));
         assert_eq!(wish(2, "10.3.0.15").as_deref(), Some("10.3.0.10"));
@@ -307,14 +373,14 @@ mod tests {
         let mut pools = Pools::default();
         pools.load(vec![pool("a", "10.3.0.1"), pool("b", "fd00::/64"), pool("c", "10.4.0.0/24")]);
         let names = ["none", "a", "b", "c"].map(String::from);
-        let mut get = |name, wish: &str| pools.acquire(&names, &who(name), wish.parse().unwrap());
+        let mut get = |name, wish: &str| pools.acquire(&names, client(&who(name)), wish.parse().unwrap());
         assert_eq!(get(1, "0.0.0.0"), Some(("a".into(), "10.3.0.1".parse().unwrap())));
         assert_eq!(get(2, "0.0.0.0"), Some(("c".into(), "10.4.0.1".parse().unwrap())));
         assert_eq!(get(1, "::"), Some(("b".into(), "fd00::1".parse().unwrap())));
         pools.release("a", "10.3.0.1".parse().unwrap());
         pools.release("c", "10.4.0.1".parse().unwrap());
         // What it had, although an earlier pool has room.
-        assert_eq!(pools.acquire(&names, &who(2), ANY), Some(("c".into(), "10.4.0.1".parse().unwrap())));
+        assert_eq!(pools.acquire(&names, client(&who(2)), ANY), Some(("c".into(), "10.4.0.1".parse().unwrap())));
         assert_eq!(pools.attributes(&names).count(), 3);
     }
 
@@ -337,7 +403,7 @@ mod tests {
     #[test]
     fn the_largest_pool_does_not_overflow() {
         let mut pools = pools("::/0");
-        let addr = pools.acquire(&["a".into()], &who(1), IpAddr::V6(Ipv6Addr::UNSPECIFIED));
+        let addr = pools.acquire(&["a".into()], client(&who(1)), IpAddr::V6(Ipv6Addr::UNSPECIFIED));
         assert_eq!(addr.map(|(_, addr)| addr.to_string()).as_deref(), Some("::1"));
         assert_eq!(pools.get("a").unwrap().size(), u128::MAX - 1);
     }
@@ -349,7 +415,7 @@ mod tests {
             let mut held: Vec<(u8, IpAddr)> = Vec::new();
             for (name, up) in steps {
                 if up {
-                    let got = pools.acquire(&["a".into()], &who(name), ANY);
+                    let got = pools.acquire(&["a".into()], client(&who(name)), ANY);
                     prop_assert_eq!(got.is_some(), held.len() < 5);
                     if let Some((_, addr)) = got {
                         prop_assert!(held.iter().all(|(_, taken)| *taken != addr));

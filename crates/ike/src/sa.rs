@@ -48,8 +48,10 @@ pub(crate) struct Initiation {
     pub(crate) remote: Option<std::net::SocketAddr>,
     /// Number of this attempt, from 1.
     pub(crate) attempt: u32,
-    /// The IKE SA that ends when this one is up (make before break).
+    /// The IKE SA that ends when this one has taken its Child SAs over (make before break).
     pub(crate) replaces: Option<IkeId>,
+    /// Virtual addresses that it had; they are asked for again.
+    pub(crate) addresses: Vec<std::net::IpAddr>,
     /// Commands that wait for it.
     pub(crate) commands: Vec<u64>,
 }
@@ -136,6 +138,8 @@ pub(crate) enum Ending {
     Replaced,
     /// A Delete was sent.
     Deleting,
+    /// The peer deleted it: gone for everybody but a peer that repeats its last request.
+    Lingering,
     /// It is over: the endpoint removes it.
     Over,
 }

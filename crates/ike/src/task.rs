@@ -28,7 +28,7 @@ use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 use crate::child::{Child, ChildFault, Parent, Parts, Refused};
 use crate::context::Context;
 use crate::exchange::{Inner, Plain};
-use crate::output::{ChildId, Event, Level, Subsystem};
+use crate::output::{ChildId, Event, IkeId, Level, Subsystem};
 use crate::sa::{ChildRequest, Ending, Established, Role};
 
 /// Tasks that wait on one IKE SA; about 100 bytes each.
@@ -58,6 +58,10 @@ pub(crate) struct Tasks {
     full: Vec<String>,
     /// A redirection was followed: the next is not.
     redirected: bool,
+    /// The IKE SA that takes this one's Child SAs over.
+    heir: Option<IkeId>,
+    /// The IKE SA that ends when its Child SAs are on this one.
+    takes_over: Option<IkeId>,
 }
 
 /// A task with the time before which it does not start.
@@ -115,6 +119,8 @@ impl Tasks {
             addresses: address::Addresses::default(),
             full: Vec::new(),
             redirected: false,
+            heir: None,
+            takes_over: None,
         }
     }
 
@@ -272,7 +278,7 @@ impl Established {
                 ctx.count(counters::INVALID_SYNTAX);
                 let reason = format!("the peer's response breaks a rule: {}", refused.reason);
                 self.fail_active(ctx, active, &reason);
-                return self.terminate(ctx, false, &reason, None);
+                return self.give_up(ctx, &reason);
             }
         };
         match active {
@@ -284,6 +290,29 @@ impl Established {
             Active::Addresses { update } => self.addresses_answered(ctx, update, &parts),
             Active::DeleteSpi => (),
         }
+    }
+
+    /// Another IKE SA is there that takes this one's Child SAs over, and ends it then.
+    pub(crate) fn inherited_by(&mut self, heir: IkeId) {
+        self.tasks.heir = Some(heir);
+    }
+
+    /// This IKE SA takes the Child SAs of another over.
+    pub(crate) fn takes_over(&mut self, old: IkeId) {
+        self.tasks.takes_over = Some(old);
+    }
+
+    fn has_heir(&self, ctx: &Context<'_>) -> bool {
+        let (local, remote) = self.identities();
+        self.tasks.heir.is_some_and(|heir| ctx.names.with_peer(&local, &remote).any(|id| id == heir))
+    }
+
+    /// The IKE SA whose Child SAs this one was to take over, once they are here or have failed; told once.
+    pub(crate) fn took_over(&mut self) -> Option<IkeId> {
+        let creates = |waiting: &Waiting| matches!(&waiting.task, Task::CreateChild(request) if request.cpu.is_none());
+        let active = matches!(&self.tasks.active, Some(Active::Create(create)) if create.rekeys().is_none());
+        let done = self.ending == Ending::No && !active && !self.tasks.queue.iter().any(creates);
+        self.tasks.takes_over.take_if(|_| done)
     }
 
     /// Starts what waits, when no request is out. To be called after every step.

@@ -263,7 +263,7 @@ impl Host {
                 }
             }
             Output::VirtualAddress(ike, address, true) => self.virtuals.push((ike, address)),
-            Output::VirtualAddress(ike, address, false) => self.virtuals.retain(|have| *have != (ike, address.clone())),
+            Output::VirtualAddress(_, address, false) => self.virtuals.retain(|(_, have)| have.addr != address.addr),
             Output::Trap(connection, child, true) => {
                 self.traps.insert((connection.name.clone(), child.name.clone()));
             }

@@ -140,7 +140,8 @@ impl<R: CryptoRng> Endpoint<R> {
     ) -> Result<(), InitiateError> {
         let spis = self.spis_of(&connection.name);
         let live = |spi: &&IkeSpi| matches!(self.sas.get(*spi).map(|slot| &slot.sa), Some(IkeSa::Established(sa)) if sa.ending == Ending::No);
-        if let Some(spi) = spis.iter().find(live).copied() {
+        // The newest: an older one may be about to end for it.
+        if let Some(spi) = spis.iter().rfind(live).copied() {
             if let Some(command) = command {
                 self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
             }
@@ -175,6 +176,7 @@ impl<R: CryptoRng> Endpoint<R> {
             remote: None,
             attempt: 1,
             replaces: None,
+            addresses: Vec::new(),
             commands: command.into_iter().collect(),
         };
         if self.path_of(&initiation).is_none() {

@@ -37,16 +37,21 @@ impl<R: CryptoRng> Endpoint<R> {
             Outcome::Over(over) => return self.end(now, spi, over),
             Outcome::Up(up) => self.up(now, spi, *up),
         }
-        let Some(slot) = self.sas.get(spi) else { return };
-        let due = match &slot.sa {
+        let Some(slot) = self.sas.get_mut(spi) else { return };
+        let mut replaced = None;
+        let due = match &mut slot.sa {
             IkeSa::Handshake(handshake) => handshake.deadline(),
             IkeSa::Established(sa) if sa.ending == Ending::Over => return self.remove(spi),
             IkeSa::Established(sa) => {
+                replaced = sa.took_over();
                 let (exchange, sa) = (sa.exchanges.deadline(), sa.deadline());
                 exchange.map_or(sa, |exchange| Some(sa.map_or(exchange, |sa| sa.min(exchange))))
             }
         };
         self.set_timer(spi, due);
+        if let Some(old) = replaced {
+            self.supersede(now, old, false, "a new IKE SA takes its place");
+        }
     }
 
     fn tell_refused(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
@@ -134,23 +139,25 @@ impl<R: CryptoRng> Endpoint<R> {
             self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
         }
         let addresses = self.shared.names.local_addresses.clone();
+        if let Some(old) = replaces.and_then(|old| self.by_id.get(&old).copied()) {
+            self.with(now, &old, |sa, _| sa.inherited_by(id));
+        }
         self.with(now, spi, |sa, ctx| {
             sa.announced_addresses(&addresses);
             for child in children {
                 sa.request_child(ctx, child);
             }
+            if let Some(old) = replaces {
+                sa.takes_over(old);
+            }
         });
-        if let Some(old) = replaces.and_then(|old| self.by_id.get(&old).copied()) {
-            self.with(now, &old, |sa, ctx| sa.terminate(ctx, false, "a new IKE SA takes its place", None));
-        }
         if !responder || connection.unique == Unique::Never {
             return;
         }
         for other in others {
             let Some(other_spi) = self.by_id.get(&other).copied() else { continue };
             if initial_contact {
-                let reason = "the peer has forgotten it (INITIAL_CONTACT)";
-                self.with(now, &other_spi, |sa, ctx| sa.terminate(ctx, true, reason, None));
+                self.supersede(now, other, true, "the peer has forgotten it (INITIAL_CONTACT)");
             } else if connection.unique == Unique::Replace {
                 let same = |sa: &Established| sa.path.remote == remote;
                 let reauth =
@@ -179,16 +186,36 @@ impl<R: CryptoRng> Endpoint<R> {
         result
     }
 
+    /// Ends an IKE SA that another one with the same peer makes superfluous. What that one lacks stays trapped.
+    fn supersede(&mut self, now: Instant, old: IkeId, force: bool, reason: &str) {
+        let Some(spi) = self.by_id.get(&old).copied() else { return };
+        let Some(Slot { sa: IkeSa::Established(sa), .. }) = self.sas.get(&spi) else { return };
+        let others = self.spis_of(&sa.connection.name).into_iter().filter(|other| *other != spi);
+        let elsewhere: Vec<String> = others.flat_map(|other| self.sections_of(&other)).collect();
+        self.with(now, &spi, |sa, ctx| {
+            sa.leave_traps(ctx, &elsewhere);
+            sa.terminate(ctx, force, reason, None);
+        });
+    }
+
+    /// Sections of which an IKE SA has Child SAs.
+    fn sections_of(&self, spi: &IkeSpi) -> Vec<String> {
+        match self.sas.get(spi).map(|slot| &slot.sa) {
+            Some(IkeSa::Established(sa)) => {
+                let live = sa.children.iter().filter(|child| child.is_live() && child.cpu.is_none());
+                live.map(|child| child.config.name.clone()).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Ends duplicates whose time is over.
     pub(super) fn retire(&mut self, now: Instant) {
         let (due, rest) = std::mem::take(&mut self.retiring).into_iter().partition(|(at, _)| *at <= now);
         self.retiring = rest;
         let due: Vec<(Instant, IkeId)> = due;
         for (_, id) in due {
-            if let Some(spi) = self.by_id.get(&id).copied() {
-                let reason = "a newer IKE SA with the same peer replaces it";
-                self.with(now, &spi, |sa, ctx| sa.terminate(ctx, false, reason, None));
-            }
+            self.supersede(now, id, false, "a newer IKE SA with the same peer replaces it");
         }
     }
 

@@ -102,16 +102,17 @@ pub struct ChildView<'a> {
 }
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// Every IKE SA, in the order of their names; of one being replaced both the old and the new.
+    /// Every IKE SA, in the order of their names; of one being replaced both the old and the new. One that the
+    /// peer deleted is not there any more, although it answers what the peer repeats for a while.
     pub fn ike_sas(&self) -> impl Iterator<Item = IkeView<'_>> {
-        let mut views: Vec<IkeView<'_>> = self.sas.values().map(|slot| view(&slot.sa)).collect();
+        let mut views: Vec<IkeView<'_>> = self.sas.values().filter_map(|slot| view(&slot.sa)).collect();
         views.sort_by_key(|view| (view.id, view.established.is_none()));
         views.into_iter()
     }
 
     /// The IKE SA of a name, the newest of those that share it.
     pub fn ike_sa(&self, id: IkeId) -> Option<IkeView<'_>> {
-        self.sas.get(self.by_id.get(&id)?).map(|slot| view(&slot.sa))
+        self.sas.get(self.by_id.get(&id)?).and_then(|slot| view(&slot.sa))
     }
 
     /// The IKE SA of a Child SA.
@@ -119,7 +120,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.children.get(&child).copied()
     }
 
-    /// IKE SAs in all, those in handshakes and those being replaced included.
+    /// IKE SAs in all: those in handshakes, those being replaced and those that only answer repetitions included.
     pub fn ike_sa_count(&self) -> usize {
         self.sas.len()
     }
@@ -130,31 +131,36 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 }
 
-fn view(sa: &IkeSa) -> IkeView<'_> {
+fn view(sa: &IkeSa) -> Option<IkeView<'_>> {
     match sa {
-        IkeSa::Handshake(handshake) => IkeView {
-            id: handshake.id(),
-            connection: handshake.connection(),
-            state: IkeState::Connecting,
-            initiator: matches!(**handshake, Handshake::Initiator(_)),
-            spis: handshake.spis(),
-            path: handshake.path(),
-            local_id: None,
-            remote_id: None,
-            eap_name: None,
-            suite: None,
-            established: None,
-            rekey_at: None,
-            reauth_at: None,
-            nat: (false, false),
-            ppk: false,
-            virtual_local: &[],
-            virtual_remote: &[],
-            tasks_queued: Vec::new(),
-            tasks_active: None,
-            children: Vec::new(),
-        },
-        IkeSa::Established(sa) => established(sa),
+        IkeSa::Handshake(handshake) => Some(connecting(handshake)),
+        IkeSa::Established(sa) if sa.ending == Ending::Lingering => None,
+        IkeSa::Established(sa) => Some(established(sa)),
+    }
+}
+
+fn connecting(handshake: &Handshake) -> IkeView<'_> {
+    IkeView {
+        id: handshake.id(),
+        connection: handshake.connection(),
+        state: IkeState::Connecting,
+        initiator: matches!(handshake, Handshake::Initiator(_)),
+        spis: handshake.spis(),
+        path: handshake.path(),
+        local_id: None,
+        remote_id: None,
+        eap_name: None,
+        suite: None,
+        established: None,
+        rekey_at: None,
+        reauth_at: None,
+        nat: (false, false),
+        ppk: false,
+        virtual_local: &[],
+        virtual_remote: &[],
+        tasks_queued: Vec::new(),
+        tasks_active: None,
+        children: Vec::new(),
     }
 }
 
@@ -167,7 +173,7 @@ fn established(sa: &Established) -> IkeView<'_> {
             Ending::No if tasks_active == Some("IKE_REKEY") => IkeState::Rekeying,
             Ending::No => IkeState::Established,
             Ending::Replaced => IkeState::Rekeyed,
-            Ending::Deleting | Ending::Over => IkeState::Deleting,
+            Ending::Deleting | Ending::Lingering | Ending::Over => IkeState::Deleting,
         },
         initiator: sa.role == Role::Initiator,
         spis: sa.spis,

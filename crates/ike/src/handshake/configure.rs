@@ -7,18 +7,19 @@ use wire::ike::{Cfg, CfgAttr, CfgType, Chain, NotifyType};
 use crate::child::Refused;
 use crate::config::Connection;
 use crate::context::Context;
-use crate::identity::Identity;
 use crate::output::Virtual;
+use crate::pool::Client;
 
 /// Addresses and name servers that are taken of a gateway.
 const ADDRESSES_MAX: usize = 8;
 
-/// Asks for the addresses of a connection, and for name servers with them.
-pub(super) fn emit_request(connection: &Connection, chain: &mut Chain<'_>) {
+/// Asks for the addresses of a connection, and for name servers with them; where any address will do, for one of
+/// `current`.
+pub(super) fn emit_request(connection: &Connection, current: &[IpAddr], chain: &mut Chain<'_>) {
     if connection.vips.is_empty() {
         return;
     }
-    let mut attributes: Vec<(CfgAttr, Vec<u8>)> = connection.vips.iter().map(wanted).collect();
+    let mut attributes: Vec<(CfgAttr, Vec<u8>)> = connection.vips.iter().map(|vip| wanted(vip, current)).collect();
     if connection.vips.iter().any(IpAddr::is_ipv4) {
         attributes.push((CfgAttr::INTERNAL_IP4_DNS, Vec::new()));
     }
@@ -28,8 +29,9 @@ pub(super) fn emit_request(connection: &Connection, chain: &mut Chain<'_>) {
     emit(chain, CfgType::REQUEST, &attributes);
 }
 
-fn wanted(vip: &IpAddr) -> (CfgAttr, Vec<u8>) {
-    match vip {
+fn wanted(vip: &IpAddr, current: &[IpAddr]) -> (CfgAttr, Vec<u8>) {
+    let same = |addr: &&IpAddr| vip.is_unspecified() && addr.is_ipv4() == vip.is_ipv4();
+    match current.iter().find(same).unwrap_or(vip) {
         vip if vip.is_unspecified() && vip.is_ipv4() => (CfgAttr::INTERNAL_IP4_ADDRESS, Vec::new()),
         vip if vip.is_unspecified() => (CfgAttr::INTERNAL_IP6_ADDRESS, Vec::new()),
         vip => given(*vip),
@@ -100,7 +102,7 @@ pub(super) fn read_request(cfg: &Cfg<'_>) -> Vec<IpAddr> {
 pub(super) fn assign(
     ctx: &mut Context<'_>,
     connection: &Connection,
-    client: &Identity,
+    client: Client<'_>,
     wishes: &[IpAddr],
 ) -> Result<Vec<(String, IpAddr)>, Refused> {
     let mut leases = Vec::new();

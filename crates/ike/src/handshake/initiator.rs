@@ -288,6 +288,7 @@ impl Start {
             remote,
             attempt,
             replaces: self.initiation.replaces,
+            addresses: self.initiation.addresses.clone(),
             commands: std::mem::take(&mut over.commands),
         }
     }

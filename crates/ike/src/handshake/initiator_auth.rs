@@ -4,7 +4,7 @@
 //! the peer through `connection.remote`. The peer has to be authenticated before anything of an EAP
 //! method is answered, unless the method itself does that (RFC 5998).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crypto::ike::{KeInitiator, Secret};
@@ -357,7 +357,7 @@ impl Authenticating {
                 }
             }
             if first {
-                self.emit_first(ctx, start.path.local.ip(), &connection, chain);
+                self.emit_first(ctx, start, chain);
             }
             if more {
                 status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
@@ -368,8 +368,9 @@ impl Authenticating {
     }
 
     /// What goes into the first IKE_AUTH besides identities.
-    fn emit_first(&self, ctx: &Context<'_>, here: IpAddr, connection: &Connection, chain: &mut Chain<'_>) {
-        configure::emit_request(connection, chain);
+    fn emit_first(&self, ctx: &Context<'_>, start: &Start, chain: &mut Chain<'_>) {
+        let connection = start.connection();
+        configure::emit_request(connection, &start.initiation.addresses, chain);
         if let Some((offer, _)) = &self.offer {
             offer.emit(ctx, chain);
         }
@@ -379,7 +380,7 @@ impl Authenticating {
         status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
         if connection.mobike {
             status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
-            emit_addresses(ctx, here, chain);
+            emit_addresses(ctx, start.path.local.ip(), chain);
         }
     }
 

@@ -22,6 +22,7 @@ use crate::context::Context;
 use crate::exchange::{Exchanges, Inner, Plain};
 use crate::identity::Identity;
 use crate::output::{Answer, EapAnswer, EapStep, Level, Path, Question, Signed, Subsystem, Ticket, Verified};
+use crate::pool::Client;
 use crate::sa::{Established, Role};
 
 /// The responder with keys.
@@ -591,7 +592,10 @@ impl Answering {
             return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
         }
         let wishes = parts.cfg(CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
-        let leases = configure::assign(ctx, connection, &who, &wishes);
+        let lost = self.initial_contact && connection.unique != Unique::Never;
+        let alone = lost || connection.unique == Unique::Replace;
+        let client = Client { identity: &who, from: self.request.0.1, alone };
+        let leases = configure::assign(ctx, connection, client, &wishes);
         let inner = extend(identity, |chain| self.emit_ppk(chain));
         let Some(mut secured) = self.secured.take() else { return Outcome::Pending };
         let mobike = self.mobike && connection.mobike;

@@ -212,7 +212,7 @@ impl Secured {
         ctx.log(Level::Info, Subsystem::Ike, Some(sa.id), text);
         ctx.event(Event::IkeUp(sa.id));
         for address in &sa.virtual_local {
-            ctx.out.push_back(crate::output::Output::VirtualAddress(sa.id, address.clone(), true));
+            ctx.hold_address(sa.id, address);
         }
         sa.begin(ctx);
         sa

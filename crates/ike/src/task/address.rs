@@ -238,6 +238,9 @@ impl Established {
         for child in self.children.iter().filter(|child| !child.removed) {
             ctx.out.push_back(Output::Move(child.id, self.path));
         }
+        for (pool, addr) in &self.virtual_remote {
+            ctx.pools.moved(pool, *addr, self.path.remote);
+        }
         ctx.event(Event::IkeMoved(self.id));
         let text = format!("the IKE SA runs from {} to {} now", self.path.local, self.path.remote);
         self.log(ctx, Level::Info, text);

@@ -295,7 +295,7 @@ impl Established {
     }
 
     /// Its deletion waits.
-    fn is_unwanted(&self, id: ChildId) -> bool {
+    pub(super) fn is_unwanted(&self, id: ChildId) -> bool {
         self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteChild(child, _) if child == id))
     }
 
@@ -362,6 +362,7 @@ impl Established {
         let Some(old) = old.filter(|old| self.children.iter().any(|child| child.id == *old)) else {
             return done(ctx, request.command, Ok(()));
         };
+        self.leave_trap(ctx, &request.config);
         self.drop_child(ctx, old, "the peer does not know it");
         self.request_child(ctx, request);
     }

@@ -147,12 +147,14 @@ impl Established {
         let Some(child) = self.child(id) else { return };
         let (config, state) = (child.config.clone(), child.state);
         let replaced = state == ChildState::Rekeyed || self.children.iter().any(|child| child.replaces == Some(id));
+        // Whoever wants its end has that now, and nothing comes of it.
+        let unwanted = self.is_unwanted(id);
         if state != ChildState::Deleting && !replaced {
-            child_down(ctx, id, "the peer deleted it");
+            child_down(ctx, id, if unwanted { "" } else { "the peer deleted it" });
         }
         self.inherit(ctx, id);
         self.forget_child(ctx, id, ctx.settings.old_inbound);
-        if !replaced && matches!(state, ChildState::Installed | ChildState::Rekeying) {
+        if !unwanted && !replaced && matches!(state, ChildState::Installed | ChildState::Rekeying) {
             match config.close_action {
                 Action::Clear => (),
                 Action::Trap => self.trap(ctx, &config),
@@ -192,7 +194,7 @@ impl Established {
             ctx.names.child_spis.remove(&child.spi_in.get());
             child.remove(ctx, inbound_after);
             if child.is_live() {
-                child_down(ctx, child.id, reason);
+                child_down(ctx, child.id, if self.is_unwanted(child.id) { "" } else { reason });
             }
         }
     }

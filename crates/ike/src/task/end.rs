@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::{Active, Task, counters, done};
+use crate::child::Child;
 use crate::config::{Action, ChildConfig};
 use crate::context::Context;
 use crate::output::{Event, Level, Output};
@@ -31,12 +32,38 @@ impl Established {
         if force {
             return self.terminate_now(ctx, reason, command);
         }
+        if self.ending == Ending::Lingering {
+            return done(ctx, command, Ok(()));
+        }
         if !matches!(self.tasks.active, Some(Active::RekeyIke(_))) {
             self.begin_end(ctx, reason);
             self.clear_queue(ctx, "the IKE SA is deleted");
         }
         // While it is being rekeyed the Delete waits, and goes over to the successor.
         self.queue(ctx, Task::DeleteIke(command));
+    }
+
+    /// Ends the IKE SA although nobody asked for that: what is to be protected stays so.
+    pub(super) fn give_up(&mut self, ctx: &mut Context<'_>, reason: &str) {
+        self.leave_traps(ctx, &[]);
+        self.terminate(ctx, false, reason, None);
+    }
+
+    /// Leaves a trap policy behind for each Child SA whose `dpd_action` or `close_action` is `trap`, unless
+    /// another IKE SA has one of its section: those are `elsewhere`.
+    pub(crate) fn leave_traps(&self, ctx: &mut Context<'_>, elsewhere: &[String]) {
+        let mine = |child: &&Child| child.is_live() && child.cpu.is_none() && !self.is_unwanted(child.id);
+        let bare = self.children.iter().filter(mine).filter(|child| !elsewhere.contains(&child.config.name));
+        if self.ending == Ending::No && !self.is_unwanted_ike() {
+            bare.for_each(|child| self.leave_trap(ctx, &child.config));
+        }
+    }
+
+    /// Likewise for one Child SA.
+    pub(super) fn leave_trap(&self, ctx: &mut Context<'_>, config: &Arc<ChildConfig>) {
+        if [config.dpd_action, config.close_action].contains(&Action::Trap) {
+            self.trap(ctx, config);
+        }
     }
 
     /// The Delete cannot wait for a response: it goes out once, without.
@@ -47,9 +74,11 @@ impl Established {
             self.fail_active(ctx, active, "the IKE SA is deleted");
         }
         self.exchanges.forget_request();
-        self.queue(ctx, Task::DeleteIke(None));
-        self.start_next(ctx);
-        self.tasks.active = None;
+        if self.ending != Ending::Lingering {
+            self.queue(ctx, Task::DeleteIke(None));
+            self.start_next(ctx);
+            self.tasks.active = None;
+        }
         self.over(ctx, Duration::ZERO);
         done(ctx, command, Ok(()));
     }
@@ -71,7 +100,9 @@ impl Established {
         let after = if cause == Cause::Dead { Duration::ZERO } else { ctx.settings.old_inbound };
         if self.ending == Ending::No {
             self.act(ctx, cause);
-            self.remove_children(ctx, after, reason);
+            // Who wanted the end gets what was wanted, whatever brings it about.
+            let reason_of_children = if self.is_unwanted_ike() { "" } else { reason };
+            self.remove_children(ctx, after, reason_of_children);
             self.down(ctx, reason);
         }
         self.exchanges.forget_request();
@@ -80,8 +111,7 @@ impl Established {
         }
         self.clear_queue(ctx, reason);
         if cause == Cause::Peer {
-            // `Deleting` with nothing to send: answers once more what the peer repeats.
-            self.ending = Ending::Deleting;
+            self.ending = Ending::Lingering;
             self.over_at = Some(ctx.now + LINGER);
             (self.rekey_at, self.reauth_at, self.keepalive_at) = (None, None, None);
         } else {
@@ -107,7 +137,7 @@ impl Established {
             self.log(ctx, Level::Info, format!("the IKE SA with {} ended: {reason}", self.path.remote));
         }
         for address in std::mem::take(&mut self.virtual_local) {
-            ctx.out.push_back(Output::VirtualAddress(self.id, address, false));
+            ctx.drop_address(self.id, address);
         }
         for (pool, addr) in std::mem::take(&mut self.virtual_remote) {
             ctx.pools.release(&pool, addr);
@@ -122,7 +152,8 @@ impl Established {
         let mut again = Vec::new();
         let (local, remote) = self.identities();
         let goes_on = ctx.names.with_peer(&local, &remote).any(|other| other != self.id);
-        for child in self.children.iter().filter(|child| child.is_live() && child.cpu.is_none()) {
+        let mine = |child: &&Child| child.is_live() && child.cpu.is_none() && !self.is_unwanted(child.id);
+        for child in self.children.iter().filter(mine) {
             let action = match cause {
                 Cause::Here => continue,
                 Cause::Peer => child.config.close_action,
@@ -132,7 +163,7 @@ impl Established {
                 Action::Clear => (),
                 Action::Trap => self.trap(ctx, &child.config),
                 // The peer authenticated anew, or ends a duplicate: what goes on has the Child SAs.
-                Action::Restart if cause == Cause::Peer && goes_on => (),
+                Action::Restart if (cause == Cause::Peer && goes_on) || self.has_heir(ctx) => (),
                 Action::Restart if !self.is_loaded(ctx) => (),
                 Action::Restart => again.push(child.config.clone()),
             }

@@ -67,7 +67,7 @@ impl Established {
             && parts.notify(NotifyType::COOKIE2) != Some(&cookie)
         {
             // RFC 4555 §3.7: whoever answers there is not the peer.
-            return self.terminate(ctx, false, "the return routability check failed", None);
+            return self.give_up(ctx, "the return routability check failed");
         }
         self.watch_mapping(ctx, parts);
     }

@@ -74,7 +74,7 @@ impl Established {
     fn out_of_time(&mut self, ctx: &mut Context<'_>) {
         self.over_at = None;
         if self.ending == Ending::No {
-            self.terminate(ctx, false, "its lifetime is over", None);
+            self.give_up(ctx, "its lifetime is over");
         } else {
             self.end(ctx, "", Cause::Here);
         }
@@ -103,6 +103,11 @@ impl Established {
         if let Some(child) = self.child(id) {
             (child.rekey_at, child.expire_at) = (None, None);
             child.used = ctx.now;
+            let protects = child.is_live() && child.cpu.is_none();
+            let config = child.config.clone();
+            if protects && !self.is_unwanted(id) {
+                self.leave_trap(ctx, &config);
+            }
             self.terminate_child(ctx, id, reason, None);
         }
     }

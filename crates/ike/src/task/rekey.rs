@@ -352,6 +352,7 @@ impl Established {
         new.virtual_local = std::mem::take(&mut self.virtual_local);
         new.virtual_remote = std::mem::take(&mut self.virtual_remote);
         new.tasks.full = std::mem::take(&mut self.tasks.full);
+        (new.tasks.heir, new.tasks.takes_over) = (self.tasks.heir.take(), self.tasks.takes_over.take());
         for pending in std::mem::take(&mut self.tasks.followups) {
             pending.abandon(ctx);
         }
@@ -377,8 +378,11 @@ impl Established {
         ctx.born.push(Birth::Rekeyed(new));
     }
 
-    /// Starts a new IKE SA with the same Child SAs; this one ends when it is up (make before break).
+    /// Starts a new IKE SA with the same Child SAs; this one ends when they are there (make before break).
     pub(super) fn reauthenticate(&mut self, ctx: &mut Context<'_>, command: Option<u64>) {
+        if self.has_heir(ctx) {
+            return done(ctx, command, Ok(()));
+        }
         let gives_addresses = !self.virtual_remote.is_empty();
         let eap = self.connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)));
         if self.tasks.origin == Role::Responder && (gives_addresses || eap) {
@@ -423,7 +427,8 @@ impl Established {
         };
         let children = children.into_iter().map(request).collect();
         let commands = command.into_iter().collect();
-        let initiation = Initiation { connection, children, remote, attempt: 1, replaces, commands };
+        let addresses = self.virtual_local.iter().map(|address| address.addr).collect();
+        let initiation = Initiation { connection, children, remote, attempt: 1, replaces, addresses, commands };
         ctx.born.push(Birth::Initiate(initiation));
     }
 }

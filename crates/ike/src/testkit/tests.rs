@@ -3,6 +3,7 @@
 
 use super::*;
 
+mod anew;
 mod endpoint;
 mod hostile;
 mod scale;
