@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use ike::Settings;
 use ike::config::{
-    Action, AuthMethod, ChildConfig, Connection, Fragmentation, Life, Retransmit, StartAction, TsConfig, Unique,
+    Action, AuthMethod, ChildConfig, Connection, Fragmentation, Life, PerCpuSas, PoolConfig, Retransmit, StartAction,
+    TsConfig, Unique,
 };
 use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use ike::testkit::{self, child, connection, id, range};
@@ -35,6 +36,10 @@ pub struct Edge {
     pub nat: bool,
     /// The other host changes its address now and then.
     pub moves: bool,
+    /// The other host gets a virtual address.
+    pub client: bool,
+    /// Packets of a CPU have Child SAs of their own (RFC 9611).
+    pub per_cpu: bool,
 }
 
 /// Everything that a seed configures.
@@ -72,7 +77,9 @@ fn draw_edge(dice: &mut Dice, world: &mut World, number: u8) -> Edge {
     let host = usize::from(number) - 1;
     let nat = dice.chance(300);
     let moves = dice.chance(300);
-    let edge = Edge { host, children: dice.pick(&[1, 1, 2, 3]), both: !nat && !moves && dice.chance(500), nat, moves };
+    let (children_of, both) = (dice.pick(&[1, 1, 2, 3]), !nat && !moves && dice.chance(500));
+    let client = !both && dice.chance(400);
+    let edge = Edge { host, children: children_of, both, nat, moves, client, per_cpu: dice.chance(250) };
     let (mut spoke, mut hub) = (connection(number, 1), connection(1, number));
     shared(dice, &mut spoke, &mut hub);
     if nat || moves {
@@ -84,6 +91,13 @@ fn draw_edge(dice: &mut Dice, world: &mut World, number: u8) -> Edge {
         world.hosts[host].nat = Some(Nat::new([203, 0, 113, number].into()));
         let addrs = world.hosts[host].addrs.clone();
         world.act(host, |host, now| host.endpoint.local_addresses(now, &addrs));
+    }
+    if client {
+        let addrs = range(&format!("10.200.{number}.0/29"));
+        let pool = PoolConfig { name: format!("pool{number}"), addrs, attributes: Vec::new() };
+        hub.pools = vec![pool.name.clone()];
+        world.hosts[0].pools.push(pool);
+        spoke.vips = vec![[0, 0, 0, 0].into()];
     }
     let secret = dice.chance(500);
     if secret {
@@ -139,12 +153,13 @@ fn children(dice: &mut Dice, edge: &Edge, spoke: &mut Connection, hub: &mut Conn
         let name = format!("c{at}");
         let (mut a, mut b) = (child(&name, &here, &there), child(&name, &there, &here));
         let proposals = vec![ChildProposal::parse(ChildProtocol::Esp, dice.pick(&CHILD)).expect("a proposal")];
-        if dice.chance(100) && !edge.nat {
+        if edge.client || (dice.chance(100) && !edge.nat) {
             let dynamic = TsConfig { addrs: None, ..testkit::ts(&here) };
             (a.local_ts, b.remote_ts) = (vec![dynamic], vec![dynamic]);
         }
         for config in [&mut a, &mut b] {
             config.proposals = proposals.clone();
+            config.per_cpu_sas = if edge.per_cpu { PerCpuSas::Yes } else { PerCpuSas::No };
             lifetimes(dice, config);
         }
         a.start_action = StartAction { trap: dice.chance(400), start: dice.chance(500) };

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ike::config::Connection;
+use ike::config::{Connection, PoolConfig};
 use ike::output::{ChildId, Event, IkeId, Level, Output, Transmit};
 use ike::testkit::{self, Credentials};
 use ike::{Endpoint, IkeState, Settings};
@@ -22,6 +22,8 @@ pub struct Host {
     pub credentials: Credentials,
     /// Its configuration; survives a crash.
     pub connections: Vec<Connection>,
+    /// Virtual addresses that it gives to others.
+    pub pools: Vec<PoolConfig>,
     /// Its limits.
     pub settings: Settings,
     /// Its addresses, as it knows them.
@@ -44,6 +46,7 @@ impl Host {
             endpoint: Endpoint::new(settings.clone(), ChaCha8Rng::seed_from_u64(seed)),
             credentials: Credentials::default(),
             connections: Vec::new(),
+            pools: Vec::new(),
             settings,
             addrs: vec![testkit::addr(number)],
             nat: None,
@@ -70,11 +73,8 @@ impl Host {
     /// Loads its configuration; what is configured as trap has to be there from now on.
     pub(crate) fn load(&mut self, now: Instant) {
         let now = self.now(now);
-        self.plane.expected.clear();
-        for connection in &self.connections {
-            let trapped = connection.children.iter().filter(|child| child.start_action.trap);
-            self.plane.expected.extend(trapped.map(|child| (connection.name.clone(), child.name.clone())));
-        }
+        self.plane.load(&self.connections);
+        self.endpoint.load_pools(self.pools.clone());
         self.endpoint.load(now, self.connections.iter().cloned().map(Arc::new).collect());
     }
 

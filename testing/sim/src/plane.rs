@@ -1,6 +1,7 @@
 //! The packet side of a host, as far as IKE decides about it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::net::IpAddr;
 use std::time::Instant;
 
 use ike::config::{Action, Connection};
@@ -32,8 +33,12 @@ pub struct Plane {
     pub sas: BTreeMap<ChildId, Sa>,
     /// Trap policies by connection and child.
     pub traps: BTreeSet<(String, String)>,
-    /// Those that have to be there: configured, or left behind when the peer ended a Child SA.
+    /// Those that have to be there: configured, or left behind when a Child SA ended that nobody here wanted to end.
     pub(crate) expected: BTreeSet<(String, String)>,
+    /// Every section that is configured.
+    configured: BTreeSet<(String, String)>,
+    /// Virtual addresses of this host.
+    pub virtual_addresses: BTreeSet<IpAddr>,
     /// Inbound SPIs that ended with the knowledge of IKE, not by being replaced.
     ended: HashSet<u32>,
     spis: HashMap<ChildId, (IkeId, u32)>,
@@ -72,9 +77,29 @@ impl Plane {
                 }
                 Ok(())
             }
+            Output::VirtualAddress(_, address, true) => match self.virtual_addresses.insert(address.addr) {
+                true => Ok(()),
+                false => Err(format!("the virtual address {} is given twice", address.addr)),
+            },
+            Output::VirtualAddress(_, address, false) => match self.virtual_addresses.remove(&address.addr) {
+                true => Ok(()),
+                false => Err(format!("the virtual address {} is taken and was not there", address.addr)),
+            },
             Output::Event(event) => self.hear(&event),
             _ => Ok(()),
         }
+    }
+
+    /// Another configuration: what it says is a trap has to be there from now on.
+    pub(crate) fn load(&mut self, connections: &[Connection]) {
+        let sections = |only_traps: bool| {
+            let of = move |connection: &Connection| {
+                let wanted = connection.children.iter().filter(move |child| child.start_action.trap || !only_traps);
+                wanted.map(|child| (connection.name.clone(), child.name.clone())).collect::<Vec<_>>()
+            };
+            connections.iter().flat_map(of).collect()
+        };
+        (self.expected, self.configured) = (sections(true), sections(false));
     }
 
     fn install(&mut self, since: Instant, told: Box<ChildSa>) -> Result<(), String> {
@@ -118,11 +143,9 @@ impl Plane {
             Event::ChildDown(id, reason) => {
                 let Some((_, spi)) = self.spis.get(id) else { return Err(format!("{id:?} is down and never was up")) };
                 self.ended.insert(*spi);
-                let Some(sa) = self.sas.get(id) else { return Ok(()) };
-                let (config, key) = (&sa.told.config, (sa.told.connection.name.clone(), sa.told.config.name.clone()));
-                let traps = (config.close_action, config.dpd_action) == (Action::Trap, Action::Trap);
-                if traps && reason.starts_with("the peer d") && sa.told.cpu.is_none() {
-                    self.expected.insert(key);
+                if self.leaves_trap(*id, reason) {
+                    let told = &self.sas[id].told;
+                    self.expected.insert((told.connection.name.clone(), told.config.name.clone()));
                 }
                 Ok(())
             }
@@ -132,6 +155,22 @@ impl Plane {
             }
             _ => Ok(()),
         }
+    }
+
+    /// Whether what a Child SA carried has to be protected after its end: by a trap policy when the peer is the
+    /// cause, otherwise unless another Child SA does it.
+    fn leaves_trap(&self, id: ChildId, reason: &str) -> bool {
+        let Some(Sa { told, .. }) = self.sas.get(&id) else { return false };
+        let traps = (told.config.close_action, told.config.dpd_action) == (Action::Trap, Action::Trap);
+        let same = |other: &ChildSa| {
+            other.connection.name == told.connection.name
+                && other.config.name == told.config.name
+                && other.cpu.is_none()
+        };
+        let key = (told.connection.name.clone(), told.config.name.clone());
+        let wanted = reason.is_empty() || told.cpu.is_some() || !self.configured.contains(&key);
+        let elsewhere = || self.used().any(|(other, sa)| *other != id && same(&sa.told));
+        traps && !wanted && (reason.starts_with("the peer d") || !elsewhere())
     }
 
     /// The bytes of a Child SA are used up.

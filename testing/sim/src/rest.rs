@@ -1,5 +1,6 @@
 //! What both ends have to agree on when nothing disturbs them, and what may be left when all is over.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 use ike::IkeState;
@@ -76,13 +77,18 @@ impl World {
             if own != mirrored {
                 return Err(format!("{name} is {here:x?} here and {there:x?} there"));
             }
-            if own.is_empty() || own.len() > most {
-                return Err(format!("there are {} of {name}", own.len()));
+            let for_all = |host: usize, used: &[(ChildId, u32, u32)]| {
+                used.iter().filter(|(id, ..)| self.hosts[host].plane.sas[id].told.cpu.is_none()).count()
+            };
+            let count = (for_all(0, &here), for_all(edge.host, &there));
+            if !(1..=most).contains(&count.0) || !(1..=most).contains(&count.1) || (!edge.per_cpu && own.len() > most) {
+                return Err(format!("there are {count:?} of {name} for all CPUs, {} together", own.len()));
             }
             for ((a, ..), (b, ..)) in here.iter().zip(&there).filter(|_| own.len() == 1) {
                 self.check_paths(edge, *a, *b)?;
             }
         }
+        self.check_virtual_address(edge)?;
         for (host, peer) in [(0, edge.host), (edge.host, 0)] {
             let known: usize = self.hosts[host].endpoint.ike_sas().map(|sa| sa.children.len()).sum();
             let installed = self.hosts[host].plane.sas.len();
@@ -93,6 +99,19 @@ impl World {
             }
         }
         Ok(())
+    }
+
+    /// A client has the one address that the lease of its identity is about.
+    fn check_virtual_address(&self, edge: &Edge) -> Result<(), String> {
+        let has: Vec<IpAddr> = self.hosts[edge.host].plane.virtual_addresses.iter().copied().collect();
+        let pool = self.hosts[0].endpoint.pools().get(&format!("pool{}", edge.host + 1));
+        let lent: Vec<IpAddr> = pool.map_or_else(Vec::new, |pool| {
+            pool.leases().filter(|(_, lease)| lease.online).map(|(addr, _)| addr).collect()
+        });
+        match has == lent && has.len() == usize::from(edge.client) {
+            true => Ok(()),
+            false => Err(format!("the client has the virtual addresses {has:?}, lent are {lent:?}")),
+        }
     }
 
     /// What one end sends arrives at the other.
@@ -129,6 +148,11 @@ impl World {
             let tables = host.endpoint.tables();
             let left: Vec<_> = tables.into_iter().filter(|(_, count)| *count > 0).collect();
             let (sas, traps, due) = (host.plane.sas.len(), host.plane.traps.len(), host.endpoint.deadline());
+            let lent: usize = host.endpoint.pools().iter().map(ike::pool::Pool::online).sum();
+            let addresses = lent + host.plane.virtual_addresses.len();
+            if addresses > 0 {
+                self.fail(&format!("host {}: {addresses} virtual addresses are left", at + 1));
+            }
             if !left.is_empty() || sas + traps > 0 || due.is_some() {
                 self.fail(&format!("host {}: left are {left:?}, {sas} SAs, {traps} traps, a timer: {due:?}", at + 1));
             }

@@ -50,6 +50,9 @@ fn disturb_link(world: &mut World, dice: &mut Dice, edge: &Edge, noise: usize) {
     world.links[edge.host] = Link { loss: part(1), twice: part(2), damage: part(4), late: part(4), delay };
 }
 
+/// Things that happen, by number.
+const ACTS: usize = 20;
+
 /// Something happens on a connection.
 fn disturb(world: &mut World, dice: &mut Dice, edge: &Edge) {
     // Who acts; sometimes both do the same at the same time.
@@ -58,9 +61,13 @@ fn disturb(world: &mut World, dice: &mut Dice, edge: &Edge) {
         1 => &[(0, edge.host)],
         _ => &[(edge.host, 0)],
     };
-    let what = dice.below(18);
+    let mut what = dice.below(ACTS);
     for &(host, peer) in ends {
         act(world, dice, edge, (host, peer), what);
+        // Or something else: rekeying meets deletion, a move meets a crash.
+        if dice.chance(300) {
+            what = dice.below(ACTS);
+        }
     }
 }
 
@@ -113,6 +120,10 @@ fn act(world: &mut World, dice: &mut Dice, edge: &Edge, (host, peer): (usize, us
         }
         15 => flood(world, dice),
         16 => reload(world, dice, host),
+        17 | 18 if edge.per_cpu && (edge.both || host != 0) => {
+            let cpu = dice.below(3) as u32;
+            world.act(host, |host, now| host.endpoint.acquire(now, &connection, &name, None, Some(cpu)));
+        }
         _ => traffic(world, edge),
     }
 }

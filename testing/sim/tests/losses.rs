@@ -10,7 +10,7 @@ use ike::testkit::{child, connection, id};
 use sim::{Edge, World};
 
 const SECOND: Duration = Duration::from_secs(1);
-const EDGE: Edge = Edge { host: 1, children: 2, both: false, nat: false, moves: false };
+const EDGE: Edge = Edge { host: 1, children: 2, both: false, nat: false, moves: false, client: false, per_cpu: false };
 
 /// Two hosts with two Child SAs; in the second kind with signatures, certificates in fragments and ML-KEM.
 fn hosts(signed: bool) -> World {
