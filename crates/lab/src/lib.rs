@@ -7,6 +7,7 @@ pub mod host;
 pub mod meter;
 pub mod packet;
 pub mod pair;
+pub mod search;
 pub mod stats;
 pub mod traffic;
 pub mod trial;
