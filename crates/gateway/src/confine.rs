@@ -60,7 +60,7 @@ impl Needs {
         }
         needs.write.insert(config.gateway.state_dir.clone());
         needs.write.extend(config.gateway.log_secrets.clone());
-        needs.sockets.extend([&config.gateway.socket, &config.gateway.vici].map(|socket| folder_of(socket)));
+        needs.sockets.insert(folder_of(&config.gateway.socket));
         needs
     }
 

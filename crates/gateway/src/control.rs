@@ -1,6 +1,6 @@
-//! What clients of the vici socket ask for: commands, listings, events.
+//! What clients of the control socket ask for: commands, listings, events.
 //!
-//! The socket has a thread of its own ([`crate::vici`]); here, on the control thread, requests are carried out
+//! The socket speaks vici and has a thread of its own ([`crate::vici`]); here, on the control thread, requests are carried out
 //! one by one. A command that takes until peers have answered is remembered and answered when IKE says that
 //! it is done, or when the client's patience is over.
 
@@ -14,10 +14,13 @@ use std::os::fd::AsFd;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
+use rustix::event::{PollFd, PollFlags};
+use rustix::time::Timespec;
 
 use crate::keying::Keying;
 use crate::plane::Plane;
 use crate::psp_keys::PspService;
+use crate::status::View;
 use crate::vici::listing::{self, IkeSaListing, LogListing, StatsListing};
 use crate::vici::message::Message;
 use crate::vici::names::{Command, Event};
@@ -80,6 +83,23 @@ impl Realm<'_> {
     }
 }
 
+/// What a gateway has for its clients.
+pub(crate) enum Reach<'a> {
+    /// Keys are agreed here.
+    Keyed(Realm<'a>),
+    /// All keys are set by hand.
+    Manual(&'a Plane),
+}
+
+impl Reach<'_> {
+    fn plane(&self) -> &Plane {
+        match self {
+            Self::Keyed(realm) => realm.plane,
+            Self::Manual(plane) => plane,
+        }
+    }
+}
+
 /// What the control socket asks of the daemon as a whole.
 pub(crate) enum Wish {
     /// Read the configuration file again.
@@ -87,10 +107,10 @@ pub(crate) enum Wish {
 }
 
 impl Control {
-    /// Opens the socket.
+    /// Opens the socket, for its owner only.
     ///
     /// # Errors
-    /// The socket is in use, or its folder does not let it be made.
+    /// The socket is in use, or its folder does not let it be made; the text names the path and the key.
     pub(crate) fn open(path: &std::path::Path) -> io::Result<Self> {
         let (server, requests) = Server::start(path, None)?;
         let clients = server.handle();
@@ -112,16 +132,31 @@ impl Control {
         self.requests.as_fd()
     }
 
+    /// Waits for requests, at most for `longest`: for a gateway that has nothing else to wait for.
+    pub(crate) fn wait(&self, longest: Duration) {
+        let timeout = Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+        // Interrupted or refused: the next turn looks anyway.
+        let _ = rustix::event::poll(&mut [PollFd::new(&self.requests, PollFlags::IN)], Some(&timeout));
+    }
+
     /// Carries out what clients ask for.
-    pub(crate) fn turn(&mut self, realm: &mut Realm<'_>) -> Vec<Wish> {
+    pub(crate) fn turn(&mut self, mut reach: Reach<'_>) -> Vec<Wish> {
         let mut wishes = Vec::new();
         for _ in 0..REQUESTS_PER_LOOK {
             match self.requests.try_next() {
-                Some(Incoming::Request { client, command, message }) => {
-                    if let Some(reply) = self.carry_out(realm, client, command, &message, &mut wishes) {
-                        self.clients.reply(client, &reply);
+                Some(Incoming::Request { client, command, message }) => match command {
+                    Command::ReloadSettings => wishes.push(Wish::Reload(client)),
+                    Command::Status => self.status(client, reach.plane()),
+                    _ => {
+                        let reply = match &mut reach {
+                            Reach::Keyed(realm) => self.carry_out(realm, client, command, &message),
+                            Reach::Manual(plane) => self.without_peers(client, command, plane),
+                        };
+                        if let Some(reply) = reply {
+                            self.clients.reply(client, &reply);
+                        }
                     }
-                }
+                },
                 Some(Incoming::Gone(client)) => self.jobs.retain(|_, job| job.client != client),
                 None => break,
             }
@@ -143,15 +178,15 @@ impl Control {
         client: ClientId,
         command: Command,
         request: &Message,
-        wishes: &mut Vec<Wish>,
     ) -> Option<Message> {
         let now = Instant::now();
         Some(match command {
-            Command::Version => listing::version("weir", env!("CARGO_PKG_VERSION")),
-            Command::Stats => self.stats(realm),
-            Command::ReloadSettings => {
-                wishes.push(Wish::Reload(client));
-                return None;
+            // Carried out already, with and without peers.
+            Command::Status | Command::ReloadSettings => return None,
+            Command::Version => version(),
+            Command::Stats => {
+                let endpoint = &realm.keying.endpoint;
+                self.stats(realm.plane, (endpoint.ike_sas().count() as u64, endpoint.half_open_count() as u64))
             }
             Command::Initiate => return self.initiate(realm, client, request, now),
             Command::Terminate => return self.terminate(realm, client, request, now),
@@ -224,9 +259,41 @@ impl Control {
         })
     }
 
-    fn stats(&self, realm: &Realm<'_>) -> Message {
-        let endpoint = &realm.keying.endpoint;
-        let workers = realm.plane.runner().counters().len() as u32;
+    /// SAs and policies of whatever origin, and counters.
+    fn status(&self, client: ClientId, plane: &Plane) {
+        let view = View::of(plane, self.started.0);
+        let reply = view.reply();
+        self.clients.list(client, Event::StatusEntry, view.entries(), reply);
+    }
+
+    /// One request to a gateway whose keys are all set by hand: listings are empty, and there is nothing to negotiate.
+    fn without_peers(&self, client: ClientId, command: Command, plane: &Plane) -> Option<Message> {
+        let nothing = |event| {
+            self.clients.list(client, event, [], Message::new());
+            None
+        };
+        Some(match command {
+            Command::Version => version(),
+            Command::Stats => self.stats(plane, (0, 0)),
+            Command::GetAlgorithms => loading::algorithms(),
+            Command::ListSas => return nothing(Event::ListSa),
+            Command::ListConns => return nothing(Event::ListConn),
+            Command::ListPolicies => return nothing(Event::ListPolicy),
+            Command::ListCerts => return nothing(Event::ListCert),
+            Command::ListAuthorities => return nothing(Event::ListAuthority),
+            Command::GetConns => listing::names("conns", []),
+            Command::GetKeys | Command::GetShared => listing::names("keys", []),
+            Command::GetAuthorities => listing::names("authorities", []),
+            Command::GetPools | Command::GetCounters => Message::new(),
+            _ => listing::failure(
+                "this gateway has manual keys only, 'weir status' shows them; to load connections later, \
+                 write 'ike = yes' in the section 'gateway' and start it again",
+            ),
+        })
+    }
+
+    fn stats(&self, plane: &Plane, (ike_sas, half_open): (u64, u64)) -> Message {
+        let workers = plane.runner().counters().len() as u32;
         StatsListing {
             uptime_s: self.started.0.elapsed().as_secs(),
             started_unix_s: self.started.1.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
@@ -235,8 +302,8 @@ impl Control {
             workers_active: [workers, 0, 0, 0],
             queues: [0; 4],
             scheduled: 0,
-            ike_sas: endpoint.ike_sas().count() as u64,
-            half_open: endpoint.half_open_count() as u64,
+            ike_sas,
+            half_open,
             plugins: vec!["weir".to_owned()],
         }
         .stats()
@@ -520,6 +587,10 @@ impl Control {
             self.jobs_of.retain(|_, job| *job != id);
         }
     }
+}
+
+fn version() -> Message {
+    listing::version("weir", env!("CARGO_PKG_VERSION"))
 }
 
 impl Job {

@@ -18,8 +18,14 @@ const SUBSYSTEMS: &[(&str, &str)] = &[
     ("routes", "routes"),
     ("state", "state"),
     ("audit", "audit"),
-    ("status", "status"),
     ("path", "dataplane"),
+    ("ike", "ike"),
+    ("child", "child"),
+    ("cfg", "cfg"),
+    ("enc", "enc"),
+    ("net", "net"),
+    ("psp", "psp"),
+    ("vici", "vici"),
 ];
 
 /// Checks a filter of the configuration and returns it in the form that [`init`] takes.

@@ -132,8 +132,6 @@ pub(crate) struct Plane {
     port_key: u64,
     /// Something changed that packets do not see yet; routes have to follow.
     changed: (bool, bool),
-    /// Other tables are in use since [`Plane::take_news`].
-    news: bool,
 }
 
 impl Plane {
@@ -161,7 +159,6 @@ impl Plane {
             ways,
             port_key,
             changed,
-            news: true,
         }
     }
 
@@ -276,17 +273,11 @@ impl Plane {
                 Ok(snapshot) => {
                     self.publisher.publish(snapshot);
                     self.runner.wake();
-                    self.news = true;
                 }
                 Err(problems) => anyhow::bail!("{problems}"),
             }
         }
         outcome
-    }
-
-    /// Whether packets see other tables since the last call.
-    pub(crate) fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.news)
     }
 
     fn set_routes(&mut self) -> anyhow::Result<()> {

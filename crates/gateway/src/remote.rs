@@ -18,7 +18,7 @@ const SOON: Duration = Duration::from_secs(10);
 pub struct Where {
     /// Control socket of the gateway
     #[arg(long, value_name = "PATH", default_value = "/run/weir.vici")]
-    socket: PathBuf,
+    pub(crate) socket: PathBuf,
 }
 
 /// Options of `weir initiate`.

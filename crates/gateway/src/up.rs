@@ -8,7 +8,6 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -25,7 +24,7 @@ use crate::audit::AuditLog;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
 use crate::confine::{self, Needs};
-use crate::control::{Control, Loaded, Realm, Wish};
+use crate::control::{Control, Loaded, Reach, Realm, Wish};
 use crate::credentials::Credentials;
 use crate::keying::{Bell, Keying};
 use crate::metrics::{self, Metrics};
@@ -33,7 +32,6 @@ use crate::plane::{self, Foundation, Plane};
 use crate::psp_keys::{self, PspService};
 use crate::routes::{self, Routes};
 use crate::state::Store;
-use crate::status::{Server, Shared};
 use crate::tables::{self, Tables};
 
 /// How often the control side looks around. Half a block of numbers has to last that long.
@@ -164,8 +162,7 @@ fn warn(config: &Config) {
 struct Gateway {
     plane: Plane,
     keyed: Option<KeyedSide>,
-    _server: Server,
-    shared: Arc<Shared>,
+    control: Control,
     listening: Listening,
     audit: AuditLog,
     metrics: Option<(Metrics, metrics::Server)>,
@@ -174,7 +171,6 @@ struct Gateway {
 
 /// What is there when IKE is spoken.
 struct KeyedSide {
-    control: Control,
     keying: Keying,
     psp: PspService,
     loaded: Loaded,
@@ -183,10 +179,8 @@ struct KeyedSide {
 }
 
 impl KeyedSide {
-    /// Opens sockets and the control socket; nothing is in force yet.
+    /// Opens sockets; nothing is in force yet.
     fn open(config: &Config, path: &Path) -> anyhow::Result<Self> {
-        let control = Control::open(&config.gateway.vici)
-            .with_context(|| format!("cannot open the control socket {}", config.gateway.vici.display()))?;
         let bell = Bell::new()?;
         let (ring, ring_psp) = (bell.clone(), bell.clone());
         let credentials = Credentials::spawn(move || ring.ring());
@@ -200,7 +194,7 @@ impl KeyedSide {
         let keying = Keying::open(config, credentials, bell)?;
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let loaded = Loaded::new(config.keyed.clone(), folder);
-        Ok(Self { control, keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
+        Ok(Self { keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
     }
 
     /// Puts credentials, connections and pools in force.
@@ -225,22 +219,20 @@ impl KeyedSide {
         self.keying.local_addresses(&addresses);
     }
 
-    /// One turn of the control socket and of IKE.
-    fn turn(&mut self, plane: &mut Plane, metrics: Option<&mut Metrics>) -> Vec<Wish> {
+    /// What requests of the control socket are carried out on.
+    fn realm<'a>(&'a mut self, plane: &'a mut Plane) -> Realm<'a> {
+        let Self { keying, psp, loaded, .. } = self;
+        Realm { keying, psp, plane, loaded }
+    }
+
+    /// One turn of IKE.
+    fn work(&mut self, plane: &mut Plane, control: &mut Control, metrics: Option<&mut Metrics>) {
         let now = Instant::now();
         if now >= self.addresses_at {
             self.addresses_at = now + ADDRESSES_EVERY;
             self.tell_addresses(plane);
         }
-        let Self { control, keying, psp, loaded, .. } = self;
-        let wishes = control.turn(&mut Realm { keying, psp, plane, loaded });
-        self.work(plane, metrics);
-        wishes
-    }
-
-    /// One turn of IKE.
-    fn work(&mut self, plane: &mut Plane, metrics: Option<&mut Metrics>) {
-        let Self { control, keying, psp, .. } = self;
+        let Self { keying, psp, .. } = self;
         let mut happened = Vec::new();
         keying.turn(plane, |what| happened.push(what));
         if let Some(metrics) = metrics {
@@ -262,11 +254,9 @@ impl Gateway {
 
         // Sockets first: they tell of a missing privilege, and leave nothing behind. Those of IKE before those
         // of packets, which share a port with them.
+        let mut control = Control::open(&config.gateway.socket).map_err(anyhow::Error::from)?;
         let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path)).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
-        let shared = Arc::new(Shared::new());
-        shared.set_tables(&config, &foundation.tables);
-        let server = Server::start(&config.gateway.socket, Arc::clone(&shared)).map_err(anyhow::Error::from)?;
         let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
         let mtu = device_mtu(&config, &foundation.tables);
         let queues = TunPort::open(&TunConfig {
@@ -292,22 +282,20 @@ impl Gateway {
                 return Err(error.into());
             }
         };
-        shared.set_counters(attached.0.counters());
         routes::warn_about_kernel(&config);
         tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
         let mut plane = Plane::new(footing, publisher, attached, config);
         let keyed = keyed.map(|mut keyed| {
             keyed.apply(&mut plane);
             // Traps stand before anybody is told that packets may come.
-            keyed.work(&mut plane, None);
+            keyed.work(&mut plane, &mut control, None);
             keyed
         });
         eprintln!("weir: ready, {} SAs, {} policies", plane.config.sas.len(), plane.config.policies.len());
         Ok(Self {
             plane,
             keyed,
-            _server: server,
-            shared,
+            control,
             listening,
             audit: AuditLog::new(Instant::now()),
             metrics,
@@ -330,12 +318,11 @@ impl Gateway {
             self.tick();
             self.turn();
             if !self.plane.runner().healthy() {
-                self.shared.healthy.store(false, Ordering::Relaxed);
                 return Ok(());
             }
             match &self.keyed {
-                Some(keyed) => keyed.keying.wait(&[keyed.control.ready()], TICK),
-                None => std::thread::sleep(TICK),
+                Some(keyed) => keyed.keying.wait(&[self.control.ready()], TICK),
+                None => self.control.wait(TICK),
             }
         }
     }
@@ -352,19 +339,19 @@ impl Gateway {
         }
     }
 
-    /// What peers and clients of the control socket want.
+    /// What clients of the control socket and peers want.
     fn turn(&mut self) {
-        let Some(keyed) = &mut self.keyed else { return };
-        let wishes = keyed.turn(&mut self.plane, self.metrics.as_mut().map(|(metrics, _)| metrics));
-        if self.plane.take_news() {
-            self.shared.set_negotiated(&self.plane.negotiated);
+        let wishes = self.control.turn(match &mut self.keyed {
+            Some(keyed) => Reach::Keyed(keyed.realm(&mut self.plane)),
+            None => Reach::Manual(&self.plane),
+        });
+        if let Some(keyed) = &mut self.keyed {
+            keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
         }
         for Wish::Reload(client) in wishes {
             let outcome =
                 self.try_reload().map(drop).map_err(|problems| problems.to_string().trim().replace('\n', "; "));
-            if let Some(keyed) = &self.keyed {
-                keyed.control.fulfilled(client, outcome);
-            }
+            self.control.fulfilled(client, outcome);
         }
     }
 
@@ -402,7 +389,6 @@ impl Gateway {
             keyed.loaded.reload(sections);
             keyed.apply(&mut self.plane);
         }
-        self.shared.set_tables(&self.plane.config, &self.plane.tables);
         Ok((self.plane.config.sas.len(), self.plane.config.policies.len()))
     }
 
@@ -461,7 +447,6 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("socket", a.socket != b.socket),
         ("ike", old.ike_wanted() != new.ike_wanted()),
         ("ike_port", a.ike_port != b.ike_port),
-        ("vici", a.vici != b.vici),
         ("confine", a.confine != b.confine),
         ("metrics", a.metrics != b.metrics),
         ("log", a.log != b.log),

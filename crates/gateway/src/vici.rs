@@ -15,6 +15,7 @@ pub mod names;
 pub mod packet;
 pub mod server;
 mod socket;
+mod typed;
 
 pub use client::{Client, ClientError};
 pub use message::{Message, Value};

@@ -329,7 +329,7 @@ def start(where):
         rules = at("sun", ["ip", "rule"]) + at("sun", ["ip", "route", "show", "table", TABLE])
         for what, words in (
                 ({"tun": "weir0"}, "'weir0': the name is taken"),
-                ({"socket": sun.socket}, "another weir answers there"),
+                ({"socket": sun.socket}, "another daemon answers there"),
                 ({"state_dir": os.path.join(where, "sun", "state")}, "in use by another weir"),
                 ({}, f"routing table {TABLE} directs traffic into weir0 already")):
             second = Weir("sun", other, Keys().tree("sun", ["gcm"], **{**apart, **what}))
@@ -422,11 +422,51 @@ def user(where):
     return None
 
 
+def socket(where):
+    """One socket serves every command, here with manual keys only; who may open it, and what was left there."""
+    keys = Keys()
+    tree = keys.tree("sun")
+
+    def ask(*words, status=0):
+        done = subprocess.run([WEIR, *words, "--socket", sun.socket], capture_output=True, text=True, timeout=15, check=False)
+        if done.returncode != status:
+            raise Failed(f"weir {words[0]} ended with status {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout + done.stderr
+
+    with Weir("sun", where, tree) as sun:
+        mode = os.stat(sun.socket).st_mode
+        if oct(mode & 0o7777) != "0o600":
+            raise Failed(f"its mode is {oct(mode)}")
+        said = ask("list", "sas") + ask("list", "connections") + ask("reload")
+        if said:
+            raise Failed(f"it has connections: {said}")
+        if "manual keys only" not in ask("initiate", "net", status=1):
+            raise Failed("it does not say why there is nothing to initiate")
+        if "gcm" not in ask("status"):
+            raise Failed("its status does not tell of its SAs")
+        os.chown(sun.socket, 65534, 65534)
+        sun.kill()
+    if not os.path.exists(sun.socket):
+        raise Failed("kill -9 took the socket away, which shows nothing")
+    with Weir("sun", where, tree) as sun:
+        if os.stat(sun.socket).st_uid != 0:
+            raise Failed("the socket of the one that was killed is still there")
+        sun.status()
+    with open(sun.socket, "w", encoding="ascii") as file:
+        file.write("precious")
+    expect(sun, (), "there is a file of that name that is no socket")
+    with open(sun.socket, encoding="ascii") as file:
+        if file.read() != "precious":
+            raise Failed("a start that was refused changed a file")
+    os.unlink(sun.socket)
+    return None
+
+
 class Skipped(Exception):
     """This machine cannot."""
 
 
-CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, user]
+CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, socket, user]
 
 
 def main():

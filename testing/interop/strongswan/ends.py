@@ -126,8 +126,7 @@ class Weir(End):
     def start(self):
         own = {
             "tun": "weir0",
-            "socket": os.path.join(self.folder, "weir.sock"),
-            "vici": self.socket,
+            "socket": self.socket,
             "state_dir": os.path.join(self.folder, "state"),
             "log": os.environ.get("WEIR_LOG", "info"),
         }

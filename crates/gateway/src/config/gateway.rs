@@ -40,7 +40,7 @@ pub struct Gateway {
     pub state_dir: PathBuf,
     /// Sequence numbers that one write to `state_dir` makes usable.
     pub state_block: u64,
-    /// Where status is asked.
+    /// Control socket, where swanctl and weir's own commands ask.
     pub socket: PathBuf,
     /// The process confines itself.
     pub confine: bool,
@@ -50,8 +50,6 @@ pub struct Gateway {
     pub ike: Option<bool>,
     /// UDP port of IKE.
     pub ike_port: u16,
-    /// Where swanctl and weir's own commands ask.
-    pub vici: PathBuf,
     /// Where keys are written for Wireshark; of the command line, not of the file.
     pub log_secrets: Option<PathBuf>,
     /// Log filter.
@@ -83,13 +81,12 @@ impl Default for Gateway {
             null_engine: false,
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
-            socket: "/run/weir.sock".into(),
+            socket: "/run/weir.vici".into(),
             confine: true,
             metrics: None,
             log_secrets: None,
             ike: None,
             ike_port: PORT_IKE,
-            vici: "/run/weir.vici".into(),
             log: "info".into(),
             log_json: false,
             allow_legacy: false,
@@ -123,7 +120,6 @@ impl Gateway {
             log_secrets: None,
             ike: fields.get("ike", word(&[("auto", None), ("yes", Some(true)), ("no", Some(false))])).flatten(),
             ike_port: fields.get("ike_port", &port).map_or(default.ike_port, |n| n as u16),
-            vici: fields.get("vici", path).unwrap_or(default.vici),
             log: fields.get("log", crate::log::check_filter).unwrap_or(default.log),
             log_json: fields.get("log_json", switch).unwrap_or(false),
             allow_legacy: fields.get("allow_legacy", switch).unwrap_or(false),

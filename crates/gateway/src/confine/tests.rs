@@ -214,11 +214,8 @@ fn only_calls() {
 fn needs_are_those_of_the_configuration() {
     let folder = Folder::new("needs");
     let (etc, other) = (folder.0.join("etc"), folder.0.join("other"));
-    fs::write(
-        other.join("more.conf"),
-        "gateway {\n state_dir = /tmp/of-weir\n socket = /tmp/run-of-weir/s\n vici = /tmp/run-of-weir/v\n}\n",
-    )
-    .unwrap();
+    fs::write(other.join("more.conf"), "gateway {\n state_dir = /tmp/of-weir\n socket = /tmp/run-of-weir/s\n}\n")
+        .unwrap();
     fs::write(etc.join("weir.conf"), format!("include {}\n", other.join("more.conf").display())).unwrap();
     let path = etc.join("weir.conf");
     let config = crate::config::load(&path, crate::config::Purpose::Gateway).unwrap_or_else(|p| panic!("{p}"));

@@ -30,6 +30,8 @@ names! {
     Command {
         Version = "version",
         Stats = "stats",
+        // Weir's own, in nobody else's vici: SAs, policies and workers with their counters.
+        Status = "status",
         ReloadSettings = "reload-settings",
         Initiate = "initiate",
         Terminate = "terminate",
@@ -72,6 +74,7 @@ names! {
     Event {
         Log = "log",
         ControlLog = "control-log",
+        StatusEntry = "status-entry",
         ListSa = "list-sa",
         ListPolicy = "list-policy",
         ListConn = "list-conn",

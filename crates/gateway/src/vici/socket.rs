@@ -12,7 +12,10 @@ use rustix::fs::{Gid, Mode};
 /// # Errors
 /// When another process answers there, or the file cannot be made; the text names the path.
 pub(super) fn listen(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
-    let explained = |error: io::Error| io::Error::new(error.kind(), format!("vici socket {}: {error}", path.display()));
+    let explained = |error: io::Error| {
+        let text = format!("control socket {}: {error}; set another 'socket' in the section 'gateway'", path.display());
+        io::Error::new(error.kind(), text)
+    };
     remove_stale(path).map_err(explained)?;
     // Nobody else may connect between bind and chmod.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
@@ -41,10 +44,9 @@ fn remove_stale(path: &Path) -> io::Result<()> {
         Ok(meta) if !meta.file_type().is_socket() => {
             Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is a file of that name that is no socket"))
         }
-        Ok(_) if UnixStream::connect(path).is_ok() => Err(io::Error::new(
-            io::ErrorKind::AddrInUse,
-            "another daemon answers there; stop it, or set another socket",
-        )),
+        Ok(_) if UnixStream::connect(path).is_ok() => {
+            Err(io::Error::new(io::ErrorKind::AddrInUse, "another daemon answers there"))
+        }
         Ok(_) => std::fs::remove_file(path),
     }
 }

@@ -37,7 +37,7 @@ impl Setting<'_> {
         let workers = if self.way == Way::EespSub { self.sub_sas } else { 1 };
         // Both hosts have the same files: only the network is their own.
         format!(
-            "# {end}: {label}\ngateway {{\n    socket = \"{dir}/{end}.sock\"\n    vici = \"{dir}/{end}.vici\"\n    \
+            "# {end}: {label}\ngateway {{\n    socket = \"{dir}/{end}.vici\"\n    \
              state_dir = \"{dir}/{end}.state\"\n    workers = {workers}\n}}\n",
             label = self.way.label(self.sub_sas),
         )
@@ -161,8 +161,7 @@ mod tests {
         let expected = "\
 # moon: EESP tunnel, 2 Sub SAs
 gateway {
-    socket = \"/run/x/moon.sock\"
-    vici = \"/run/x/moon.vici\"
+    socket = \"/run/x/moon.vici\"
     state_dir = \"/run/x/moon.state\"
     workers = 2
 }
@@ -225,8 +224,7 @@ policies {
         let expected = "\
 # moon: EESP tunnel, 2 Sub SAs
 gateway {
-    socket = \"/run/x/moon.sock\"
-    vici = \"/run/x/moon.vici\"
+    socket = \"/run/x/moon.vici\"
     state_dir = \"/run/x/moon.state\"
     workers = 2
 }

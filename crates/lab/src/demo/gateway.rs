@@ -97,7 +97,7 @@ impl Gateway {
         let mut command = world.command(end, weir);
         command.args(["up", "--config"]).arg(&file);
         let running = Running::start(command, &dir.join(format!("{end}.log")))?;
-        Ok(Self { end, running, socket: dir.join(format!("{end}.sock")) })
+        Ok(Self { end, running, socket: dir.join(format!("{end}.vici")) })
     }
 
     /// Waits until it says so.
@@ -144,7 +144,7 @@ impl Gateway {
         let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
         let mut command = world.command(self.end, weir);
         command.args(["initiate", "net", "--connection", &self.end.other().to_string(), "--socket"]);
-        command.arg(dir.join(format!("{}.vici", self.end)));
+        command.arg(&self.socket);
         Running::start(command, &dir.join("initiate"))
     }
 

@@ -1,0 +1,103 @@
+//! A status for people.
+
+use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use ipsec::Drop as Reason;
+
+use super::Status;
+
+/// Writes a status for a person, within 80 columns.
+pub(crate) fn render(status: &Status) -> String {
+    let health = if status.healthy { "running" } else { "NOT HEALTHY" };
+    let mut text = format!("weir {}, {health} for {}\n\n", status.version, span(status.uptime_s));
+    let mut sas = table(&["SA", "dir", "proto", "SPI", "peer", "packets", "bytes", "drops"], &[5, 6, 7]);
+    for sa in &status.sas {
+        let name = if sa.expired { format!("{} (expired)", sa.name) } else { sa.name.clone() };
+        sas.add_row([
+            name,
+            sa.direction.clone(),
+            format!("{} {}", sa.protocol, sa.mode),
+            sa.spi.clone(),
+            sa.remote.clone(),
+            sa.packets.to_string(),
+            scaled(sa.bytes),
+            sa.drops.values().sum::<u64>().to_string(),
+        ]);
+    }
+    text.push_str(&format!("{sas}\n\n"));
+    let mut policies = table(&["policy", "action", "local === remote"], &[]);
+    for policy in &status.policies {
+        let action = policy.sa.as_ref().map_or_else(|| policy.action.clone(), |sa| format!("{} {sa}", policy.action));
+        policies.add_row([policy.name.clone(), action, policy.selectors.join("\n")]);
+    }
+    text.push_str(&format!("{policies}\n\n"));
+    let mut flow = table(&["", "packets", "bytes"], &[1, 2]);
+    for (name, count) in [
+        ("from the inner side", status.total.inner_rx),
+        ("to the outer side", status.total.outer_tx),
+        ("from the outer side", status.total.outer_rx),
+        ("to the inner side", status.total.inner_tx),
+    ] {
+        flow.add_row([name.to_owned(), count.packets.to_string(), scaled(count.bytes)]);
+    }
+    text.push_str(&format!("{flow}\n"));
+    if status.total.drops.is_empty() {
+        text.push_str("\nNothing was dropped.\n");
+    } else {
+        let mut lost = table(&["dropped", "packets", "because"], &[1]);
+        for reason in Reason::ALL {
+            if let Some(count) = status.total.drops.get(reason.key()) {
+                lost.add_row([reason.key().to_owned(), count.to_string(), reason.meaning().to_owned()]);
+            }
+        }
+        text.push_str(&format!("\n{lost}\n"));
+    }
+    text
+}
+
+fn table(head: &[&str], right: &[usize]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_HORIZONTAL_ONLY).set_content_arrangement(ContentArrangement::Dynamic).set_width(80);
+    table.set_header(head);
+    for column in right {
+        if let Some(column) = table.column_mut(*column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+fn span(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match (whole / 86_400, whole / 3600 % 24, whole / 60 % 60, whole % 60) {
+        (0, 0, 0, s) => format!("{s} s"),
+        (0, 0, m, s) => format!("{m} min {s} s"),
+        (0, h, m, _) => format!("{h} h {m} min"),
+        (d, h, ..) => format!("{d} d {h} h"),
+    }
+}
+
+/// Bytes with three or four digits and a power of 1000.
+fn scaled(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "kB", "MB", "GB", "TB"] {
+        if value < 10_000.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1000.0;
+    }
+    format!("{value:.1} PB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::example::status;
+    use super::*;
+
+    #[test]
+    fn the_table_fits_80_columns() {
+        let text = render(&status());
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(80), "{widest:?}\n{text}");
+        assert!(text.contains("1 d 1 h") && text.contains("Numbers") | text.contains("seq_unsaved"));
+    }
+}

@@ -1,0 +1,228 @@
+//! What a running gateway tells of itself.
+//!
+//! The control thread only gathers what is there; entries are written by the thread of the socket, each when the client
+//! is about to read it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use dataplane::{CoreCounters, Totals};
+use ipsec::{Drop as Reason, InboundSa, Mode, OutboundSa, SaCommon};
+use wire::Selector;
+
+use super::{CoreStatus, Count, Entry, Head, Lane, PolicyStatus, SaStatus};
+use crate::config::{self, PolicyAction};
+use crate::plane::Plane;
+use crate::state;
+use crate::vici::Message;
+
+/// Sub SAs listed per SA; the others are in its totals.
+const MAX_LANES: usize = 64;
+
+/// Everything, at one time.
+pub(crate) struct View {
+    uptime: Duration,
+    healthy: bool,
+    counters: Vec<Arc<CoreCounters>>,
+    outbound: Vec<(Arc<OutboundSa>, String)>,
+    inbound: Vec<(Arc<InboundSa>, String, String)>,
+    policies: Vec<Policy>,
+}
+
+struct Policy {
+    name: String,
+    selectors: Vec<Selector>,
+    action: &'static str,
+    sa: Option<String>,
+}
+
+impl View {
+    /// Gathers it.
+    pub(crate) fn of(plane: &Plane, started: Instant) -> Self {
+        let mut view = Self {
+            uptime: started.elapsed(),
+            healthy: plane.runner().healthy(),
+            counters: plane.runner().counters().to_vec(),
+            outbound: Vec::new(),
+            inbound: Vec::new(),
+            policies: Vec::new(),
+        };
+        view.of_file(plane);
+        view.of_connections(plane);
+        view.of_psp(plane);
+        view
+    }
+
+    fn of_file(&mut self, plane: &Plane) {
+        for entry in &plane.tables.entries {
+            if let (Some(live), Some(half)) = (&entry.outbound, &entry.sa.outbound) {
+                self.outbound.push((Arc::clone(&live.sa), half.proto.suite_name()));
+            }
+            if let (Some(live), Some(half)) = (&entry.inbound, &entry.sa.inbound) {
+                self.inbound.push((Arc::clone(&live.sa), half.proto.suite_name(), half.spi_text()));
+            }
+        }
+        self.policies.extend(plane.config.policies.iter().map(|policy| Policy {
+            name: policy.name.clone(),
+            selectors: policy.selectors.clone(),
+            action: policy.action.word(),
+            sa: match &policy.action {
+                PolicyAction::Protect(sa) => Some(sa.clone()),
+                _ => None,
+            },
+        }));
+    }
+
+    /// Child SAs, and policies of connections.
+    fn of_connections(&mut self, plane: &Plane) {
+        for child in plane.negotiated.children() {
+            let suite = child.suite.to_string();
+            self.outbound.push((Arc::clone(&child.outbound), suite.clone()));
+            self.inbound.push((Arc::clone(&child.inbound), suite, format!("{:#010x}", child.inbound.spi)));
+        }
+        self.policies.extend(plane.negotiated.policies().into_iter().map(|line| Policy {
+            name: format!("{}.{}", line.connection.name, line.config.name),
+            selectors: line.selectors.to_vec(),
+            action: line.action,
+            sa: line.sa.map(str::to_owned),
+        }));
+    }
+
+    fn of_psp(&mut self, plane: &Plane) {
+        let psp = &plane.negotiated.psp;
+        for sa in psp.sending() {
+            if let ipsec::OutProto::Psp(proto) = &sa.proto {
+                self.outbound.push((Arc::clone(sa), format!("psp v{}", proto.version().get())));
+            }
+        }
+        for (sa, spi) in psp.receiving() {
+            if let ipsec::InProto::Psp(proto) = &sa.proto {
+                let suite = config::psp_versions(proto.versions());
+                self.inbound.push((Arc::clone(sa), suite, format!("{spi:#010x}")));
+            }
+        }
+        self.policies.extend(psp.policies().map(|(name, selectors, keyed)| Policy {
+            name: name.to_owned(),
+            selectors: selectors.to_vec(),
+            action: if keyed { "protect" } else { "drop" },
+            sa: keyed.then(|| name.to_owned()),
+        }));
+    }
+
+    /// The reply after all entries.
+    pub(crate) fn reply(&self) -> Message {
+        Message::of(&Head {
+            version: env!("CARGO_PKG_VERSION").into(),
+            uptime_s: (self.uptime.as_secs_f64() * 1000.0).round() / 1000.0,
+            healthy: self.healthy,
+            engine: "aws_lc".into(),
+            total: core(&Totals::of(self.counters.iter().map(|core| &**core))),
+            cores: self.counters.iter().map(|counters| core(&Totals::of([&**counters]))).collect(),
+        })
+    }
+
+    /// SAs and policies, one after the other.
+    pub(crate) fn entries(self) -> impl Iterator<Item = Message> + Send + 'static {
+        let outbound = self.outbound.into_iter().map(|(sa, suite)| Entry::Sa(outbound(&sa, &suite)));
+        let inbound = self.inbound.into_iter().map(|(sa, suite, spi)| Entry::Sa(inbound(&sa, &suite, &spi)));
+        let policies = self.policies.into_iter().map(|policy| Entry::Policy(policy.status()));
+        outbound.chain(inbound).chain(policies).map(|entry| Message::of(&entry))
+    }
+}
+
+impl Policy {
+    fn status(self) -> PolicyStatus {
+        let Self { name, selectors, action, sa } = self;
+        PolicyStatus { name, selectors: both_sides(&selectors), action: action.into(), sa }
+    }
+}
+
+fn both_sides(selectors: &[Selector]) -> Vec<String> {
+    let text = |selector: &Selector| {
+        let (local, remote) = selector.sides();
+        format!("{local} === {remote}")
+    };
+    selectors.iter().map(text).collect()
+}
+
+impl PolicyAction {
+    fn word(&self) -> &'static str {
+        match self {
+            Self::Protect(_) => "protect",
+            Self::Bypass => "bypass",
+            Self::Drop => "drop",
+        }
+    }
+}
+
+fn core(totals: &Totals) -> CoreStatus {
+    let count = |(packets, bytes)| Count { packets, bytes };
+    CoreStatus {
+        inner_rx: count(totals.inner_rx),
+        inner_tx: count(totals.inner_tx),
+        outer_rx: count(totals.outer_rx),
+        outer_tx: count(totals.outer_tx),
+        bypassed: totals.bypassed,
+        audit_lost: totals.audit_lost,
+        batches: totals.batches,
+        drops: drops(Reason::ALL.iter().map(|reason| (*reason, totals.drops[*reason as usize]))),
+    }
+}
+
+/// Reasons that occurred, by name.
+fn drops(counts: impl Iterator<Item = (Reason, u64)>) -> BTreeMap<String, u64> {
+    counts.filter(|(_, count)| *count > 0).map(|(reason, count)| (reason.key().into(), count)).collect()
+}
+
+fn half(common: &SaCommon, direction: &str, protocol: &str, spi: String, suite: &str) -> SaStatus {
+    let (packets, bytes) = state::packets(&common.counters);
+    let count = |reason: &Reason| common.counters.drops[*reason as usize].load(Ordering::Relaxed);
+    SaStatus {
+        name: common.name.to_string(),
+        direction: direction.into(),
+        protocol: protocol.into(),
+        spi,
+        mode: match common.mode {
+            Mode::Tunnel => "tunnel".into(),
+            Mode::Transport => "transport".into(),
+            Mode::Beet(_) => "beet".into(),
+        },
+        suite: suite.into(),
+        local: common.outer.peer.local.to_string(),
+        remote: common.outer.peer.remote.to_string(),
+        packets,
+        bytes,
+        drops: drops(Reason::ALL.iter().map(|reason| (*reason, count(reason)))),
+        unknown_options: common.counters.unknown_options.load(Ordering::Relaxed),
+        expired: common.check_lifetime().is_err(),
+        inner_mtu: None,
+        lanes: Vec::new(),
+    }
+}
+
+fn outbound(sa: &OutboundSa, suite: &str) -> SaStatus {
+    let lanes = sa.lanes.iter().take(MAX_LANES).map(|lane| Lane {
+        session: lane.session.0.into(),
+        next: Some(lane.seq.next()),
+        saved: Some(lane.seq.saved()),
+        top: None,
+    });
+    SaStatus {
+        inner_mtu: Some(sa.inner_mtu.load(Ordering::Relaxed)),
+        lanes: lanes.collect(),
+        ..half(&sa.common, "out", sa.protocol().name(), format!("{:#010x}", sa.spi), suite)
+    }
+}
+
+fn inbound(sa: &InboundSa, suite: &str, spi: &str) -> SaStatus {
+    let tops = state::window_tops(sa);
+    let lanes = tops.iter().take(MAX_LANES).map(|(lane, top)| Lane {
+        session: *lane,
+        next: None,
+        saved: None,
+        top: Some(*top),
+    });
+    SaStatus { lanes: lanes.collect(), ..half(&sa.common, "in", sa.protocol().name(), spi.into(), suite) }
+}
