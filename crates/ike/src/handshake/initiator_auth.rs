@@ -4,23 +4,29 @@
 //! the peer through `connection.remote`. The peer has to be authenticated before anything of an EAP
 //! method is answered, unless the method itself does that (RFC 5998).
 
+mod eap;
+mod end;
+mod request;
+
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crypto::ike::{KeInitiator, Secret};
-use wire::ike::{AuthMethodId, CfgType, Chain, Eap, ExchangeType, Header, NotifyType, PayloadType, ProtocolId};
+use wire::ike::{AuthMethodId, ExchangeType, Header, NotifyType};
 
-use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS, IdPayload, ppk_identity};
-use super::init::{certificate_requests, emit_addresses, emit_certreq, status};
+use self::eap::EapState;
+pub(super) use self::request::sends_cert;
+use super::auth::{AuthParts, IdPayload};
+use super::init::certificate_requests;
 use super::initiator::Start;
-use super::secured::{Claim, Ends};
-use super::{Outcome, Secured, Up, configure, counters, intermediate, redirect};
-use crate::child::{Offer, Parent};
-use crate::config::{AuthMethod, ChildMode, Childless, Connection, SendCert, Unique};
+use super::secured::Claim;
+use super::{Outcome, Secured, counters, intermediate, redirect};
+use crate::child::Offer;
+use crate::config::AuthMethod;
 use crate::context::Context;
 use crate::exchange::{Arrival, Inner, Plain, Timeout};
 use crate::identity::{IdPattern, Identity};
-use crate::output::{Answer, EapAnswer, EapStep, Level, Question, Signed, Subsystem, Ticket, Verified};
+use crate::output::{Answer, Question, Signed, Ticket, Verified};
 use crate::sa::{ChildRequest, Role};
 
 /// The initiator with keys.
@@ -72,18 +78,6 @@ enum Ppk {
     Have,
     /// It went into AUTH; with `fallback` beside one without.
     Offered { fallback: bool },
-}
-
-/// The EAP conversation of the round.
-enum EapState {
-    None,
-    /// The method that is being run, once it is known.
-    Running {
-        method: Option<u8>,
-        last: u8,
-    },
-    /// Over, with the MSK if the method makes one.
-    Done(Option<Secret>),
 }
 
 impl Authenticating {
@@ -276,171 +270,6 @@ impl Authenticating {
         self.sign(ctx, start, None)
     }
 
-    fn sign(&mut self, ctx: &mut Context<'_>, start: &Start, plain_of: Option<Signed>) -> Outcome {
-        let Some(secured) = &self.secured else { return Outcome::Pending };
-        let connection = start.connection();
-        let with_ppk = secured.ppk || (self.ppk == Ppk::Have && plain_of.is_none());
-        let msk = self.eap_key(secured, Role::Initiator, with_ppk);
-        let local = connection.local.get(self.local_round);
-        let local_id = match (&msk, local) {
-            (Some(_), _) => self.local_id.clone(),
-            (None, Some(auth)) => {
-                own_id(&auth.id).or_else(|| (auth.method == AuthMethod::Psk).then(|| address_id(start.path.local)))
-            }
-            (None, None) => None,
-        };
-        let known = self.remote_id.as_ref().map(|id| id.id.clone());
-        let remote_id = known.or_else(|| connection.remote.first().and_then(|auth| own_id(&auth.id)));
-        let request = secured.sign_request(
-            connection,
-            self.local_round,
-            (local_id, remote_id),
-            self.authorities.as_deref().unwrap_or_default(),
-            msk,
-            with_ppk,
-        );
-        let step = plain_of.map_or(Step::AskedSign, Step::AskedPlain);
-        self.ask(ctx, step, Question::Sign(Box::new(request)))
-    }
-
-    fn take_signed(&mut self, ctx: &mut Context<'_>, start: &mut Start, signed: Signed) -> Outcome {
-        if self.ppk == Ppk::Have && !start.connection().ppk_required {
-            return self.sign(ctx, start, Some(signed));
-        }
-        self.send(ctx, start, Some((signed, None)))
-    }
-
-    /// Sends IKE_AUTH: with AUTH, or without to start EAP or to let the peer go on.
-    fn send(&mut self, ctx: &mut Context<'_>, start: &mut Start, signed: Option<(Signed, Option<Signed>)>) -> Outcome {
-        let connection = start.connection().clone();
-        let after_eap = matches!(self.eap, EapState::Done(_));
-        let new_round = self.local_round < connection.local.len() && !after_eap;
-        if let (Some((signed, _)), true) = (&signed, new_round) {
-            self.local_id = Some(signed.local_id.clone());
-        }
-        let first = !std::mem::replace(&mut self.first_sent, true);
-        if first {
-            self.prepare_offer(ctx, start);
-        }
-        let ppk = self.ppk;
-        if signed.is_some() && ppk == Ppk::Have {
-            let fallback = signed.as_ref().is_some_and(|(_, plain)| plain.is_some());
-            self.ppk = Ppk::Offered { fallback };
-        }
-        let more = signed.is_some() && self.local_round + 1 < connection.local.len();
-        let initial_contact = first && self.is_initial_contact(ctx, start);
-        let inner = Inner::new(|chain| {
-            if let (true, Some(id)) = (new_round, &self.local_id) {
-                chain.id(PayloadType::IDi, id.kind, &id.data);
-            }
-            if let Some((signed, _)) = signed.as_ref().filter(|_| sends_cert(&connection, self.authorities.is_some())) {
-                signed.certs.iter().for_each(|(encoding, cert)| {
-                    chain.cert(*encoding, cert);
-                });
-            }
-            if first {
-                if initial_contact {
-                    status(chain, NotifyType::INITIAL_CONTACT, &[]);
-                }
-                emit_certreq(ctx, &connection, chain);
-                if let Some(id) = connection.remote.first().and_then(|auth| own_id(&auth.id)) {
-                    chain.id(PayloadType::IDr, id.kind, &id.data);
-                }
-            }
-            if let Some((signed, plain)) = &signed {
-                chain.auth(signed.method, &signed.auth);
-                if let (Ppk::Have, Some(name)) = (ppk, &connection.ppk_id) {
-                    status(chain, NotifyType::PPK_IDENTITY, &ppk_identity(name));
-                    if let Some(plain) = plain {
-                        status(chain, NotifyType::NO_PPK_AUTH, &plain.auth);
-                    }
-                }
-            }
-            if first {
-                self.emit_first(ctx, start, chain);
-            }
-            if more {
-                status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
-            }
-        });
-        self.auth_sent = signed.is_some();
-        self.request(ctx, start, inner)
-    }
-
-    /// What goes into the first IKE_AUTH besides identities.
-    fn emit_first(&self, ctx: &Context<'_>, start: &Start, chain: &mut Chain<'_>) {
-        let connection = start.connection();
-        configure::emit_request(connection, &start.initiation.addresses, chain);
-        if let Some((offer, _)) = &self.offer {
-            offer.emit(ctx, chain);
-        }
-        if is_eap_only(connection) {
-            status(chain, NotifyType::EAP_ONLY_AUTHENTICATION, &[]);
-        }
-        status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
-        if connection.mobike {
-            status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
-            emit_addresses(ctx, start.path.local.ip(), chain);
-        }
-    }
-
-    fn request(&mut self, ctx: &mut Context<'_>, start: &Start, inner: Inner) -> Outcome {
-        if let Some(secured) = &mut self.secured {
-            secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
-        }
-        self.step = Step::Sent;
-        Outcome::Pending
-    }
-
-    /// Chooses what is created with the IKE SA: nothing where both ends can do without.
-    fn prepare_offer(&mut self, ctx: &mut Context<'_>, start: &mut Start) {
-        let Some(secured) = &self.secured else { return };
-        let connection = start.connection().clone();
-        let wanted = start.initiation.children.is_empty();
-        let childless = match connection.childless {
-            Childless::Force => true,
-            Childless::Prefer => secured.peer.childless,
-            Childless::Allow | Childless::Never => wanted && secured.peer.childless,
-        };
-        if childless {
-            return;
-        }
-        let request = if wanted {
-            let usable = |child: &&std::sync::Arc<crate::config::ChildConfig>| {
-                !matches!(child.mode, ChildMode::Pass | ChildMode::Drop)
-            };
-            let Some(config) = connection.children.iter().find(usable) else { return };
-            ChildRequest { config: config.clone(), packet: None, cpu: None, command: None }
-        } else {
-            start.initiation.children.remove(0)
-        };
-        let nobody = address_id(secured.path.remote);
-        let parent = Parent {
-            ike: secured.id,
-            connection: &connection,
-            path: secured.path,
-            nat: secured.nat,
-            remote_id: &nobody,
-            peer: secured.peer,
-            virtual_local: &[],
-            virtual_remote: &[],
-            prf: secured.suite.prf,
-            sk_d: &secured.keys.sk_d,
-            children: &[],
-        };
-        self.offer = Some((Offer::for_auth(ctx, &parent, &request), request));
-    }
-
-    /// This host remembers no other IKE SA with the peer.
-    fn is_initial_contact(&self, ctx: &Context<'_>, start: &Start) -> bool {
-        let connection = start.connection();
-        let remote = connection.remote.first().and_then(|auth| own_id(&auth.id));
-        let (Some(local), Some(remote)) = (&self.local_id, remote) else { return false };
-        connection.unique != Unique::Never
-            && start.initiation.replaces.is_none()
-            && ctx.names.with_peer(local, &remote).next().is_none()
-    }
-
     fn take_response(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: Plain) -> Outcome {
         let parts = match AuthParts::read(response.payloads()) {
             Ok(parts) => parts,
@@ -519,15 +348,6 @@ impl Authenticating {
         Ok(Some(Question::Verify(Box::new(request))))
     }
 
-    /// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
-    fn eap_key(&self, secured: &Secured, of: Role, ppk: bool) -> Option<Secret> {
-        match &self.eap {
-            EapState::Done(Some(msk)) => Some(msk.clone()),
-            EapState::Done(None) => Some(secured.sk_p(of, ppk).clone()),
-            EapState::None | EapState::Running { .. } => None,
-        }
-    }
-
     fn take_verified(&mut self, ctx: &mut Context<'_>, start: &mut Start, verified: &Verified) -> Outcome {
         let after_eap = matches!(self.eap, EapState::Done(_)) && self.auth_sent;
         if !after_eap || self.remote_round == 0 {
@@ -585,152 +405,6 @@ impl Authenticating {
             }
         }
     }
-
-    /// May this packet be answered now?
-    fn check_eap(&mut self, connection: &Connection, packet: &Eap<'_>) -> Result<(), String> {
-        let EapState::Running { method, last } = &mut self.eap else {
-            return Err("the peer starts EAP without being asked".to_owned());
-        };
-        let alone = is_eap_only(connection) && self.remote_round == 0;
-        if self.remote_round == 0 && !alone {
-            return Err("the peer wants EAP before it has authenticated itself".to_owned());
-        }
-        self.eap_packets += 1;
-        if self.eap_packets > EAP_PACKETS_MAX {
-            return Err("EAP does not come to an end".to_owned());
-        }
-        *last = packet.code;
-        if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method())
-            && !EAP_NOT_METHODS.contains(&kind)
-        {
-            if alone && kind != EAP_TLS {
-                return Err(format!("EAP method {kind} does not authenticate the peer, and nothing else did"));
-            }
-            *method = Some(kind);
-        }
-        Ok(())
-    }
-
-    fn ask_eap(&mut self, ctx: &mut Context<'_>, start: &Start, packet: &Eap<'_>) -> Outcome {
-        let step = EapStep {
-            connection: start.connection().clone(),
-            round: self.local_round,
-            client: true,
-            conversation: u64::from(start.id.0),
-            client_id: self.local_id.clone().unwrap_or_else(|| address_id(start.path.local)),
-            packet: packet.whole.to_vec(),
-        };
-        self.ask(ctx, Step::AskedEap, Question::Eap(Box::new(step)))
-    }
-
-    fn take_eap(&mut self, ctx: &mut Context<'_>, start: &mut Start, answer: EapAnswer) -> Outcome {
-        let EapState::Running { method, last } = self.eap else { return Outcome::Pending };
-        let alone = is_eap_only(start.connection()) && self.remote_round == 0;
-        match answer {
-            EapAnswer::Packet(packet) => self.request(
-                ctx,
-                start,
-                Inner::new(|chain| {
-                    chain.eap(&packet);
-                }),
-            ),
-            EapAnswer::Success { .. } if last != Eap::SUCCESS => {
-                self.fail(ctx, start, "EAP succeeded before the peer said so".to_owned(), true)
-            }
-            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
-                self.fail(ctx, start, "EAP alone has not authenticated the peer".to_owned(), true)
-            }
-            EapAnswer::Success { msk, .. } => {
-                self.eap = EapState::Done(msk);
-                self.sign(ctx, start, None)
-            }
-            EapAnswer::Failure(_, refusal) => {
-                let reason = format!("EAP failed: {}", refusal.0);
-                self.fail(ctx, start, reason, true)
-            }
-        }
-    }
-
-    /// Both ends are authenticated.
-    fn finish(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: &Plain) -> Outcome {
-        let (Some(mut secured), Ok(parts)) = (self.secured.take(), AuthParts::read(response.payloads())) else {
-            return Outcome::Pending;
-        };
-        let connection = start.connection().clone();
-        secured.path = start.path;
-        secured.peer.mobike = self.mobike && connection.mobike;
-        let (nonce_i, nonce_r) = (secured.nonce_i.clone(), secured.nonce_r.clone());
-        let ends = Ends {
-            local_id: self.local_id.take().unwrap_or_else(|| address_id(start.path.local)),
-            remote_id: self.remote_id.take().map_or_else(|| address_id(start.path.remote), |id| id.id),
-            eap_name: None,
-            virtual_local: match parts.cfg(CfgType::REPLY) {
-                Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg),
-                _ => Vec::new(),
-            },
-            virtual_remote: Vec::new(),
-            connection,
-        };
-        let mut sa = secured.establish(ctx, ends);
-        sa.learn_peer_addresses(response.payloads());
-        if let Some(seconds) = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok()) {
-            sa.auth_lifetime(ctx, u32::from_be_bytes(seconds));
-        }
-        if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
-            sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
-        }
-        if let Some((offer, request)) = self.offer.take() {
-            let nonces = crate::child::Nonces { i: &nonce_i, r: &nonce_r };
-            match offer.finish_auth(ctx, &sa.parent(), nonces, response.payloads()) {
-                Ok(child) => sa.children.push(child),
-                Err(fault) => sa.child_failed(ctx, &request, fault),
-            }
-        }
-        Outcome::Up(Box::new(Up {
-            sa,
-            children: std::mem::take(&mut start.initiation.children),
-            commands: std::mem::take(&mut start.initiation.commands),
-            replaces: start.initiation.replaces,
-            initial_contact: false,
-        }))
-    }
-
-    /// Gives back what the handshake took.
-    pub(super) fn abandon(&mut self, ctx: &mut Context<'_>) {
-        if let Some((offer, _)) = self.offer.take() {
-            offer.abandon(ctx);
-        }
-        self.secured = None;
-    }
-
-    /// A last message, for which no answer is waited: the responder may think that the IKE SA is up
-    /// (RFC 7296 §2.21.2).
-    fn say_goodbye(&mut self, ctx: &mut Context<'_>, start: &Start, error: Option<NotifyType>) {
-        let Some(secured) = &mut self.secured else { return };
-        secured.exchanges.forget_request();
-        let inner = Inner::new(|chain| match error {
-            Some(kind) => status(chain, kind, &[]),
-            None => {
-                chain.delete(ProtocolId::IKE, &[]);
-            }
-        });
-        secured.exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
-    }
-
-    /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe that
-    /// all is well.
-    fn fail(&mut self, ctx: &mut Context<'_>, start: &mut Start, reason: String, tell: bool) -> Outcome {
-        if tell && self.first_sent {
-            self.say_goodbye(ctx, start, Some(NotifyType::AUTHENTICATION_FAILED));
-        }
-        if let Some((_, request)) = &self.offer {
-            start.initiation.children.insert(0, request.clone());
-        }
-        self.abandon(ctx);
-        let text = format!("authentication with {} failed: {reason}", start.path.remote);
-        ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
-        Outcome::Over(start.over(reason))
-    }
 }
 
 /// An error that ends the handshake. Others are about the Child SA alone (RFC 7296 §1.2).
@@ -745,20 +419,6 @@ fn fatal(parts: &AuthParts<'_>, remote_round: usize) -> Option<NotifyType> {
     ];
     let alone = parts.auth.is_none() && parts.eap.is_none() && remote_round == 0;
     (alone || always.contains(&kind)).then_some(kind)
-}
-
-/// The responder is authenticated by EAP and nothing else (RFC 5998).
-fn is_eap_only(connection: &Connection) -> bool {
-    connection.remote.first().is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)))
-}
-
-/// Whether certificates go with AUTH.
-pub(super) fn sends_cert(connection: &Connection, asked: bool) -> bool {
-    match connection.send_cert {
-        SendCert::Always => true,
-        SendCert::IfAsked => asked,
-        SendCert::Never => false,
-    }
 }
 
 /// The identity that a pattern without wildcards names.

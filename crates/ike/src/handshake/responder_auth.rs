@@ -4,26 +4,29 @@
 //! addresses and the chosen suite admit are candidates. An identity that is claimed with AUTH is
 //! checked by whoever holds credentials, which names the connection.
 
+mod eap;
+mod finish;
+
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crypto::ike::Secret;
-use wire::ike::{AuthMethodId, CertEncoding, CfgType, Chain, Eap, ExchangeType, NotifyType, PayloadType};
+use wire::ike::{AuthMethodId, CertEncoding, Chain, Eap, ExchangeType, NotifyType, PayloadType};
 
-use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS, IdPayload, parse_ppk_identity};
-use super::init::{certificate_requests, emit_addresses, status};
+use self::eap::{EapState, eap_key};
+use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, IdPayload, parse_ppk_identity};
+use super::init::{certificate_requests, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
-use super::secured::{Claim, Ends};
-use super::{Outcome, Secured, Up, configure, counters};
-use crate::child::{self, Refused};
-use crate::config::{AuthMethod, Childless, Connection, Unique};
+use super::secured::Claim;
+use super::{Outcome, Secured, counters};
+use crate::child::Refused;
+use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
 use crate::exchange::{Exchanges, Inner, Plain};
 use crate::identity::Identity;
-use crate::output::{Answer, EapAnswer, EapStep, Level, Path, Question, Signed, Subsystem, Ticket, Verified};
-use crate::pool::Client;
-use crate::sa::{Established, Role};
+use crate::output::{Answer, Path, Question, Signed, Ticket, Verified};
+use crate::sa::Role;
 
 /// The responder with keys.
 pub(super) struct Answering {
@@ -81,20 +84,6 @@ struct Claimed {
     fallback: Option<Vec<u8>>,
     /// Another authentication follows.
     more: bool,
-}
-
-/// The EAP conversation of the round.
-enum EapState {
-    None,
-    /// `answers` counts what the client sent; `method` is the last that it used.
-    Running {
-        method: Option<u8>,
-        answers: u32,
-    },
-    /// The client has EAP-Success and has to prove the key, the MSK if the method makes one.
-    Proving(Option<Secret>),
-    /// It did.
-    Proven(Option<Secret>),
 }
 
 impl Answering {
@@ -429,92 +418,6 @@ impl Answering {
         self.ask(ctx, step, Question::Sign(Box::new(request)))
     }
 
-    /// The peer left AUTH out: it wants EAP.
-    fn start_eap(&mut self, ctx: &mut Context<'_>) -> Outcome {
-        if let Err(refused) = self.sift(true, None) {
-            return self.refuse(ctx, &refused);
-        }
-        self.candidates.truncate(1);
-        self.eap = EapState::Running { method: None, answers: 0 };
-        let local = self.candidates.first().and_then(|connection| connection.local.get(self.local_round));
-        match local.map(|auth| &auth.method) {
-            None => self.ask_eap(ctx, Vec::new(), None),
-            Some(AuthMethod::Eap(_)) if self.eap_only => {
-                let path = self.secured.as_ref().map(|secured| secured.path.local);
-                let exact = local.and_then(|auth| own_id(&auth.id));
-                self.local_id = exact.or_else(|| path.map(address_id));
-                self.ask_eap(ctx, Vec::new(), None)
-            }
-            Some(AuthMethod::Eap(_)) => {
-                let reason = "the connection authenticates this host by EAP alone, which the peer does not accept";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
-            }
-            Some(_) => self.sign(ctx, Step::AskedSignForEap),
-        }
-    }
-
-    fn ask_eap(&mut self, ctx: &mut Context<'_>, packet: Vec<u8>, signed: Option<Signed>) -> Outcome {
-        let (Some(secured), Some(connection), Some(remote)) = (&self.secured, self.candidates.first(), &self.remote_id)
-        else {
-            return Outcome::Pending;
-        };
-        let step = EapStep {
-            connection: connection.clone(),
-            round: self.remote_round,
-            client: false,
-            conversation: u64::from(secured.id.0),
-            client_id: remote.id.clone(),
-            packet,
-        };
-        self.ask(ctx, Step::AskedEap(signed), Question::Eap(Box::new(step)))
-    }
-
-    fn take_eap(&mut self, ctx: &mut Context<'_>, answer: EapAnswer, signed: Option<Signed>) -> Outcome {
-        let EapState::Running { method, answers } = self.eap else { return Outcome::Pending };
-        let alone = self.candidates.first().is_some_and(|connection| {
-            connection.local.first().is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)))
-        });
-        match answer {
-            EapAnswer::Packet(packet) => {
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Pending
-            }
-            EapAnswer::Success { .. } if answers == 0 => {
-                let reason = "EAP succeeded before the client said anything";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
-            }
-            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
-                let reason = "EAP alone does not authenticate this host with that method";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
-            }
-            EapAnswer::Success { packet, msk, identity } => {
-                self.eap_name = identity;
-                self.eap = EapState::Proving(msk);
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Pending
-            }
-            EapAnswer::Failure(packet, refusal) => {
-                ctx.count(counters::AUTH_FAILED);
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Refused(format!("EAP failed: {}", refusal.0))
-            }
-        }
-    }
-
-    fn respond_eap(&mut self, ctx: &mut Context<'_>, packet: &[u8], signed: Option<Signed>) {
-        let first = matches!(self.eap, EapState::Running { answers: 0, .. });
-        let inner = Inner::new(|chain| {
-            if first && (signed.is_some() || self.local_round == 0) {
-                self.emit_identity(chain, signed.as_ref());
-            }
-            chain.eap(packet);
-        });
-        if signed.is_some() {
-            self.local_round += 1;
-        }
-        self.respond(ctx, &inner);
-    }
-
     /// IDr, certificates, AUTH.
     fn emit_identity(&self, chain: &mut Chain<'_>, signed: Option<&Signed>) {
         let after_eap = matches!(self.eap, EapState::Proven(_));
@@ -577,82 +480,6 @@ impl Answering {
             status(chain, NotifyType::PPK_IDENTITY, &[]);
         }
     }
-
-    /// Both ends are authenticated: addresses, the Child SA, the last response.
-    fn finish(&mut self, ctx: &mut Context<'_>, connection: &Arc<Connection>, identity: Inner) -> Outcome {
-        let (Some(remote), Some(first)) = (self.remote_id.take(), self.first.take()) else { return Outcome::Pending };
-        let Ok(parts) = AuthParts::read(first.payloads()) else { return Outcome::Pending };
-        let local_id = self.local_id.clone().unwrap_or_else(|| address_id(self.request.0.0));
-        let who = self.eap_name.clone().unwrap_or_else(|| remote.id.clone());
-        if connection.unique == Unique::Keep
-            && !self.initial_contact
-            && ctx.names.with_peer(&local_id, &who).next().is_some()
-        {
-            let reason = format!("[{who}] has an IKE SA already, and '{}' keeps that", connection.name);
-            return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
-        }
-        let wishes = parts.cfg(CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
-        let lost = self.initial_contact && connection.unique != Unique::Never;
-        let alone = lost || connection.unique == Unique::Replace;
-        let client = Client { identity: &who, from: self.request.0.1, alone };
-        let leases = configure::assign(ctx, connection, client, &wishes);
-        let inner = extend(identity, |chain| self.emit_ppk(chain));
-        let Some(mut secured) = self.secured.take() else { return Outcome::Pending };
-        let mobike = self.mobike && connection.mobike;
-        secured.peer.mobike = mobike;
-        let nonces = (secured.nonce_i.clone(), secured.nonce_r.clone());
-        let ends = Ends {
-            connection: connection.clone(),
-            local_id,
-            remote_id: remote.id,
-            eap_name: self.name.take().or_else(|| self.eap_name.as_ref().map(ToString::to_string)),
-            virtual_local: Vec::new(),
-            virtual_remote: leases.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
-        };
-        let mut sa = secured.establish(ctx, ends);
-        sa.learn_peer_addresses(first.payloads());
-        if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
-            sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
-        }
-        let inner = extend(inner, |chain| {
-            let allowed = leases.and_then(|leases| {
-                configure::emit_reply(ctx, &leases, chain);
-                check_childless(connection, parts.has_sa)
-            });
-            let answered = match allowed {
-                Err(refused) => Err(refused),
-                Ok(false) => Ok(None),
-                Ok(true) => {
-                    let nonces = child::Nonces { i: &nonces.0, r: &nonces.1 };
-                    child::answer_auth(ctx, &sa.parent(), nonces, first.payloads(), chain).map(Some)
-                }
-            };
-            match answered {
-                Ok(child) => sa.children.extend(child),
-                Err(refused) => {
-                    tell_childless(ctx, &sa, &refused);
-                    refused.emit(chain);
-                }
-            }
-            if mobike {
-                status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
-                emit_addresses(ctx, sa.path.local.ip(), chain);
-            }
-            if !connection.reauth_time.is_zero() && is_client(connection) {
-                let seconds = u32::try_from(connection.reauth_time.as_secs()).unwrap_or(u32::MAX);
-                status(chain, NotifyType::AUTH_LIFETIME, &seconds.to_be_bytes());
-            }
-        });
-        let (to, request) = self.request;
-        sa.exchanges.respond(ctx, to, request, &inner);
-        Outcome::Up(Box::new(Up {
-            sa,
-            children: Vec::new(),
-            commands: Vec::new(),
-            replaces: None,
-            initial_contact: self.initial_contact && connection.unique != Unique::Never,
-        }))
-    }
 }
 
 /// What a request is about.
@@ -665,38 +492,8 @@ enum Read {
     Nothing,
 }
 
-/// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
-fn eap_key(secured: &Secured, msk: &Option<Secret>, of: Role) -> Secret {
-    msk.clone().unwrap_or_else(|| secured.sk_p(of, secured.ppk).clone())
-}
-
 /// A chain with more payloads behind it.
 fn extend(inner: Inner, write: impl FnOnce(&mut Chain<'_>)) -> Inner {
     let more = Inner::new(write);
     inner.followed_by(more)
-}
-
-/// Clients authenticate anew when they are told to: this host cannot start that with EAP or for an
-/// address that it gave out.
-fn is_client(connection: &Connection) -> bool {
-    connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)))
-}
-
-/// Whether a Child SA is to be made (RFC 6023).
-fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, Refused> {
-    match (connection.childless, has_sa) {
-        (Childless::Force, true) => {
-            Err(Refused::new(NotifyType::NO_ADDITIONAL_SAS, "the connection starts without a Child SA"))
-        }
-        (Childless::Never, false) => {
-            Err(Refused::new(NotifyType::INVALID_SYNTAX, "a Child SA is missing, and the connection wants one"))
-        }
-        (_, has_sa) => Ok(has_sa),
-    }
-}
-
-fn tell_childless(ctx: &mut Context<'_>, sa: &Established, refused: &Refused) {
-    ctx.count(crate::task::counters::CHILD_REFUSED);
-    let text = format!("the Child SA was refused with {}, the IKE SA stays: {}", refused.notify, refused.reason);
-    ctx.log(Level::Warn, Subsystem::Child, Some(sa.id), text);
 }

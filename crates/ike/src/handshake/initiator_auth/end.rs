@@ -1,0 +1,95 @@
+//! How the handshake of the initiator ends: with an IKE SA or without.
+
+use wire::ike::{CfgType, ExchangeType, NotifyType, ProtocolId};
+
+use super::super::auth::AuthParts;
+use super::super::init::status;
+use super::super::secured::Ends;
+use super::super::{Outcome, Up, configure};
+use super::{Authenticating, Start, address_id};
+use crate::context::Context;
+use crate::exchange::{Inner, Plain};
+use crate::output::{Level, Subsystem};
+
+impl Authenticating {
+    /// Both ends are authenticated.
+    pub(super) fn finish(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: &Plain) -> Outcome {
+        let (Some(mut secured), Ok(parts)) = (self.secured.take(), AuthParts::read(response.payloads())) else {
+            return Outcome::Pending;
+        };
+        let connection = start.connection().clone();
+        secured.path = start.path;
+        secured.peer.mobike = self.mobike && connection.mobike;
+        let (nonce_i, nonce_r) = (secured.nonce_i.clone(), secured.nonce_r.clone());
+        let ends = Ends {
+            local_id: self.local_id.take().unwrap_or_else(|| address_id(start.path.local)),
+            remote_id: self.remote_id.take().map_or_else(|| address_id(start.path.remote), |id| id.id),
+            eap_name: None,
+            virtual_local: match parts.cfg(CfgType::REPLY) {
+                Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg),
+                _ => Vec::new(),
+            },
+            virtual_remote: Vec::new(),
+            connection,
+        };
+        let mut sa = secured.establish(ctx, ends);
+        sa.learn_peer_addresses(response.payloads());
+        if let Some(seconds) = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok()) {
+            sa.auth_lifetime(ctx, u32::from_be_bytes(seconds));
+        }
+        if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
+            sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
+        }
+        if let Some((offer, request)) = self.offer.take() {
+            let nonces = crate::child::Nonces { i: &nonce_i, r: &nonce_r };
+            match offer.finish_auth(ctx, &sa.parent(), nonces, response.payloads()) {
+                Ok(child) => sa.children.push(child),
+                Err(fault) => sa.child_failed(ctx, &request, fault),
+            }
+        }
+        Outcome::Up(Box::new(Up {
+            sa,
+            children: std::mem::take(&mut start.initiation.children),
+            commands: std::mem::take(&mut start.initiation.commands),
+            replaces: start.initiation.replaces,
+            initial_contact: false,
+        }))
+    }
+
+    /// Gives back what the handshake took.
+    pub(in crate::handshake) fn abandon(&mut self, ctx: &mut Context<'_>) {
+        if let Some((offer, _)) = self.offer.take() {
+            offer.abandon(ctx);
+        }
+        self.secured = None;
+    }
+
+    /// A last message, for which no answer is waited: the responder may think that the IKE SA is up
+    /// (RFC 7296 §2.21.2).
+    pub(super) fn say_goodbye(&mut self, ctx: &mut Context<'_>, start: &Start, error: Option<NotifyType>) {
+        let Some(secured) = &mut self.secured else { return };
+        secured.exchanges.forget_request();
+        let inner = Inner::new(|chain| match error {
+            Some(kind) => status(chain, kind, &[]),
+            None => {
+                chain.delete(ProtocolId::IKE, &[]);
+            }
+        });
+        secured.exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
+    }
+
+    /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe that
+    /// all is well.
+    pub(super) fn fail(&mut self, ctx: &mut Context<'_>, start: &mut Start, reason: String, tell: bool) -> Outcome {
+        if tell && self.first_sent {
+            self.say_goodbye(ctx, start, Some(NotifyType::AUTHENTICATION_FAILED));
+        }
+        if let Some((_, request)) = &self.offer {
+            start.initiation.children.insert(0, request.clone());
+        }
+        self.abandon(ctx);
+        let text = format!("authentication with {} failed: {reason}", start.path.remote);
+        ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
+        Outcome::Over(start.over(reason))
+    }
+}

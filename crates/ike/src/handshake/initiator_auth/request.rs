@@ -1,0 +1,196 @@
+//! What the initiator writes into IKE_AUTH.
+
+use wire::ike::{Chain, ExchangeType, NotifyType, PayloadType};
+
+use super::super::auth::ppk_identity;
+use super::super::init::{emit_addresses, emit_certreq, status};
+use super::super::{Outcome, configure};
+use super::eap::{EapState, is_eap_only};
+use super::{Authenticating, Ppk, Start, Step, address_id, own_id};
+use crate::child::{Offer, Parent};
+use crate::config::{AuthMethod, ChildMode, Childless, Connection, SendCert, Unique};
+use crate::context::Context;
+use crate::exchange::Inner;
+use crate::output::{Question, Signed};
+use crate::sa::{ChildRequest, Role};
+
+impl Authenticating {
+    pub(super) fn sign(&mut self, ctx: &mut Context<'_>, start: &Start, plain_of: Option<Signed>) -> Outcome {
+        let Some(secured) = &self.secured else { return Outcome::Pending };
+        let connection = start.connection();
+        let with_ppk = secured.ppk || (self.ppk == Ppk::Have && plain_of.is_none());
+        let msk = self.eap_key(secured, Role::Initiator, with_ppk);
+        let local = connection.local.get(self.local_round);
+        let local_id = match (&msk, local) {
+            (Some(_), _) => self.local_id.clone(),
+            (None, Some(auth)) => {
+                own_id(&auth.id).or_else(|| (auth.method == AuthMethod::Psk).then(|| address_id(start.path.local)))
+            }
+            (None, None) => None,
+        };
+        let known = self.remote_id.as_ref().map(|id| id.id.clone());
+        let remote_id = known.or_else(|| connection.remote.first().and_then(|auth| own_id(&auth.id)));
+        let request = secured.sign_request(
+            connection,
+            self.local_round,
+            (local_id, remote_id),
+            self.authorities.as_deref().unwrap_or_default(),
+            msk,
+            with_ppk,
+        );
+        let step = plain_of.map_or(Step::AskedSign, Step::AskedPlain);
+        self.ask(ctx, step, Question::Sign(Box::new(request)))
+    }
+
+    pub(super) fn take_signed(&mut self, ctx: &mut Context<'_>, start: &mut Start, signed: Signed) -> Outcome {
+        if self.ppk == Ppk::Have && !start.connection().ppk_required {
+            return self.sign(ctx, start, Some(signed));
+        }
+        self.send(ctx, start, Some((signed, None)))
+    }
+
+    /// Sends IKE_AUTH: with AUTH, or without to start EAP or to let the peer go on.
+    pub(super) fn send(
+        &mut self,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        signed: Option<(Signed, Option<Signed>)>,
+    ) -> Outcome {
+        let connection = start.connection().clone();
+        let after_eap = matches!(self.eap, EapState::Done(_));
+        let new_round = self.local_round < connection.local.len() && !after_eap;
+        if let (Some((signed, _)), true) = (&signed, new_round) {
+            self.local_id = Some(signed.local_id.clone());
+        }
+        let first = !std::mem::replace(&mut self.first_sent, true);
+        if first {
+            self.prepare_offer(ctx, start);
+        }
+        let ppk = self.ppk;
+        if signed.is_some() && ppk == Ppk::Have {
+            let fallback = signed.as_ref().is_some_and(|(_, plain)| plain.is_some());
+            self.ppk = Ppk::Offered { fallback };
+        }
+        let more = signed.is_some() && self.local_round + 1 < connection.local.len();
+        let initial_contact = first && self.is_initial_contact(ctx, start);
+        let inner = Inner::new(|chain| {
+            if let (true, Some(id)) = (new_round, &self.local_id) {
+                chain.id(PayloadType::IDi, id.kind, &id.data);
+            }
+            if let Some((signed, _)) = signed.as_ref().filter(|_| sends_cert(&connection, self.authorities.is_some())) {
+                signed.certs.iter().for_each(|(encoding, cert)| {
+                    chain.cert(*encoding, cert);
+                });
+            }
+            if first {
+                if initial_contact {
+                    status(chain, NotifyType::INITIAL_CONTACT, &[]);
+                }
+                emit_certreq(ctx, &connection, chain);
+                if let Some(id) = connection.remote.first().and_then(|auth| own_id(&auth.id)) {
+                    chain.id(PayloadType::IDr, id.kind, &id.data);
+                }
+            }
+            if let Some((signed, plain)) = &signed {
+                chain.auth(signed.method, &signed.auth);
+                if let (Ppk::Have, Some(name)) = (ppk, &connection.ppk_id) {
+                    status(chain, NotifyType::PPK_IDENTITY, &ppk_identity(name));
+                    if let Some(plain) = plain {
+                        status(chain, NotifyType::NO_PPK_AUTH, &plain.auth);
+                    }
+                }
+            }
+            if first {
+                self.emit_first(ctx, start, chain);
+            }
+            if more {
+                status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
+            }
+        });
+        self.auth_sent = signed.is_some();
+        self.request(ctx, start, inner)
+    }
+
+    /// What goes into the first IKE_AUTH besides identities.
+    pub(super) fn emit_first(&self, ctx: &Context<'_>, start: &Start, chain: &mut Chain<'_>) {
+        let connection = start.connection();
+        configure::emit_request(connection, &start.initiation.addresses, chain);
+        if let Some((offer, _)) = &self.offer {
+            offer.emit(ctx, chain);
+        }
+        if is_eap_only(connection) {
+            status(chain, NotifyType::EAP_ONLY_AUTHENTICATION, &[]);
+        }
+        status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
+        if connection.mobike {
+            status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
+            emit_addresses(ctx, start.path.local.ip(), chain);
+        }
+    }
+
+    pub(super) fn request(&mut self, ctx: &mut Context<'_>, start: &Start, inner: Inner) -> Outcome {
+        if let Some(secured) = &mut self.secured {
+            secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
+        }
+        self.step = Step::Sent;
+        Outcome::Pending
+    }
+
+    /// Chooses what is created with the IKE SA: nothing where both ends can do without.
+    pub(super) fn prepare_offer(&mut self, ctx: &mut Context<'_>, start: &mut Start) {
+        let Some(secured) = &self.secured else { return };
+        let connection = start.connection().clone();
+        let wanted = start.initiation.children.is_empty();
+        let childless = match connection.childless {
+            Childless::Force => true,
+            Childless::Prefer => secured.peer.childless,
+            Childless::Allow | Childless::Never => wanted && secured.peer.childless,
+        };
+        if childless {
+            return;
+        }
+        let request = if wanted {
+            let usable = |child: &&std::sync::Arc<crate::config::ChildConfig>| {
+                !matches!(child.mode, ChildMode::Pass | ChildMode::Drop)
+            };
+            let Some(config) = connection.children.iter().find(usable) else { return };
+            ChildRequest { config: config.clone(), packet: None, cpu: None, command: None }
+        } else {
+            start.initiation.children.remove(0)
+        };
+        let nobody = address_id(secured.path.remote);
+        let parent = Parent {
+            ike: secured.id,
+            connection: &connection,
+            path: secured.path,
+            nat: secured.nat,
+            remote_id: &nobody,
+            peer: secured.peer,
+            virtual_local: &[],
+            virtual_remote: &[],
+            prf: secured.suite.prf,
+            sk_d: &secured.keys.sk_d,
+            children: &[],
+        };
+        self.offer = Some((Offer::for_auth(ctx, &parent, &request), request));
+    }
+
+    /// This host remembers no other IKE SA with the peer.
+    pub(super) fn is_initial_contact(&self, ctx: &Context<'_>, start: &Start) -> bool {
+        let connection = start.connection();
+        let remote = connection.remote.first().and_then(|auth| own_id(&auth.id));
+        let (Some(local), Some(remote)) = (&self.local_id, remote) else { return false };
+        connection.unique != Unique::Never
+            && start.initiation.replaces.is_none()
+            && ctx.names.with_peer(local, &remote).next().is_none()
+    }
+}
+
+/// Whether certificates go with AUTH.
+pub(in crate::handshake) fn sends_cert(connection: &Connection, asked: bool) -> bool {
+    match connection.send_cert {
+        SendCert::Always => true,
+        SendCert::IfAsked => asked,
+        SendCert::Never => false,
+    }
+}
