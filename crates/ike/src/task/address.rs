@@ -279,11 +279,12 @@ impl Established {
         }
     }
 
-    /// The answer to that: another mapping than before has to be announced.
+    /// The answer to that: another mapping than before has to be announced. So has the first, since nobody knows
+    /// whether it is the one that IKE_AUTH had: those notifies were about another port.
     pub(super) fn watch_mapping(&mut self, ctx: &mut Context<'_>, parts: &Parts<'_>) {
         let Some(mapping) = mapping(parts) else { return };
         let old = self.tasks.addresses.mapping.replace(mapping);
-        if old.is_some() && old != self.tasks.addresses.mapping {
+        if old != self.tasks.addresses.mapping {
             self.queue(ctx, Task::Addresses { update: true });
         }
     }

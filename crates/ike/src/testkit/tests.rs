@@ -1,6 +1,9 @@
 //! Stories of handshakes: every way to authenticate, every message lost, everything that peers and
 //! strangers may send.
 
+use std::cell::Cell;
+use std::rc::Rc;
+
 use super::*;
 
 mod anew;
@@ -429,6 +432,23 @@ fn childless() {
     }
 }
 
+/// Host 0 is seen from outside as 192.0.2.1 with ports of the NAT's choice: so much above its own.
+fn behind_nat(net: &mut Net) -> (IpAddr, Rc<Cell<u16>>) {
+    let (outside, shift) = (IpAddr::from([192, 0, 2, 1]), Rc::new(Cell::new(10_000)));
+    let by = shift.clone();
+    net.wire = Box::new(move |datagram| {
+        if datagram.local.ip() == addr(1) {
+            datagram.local = (outside, datagram.local.port() + by.get()).into();
+        }
+        if datagram.remote.ip() == outside {
+            let Some(port) = datagram.remote.port().checked_sub(by.get()) else { return Fate::Lost };
+            datagram.remote = (addr(1), port).into();
+        }
+        Fate::After(Duration::from_millis(5))
+    });
+    (outside, shift)
+}
+
 #[test]
 fn a_nat_is_found_and_ports_float() {
     let mut net = pair(23, |host, connection| {
@@ -436,17 +456,7 @@ fn a_nat_is_found_and_ports_float() {
             connection.remote_addrs = Vec::new();
         }
     });
-    // Host 0 is seen as 192.0.2.1 with ports of the NAT's choice.
-    let outside = IpAddr::from([192, 0, 2, 1]);
-    net.wire = Box::new(move |datagram| {
-        if datagram.local.ip() == addr(1) {
-            datagram.local = (outside, datagram.local.port() + 10_000).into();
-        }
-        if datagram.remote.ip() == outside {
-            datagram.remote = (addr(1), datagram.remote.port() - 10_000).into();
-        }
-        Fate::After(Duration::from_millis(5))
-    });
+    let (outside, _) = behind_nat(&mut net);
     initiate(&mut net);
     net.run(SECOND);
     check_up(&net);
@@ -455,6 +465,30 @@ fn a_nat_is_found_and_ports_float() {
     assert_eq!((path(1).remote, path(1).encap), ((outside, 14_500).into(), true));
     let nat = |host: usize| net.hosts[host].endpoint.ike_sas().next().expect("an IKE SA").nat;
     assert_eq!((nat(0), nat(1)), ((true, false), (false, true)));
+}
+
+#[test]
+fn with_mobike_a_moved_mapping_is_announced_although_it_moved_before_anybody_asked() {
+    let mut net = pair(26, |host, connection| {
+        (connection.mobike, connection.dpd_delay) = (true, 30 * SECOND);
+        if host == 1 {
+            (connection.remote_addrs, connection.dpd_delay) = (Vec::new(), Duration::ZERO);
+        }
+    });
+    let (outside, shift) = behind_nat(&mut net);
+    initiate(&mut net);
+    net.run(SECOND);
+    shift.set(20_000);
+    net.run(31 * SECOND);
+    let path = |net: &Net| net.hosts[1].live().next().expect("a child").sa.path.remote;
+    assert_eq!(path(&net), (outside, 24_500).into(), "{}", net.hosts[0].log(Level::Debug));
+    shift.set(30_000);
+    net.run(31 * SECOND);
+    assert_eq!(path(&net), (outside, 34_500).into());
+    // Nothing has moved since: nothing is announced.
+    let sent = net.hosts[1].sent.0;
+    net.run(30 * SECOND);
+    assert_eq!(net.hosts[1].sent.0, sent + 1);
 }
 
 #[test]
