@@ -8,6 +8,7 @@ pub mod meter;
 pub mod packet;
 pub mod pair;
 pub mod search;
+pub mod series;
 pub mod stats;
 pub mod traffic;
 pub mod trial;

@@ -1,4 +1,18 @@
-//! Medians and bootstrap intervals.
+//! Statistics of measurements: medians, intervals, paired ratios, verdicts and the order of trials.
+//!
+//! Intervals are over *sessions*, never over packets: trials of one process share its memory layout, so they are not
+//! independent of each other ([`paired`], [`unpaired`]). A difference is claimed only when its interval leaves the band
+//! in which a subject differs from itself ([`judge`]); "inconclusive" is a result.
+
+mod bootstrap;
+mod order;
+mod ratio;
+mod verdict;
+
+pub use bootstrap::{bca, block_interval, over_units, simple_interval};
+pub use order::{Step, mirrored};
+pub use ratio::{Ratio, Unit, hodges_lehmann, paired, sign_test, unpaired};
+pub use verdict::{Judged, Limits, Verdict, benjamini_hochberg, holm, judge, judge_all};
 
 /// A small, fast, seeded generator (SplitMix64): measurements repeat exactly from their seed.
 pub struct Rng(u64);
@@ -22,6 +36,18 @@ impl Rng {
     pub fn below(&mut self, n: usize) -> usize {
         ((u128::from(self.next_u64()) * n as u128) >> 64) as usize
     }
+
+    /// A number from 0 to 1, 1 excluded.
+    pub fn unit(&mut self) -> f64 {
+        (self.next_u64() >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// Puts `items` into random order (Fisher and Yates), every order equally likely.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last + 1));
+        }
+    }
 }
 
 /// The median; the mean of the middle two for an even count. `NaN` for none.
@@ -40,8 +66,33 @@ pub fn quantile_sorted(sorted: &[f64], q: f64) -> f64 {
     sorted[low] + (sorted[high] - sorted[low]) * part
 }
 
+/// The arithmetic mean. `NaN` for none.
+pub fn mean(values: &[f64]) -> f64 {
+    values.iter().sum::<f64>() / values.len() as f64
+}
+
+/// The standard deviation of a sample (divided by n − 1). `NaN` for fewer than two.
+pub fn sd(values: &[f64]) -> f64 {
+    if values.len() < 2 {
+        return f64::NAN;
+    }
+    let mean = mean(values);
+    (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / (values.len() - 1) as f64).sqrt()
+}
+
+/// The coefficient of variation: standard deviation over mean.
+pub fn cv(values: &[f64]) -> f64 {
+    sd(values) / mean(values)
+}
+
+/// Jain's index of fairness of shares: 1 when all are equal, 1/n when one has all. `NaN` for none.
+pub fn jain(shares: &[f64]) -> f64 {
+    let squares: f64 = shares.iter().map(|s| s * s).sum();
+    shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares)
+}
+
 /// A value with its 95 % interval.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Estimate {
     /// Point estimate.
     pub value: f64,
@@ -49,6 +100,18 @@ pub struct Estimate {
     pub low: f64,
     /// Upper end of the interval.
     pub high: f64,
+}
+
+impl Estimate {
+    /// The same through a growing function, such as `exp` for a logarithm of a ratio.
+    pub fn map(self, grows: impl Fn(f64) -> f64) -> Self {
+        Self { value: grows(self.value), low: grows(self.low), high: grows(self.high) }
+    }
+
+    /// Half the width of the interval.
+    pub fn half_width(self) -> f64 {
+        (self.high - self.low) / 2.0
+    }
 }
 
 /// Resamples for a bootstrap interval.
@@ -88,6 +151,34 @@ mod tests {
         let values: Vec<f64> = (0..11).map(f64::from).collect();
         assert!((quantile_sorted(&values, 0.025) - 0.25).abs() < 1e-12);
         assert!((quantile_sorted(&values, 0.975) - 9.75).abs() < 1e-12);
+    }
+
+    /// SciPy 1.17 and numpy 2.4: numpy.std([2, 4, 4, 5, 9], ddof=1) = 2.588435821108957, scipy.stats.variation(…, ddof=1).
+    #[test]
+    fn spread_agrees_with_an_outside_opinion() {
+        let values = [2.0, 4.0, 4.0, 5.0, 9.0];
+        assert!((sd(&values) - 2.588_435_821_108_957).abs() < 1e-12);
+        assert!((cv(&values) - 0.539_257_462_731_032_7).abs() < 1e-12);
+        assert!(sd(&[1.0]).is_nan());
+    }
+
+    #[test]
+    fn jain_is_one_for_equal_shares_and_one_nth_for_a_single_taker() {
+        assert!((jain(&[3.0; 8]) - 1.0).abs() < 1e-12);
+        assert!((jain(&[0.0, 0.0, 0.0, 5.0]) - 0.25).abs() < 1e-12);
+    }
+
+    /// Six orders of three things, 6000 shuffles: each about 1000 times (five standard deviations allowed).
+    #[test]
+    fn every_order_is_equally_likely() {
+        let (mut rng, mut seen) = (Rng::new(3), std::collections::BTreeMap::new());
+        for _ in 0..6000 {
+            let mut items = [0, 1, 2];
+            rng.shuffle(&mut items);
+            *seen.entry(items).or_insert(0) += 1;
+        }
+        assert_eq!(seen.len(), 6);
+        assert!(seen.values().all(|n| (855..1145).contains(n)), "{seen:?}");
     }
 
     /// The interval covers the true median about 95 times in 100 (here 200 samples of 31 uniform
