@@ -2,13 +2,16 @@
 
 pub mod bench;
 pub mod cli;
+pub mod compare;
 pub mod demo;
 pub mod host;
+pub mod import;
 pub mod meter;
 pub mod packet;
 pub mod pair;
 pub mod search;
 pub mod series;
 pub mod stats;
+mod svg;
 pub mod traffic;
 pub mod trial;

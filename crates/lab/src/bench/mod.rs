@@ -1,9 +1,12 @@
 //! `weir bench`: what the path costs, against the bare engine on the same buffers, and what keying costs.
 
+mod blocks;
 mod ike;
 mod path;
 mod report;
 
+pub(crate) use blocks::FORMAT as BLOCK_FORMAT;
+pub use blocks::{BlockHeader, BlockResult, serve};
 pub use ike::{Flood, IkeOptions, IkeOutcome, ike_json, ike_table, run as run_ike};
 pub use path::{Case, Options, Outcome, Progress, run};
 pub use report::{json, table};

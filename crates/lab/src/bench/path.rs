@@ -116,7 +116,7 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
 }
 
 /// The ways of protecting that `options` asks for.
-fn subjects(options: &Options) -> Vec<Subject> {
+pub(super) fn subjects(options: &Options) -> Vec<Subject> {
     const DEFAULT: [(Protocol, Shape, &str); 12] = [
         (Protocol::Esp, Shape::Tunnel, "aes128gcm16"),
         (Protocol::Esp, Shape::Tunnel, "aes256gcm16"),
@@ -154,7 +154,7 @@ fn subjects(options: &Options) -> Vec<Subject> {
 }
 
 /// Both ends of one subject, and the engine alone.
-struct Ends {
+pub(super) struct Ends {
     sender: Worker,
     receiver: Worker,
     sending: Snapshot,
@@ -166,7 +166,7 @@ struct Ends {
 }
 
 impl Ends {
-    fn new(subject: &Subject, options: &Options) -> Result<Self, PairError> {
+    pub(super) fn new(subject: &Subject, options: &Options) -> Result<Self, PairError> {
         let [sending, receiving] = subject.tables()?;
         let config = WorkerConfig { batch: options.batch, engine: subject.engine, ..WorkerConfig::default() };
         let packet_bytes = config.packet_bytes;
@@ -182,24 +182,30 @@ impl Ends {
         })
     }
 
-    fn measure(&mut self, subject: &Subject, size: usize, options: &Options, hz: f64, rng: &mut Rng) -> Outcome {
+    /// Fills the batch with clear packets of `size` bytes; returns one of them.
+    pub(super) fn fill(&mut self, subject: &Subject, size: usize, packets: usize) -> Vec<u8> {
         let [src, dst] = subject.packet_addresses();
         self.batch.clear();
         let template = udp_packet(src, dst, size);
-        for _ in 0..options.batch {
+        for _ in 0..packets {
             self.batch.push_with(|packet| packet.set(&template));
         }
+        template
+    }
+
+    fn measure(&mut self, subject: &Subject, size: usize, options: &Options, hz: f64, rng: &mut Rng) -> Outcome {
+        let template = self.fill(subject, size, options.batch);
         let n = options.batch as f64;
         let shape = Bare::shape(&self.sending, &template);
         let mut samples: [Vec<f64>; 4] = Default::default();
         for round in 0..options.rounds + WARM_UP {
             let path_first = rng.next_u64() & 1 == 0;
             let (path, bare) = if path_first {
-                let path = self.path_round();
+                let path = self.path_round(0.0);
                 (path, self.bare_round(subject, &shape, &template))
             } else {
                 let bare = self.bare_round(subject, &shape, &template);
-                (self.path_round(), bare)
+                (self.path_round(0.0), bare)
             };
             assert_eq!(self.batch.len(), options.batch, "{subject:?} at {size} bytes lost packets");
             if round >= WARM_UP {
@@ -238,14 +244,35 @@ impl Ends {
         ticks
     }
 
-    /// One round trip of the batch; ticks of each direction.
-    fn path_round(&mut self) -> [u64; 2] {
+    /// One round trip of the batch; ticks of each direction, longer by the share `slow_down` of them.
+    pub(super) fn path_round(&mut self, slow_down: f64) -> [u64; 2] {
         let t0 = ticks();
         self.sender.outbound(&self.sending, &mut self.batch, &mut self.replies);
-        let t1 = ticks();
+        let t1 = stretched(t0, slow_down);
         self.receiver.inbound(&self.receiving, &mut self.batch);
-        let t2 = ticks();
+        let t2 = stretched(t1, slow_down);
         [t1 - t0, t2 - t1]
+    }
+
+    /// Packets that are in the batch.
+    pub(super) fn packets(&self) -> usize {
+        self.batch.len()
+    }
+}
+
+/// The time now, after waiting for the share `slow_down` of what passed since `from`: a slow-down of known size.
+fn stretched(from: u64, slow_down: f64) -> u64 {
+    let now = ticks();
+    if slow_down <= 0.0 {
+        return now;
+    }
+    let until = now + ((now - from) as f64 * slow_down) as u64;
+    loop {
+        let now = ticks();
+        if now >= until {
+            return now;
+        }
+        std::hint::spin_loop();
     }
 }
 

@@ -1,5 +1,8 @@
 //! The lab's part of the command line.
 
+mod compare;
+mod import;
+
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +15,9 @@ use ipsec::Protocol;
 
 use crate::bench;
 use crate::demo::{self, DemoError, Keys, Way};
+
+pub use compare::CompareArgs;
+pub use import::ImportArgs;
 
 /// `weir bench`.
 #[derive(Debug, Subcommand)]
@@ -59,6 +65,24 @@ pub enum Lab {
     #[command(after_help = "Examples:\n  weir lab demo\n  weir lab demo --rows plain,esp-gcm,psp --seconds 20\n\n\
         Exit status: 0 all rows are good, 1 a row failed, 2 it cannot run here, 130 after a signal.")]
     Demo(DemoArgs),
+    /// Two builds, two runs or two subjects: ratios with intervals, against how much A differs from itself
+    ///
+    /// Builds are measured side by side in blocks that take turns (ABBA), so that the noise of the machine meets both. A
+    /// verdict is "different", "equivalent" within the margin, or "inconclusive". Method: docs/lab-statistics.md.
+    #[command(after_help = "Examples:\n  weir lab compare --binaries old/weir target/release/weir\n  \
+        weir lab compare before-dir after-dir --gate 2 --json\n  \
+        weir lab compare run-dir --subjects weir-esp-tunnel-aes128gcm16,wireguard-go\n  \
+        weir lab compare --self-check 20\n\n\
+        Exit status: 0 nothing is slower for certain, 1 something is (or the self-check failed), 2 no comparison.")]
+    Compare(CompareArgs),
+    /// Results of iperf2, iperf3, mpstat and CSIT: units checked, series analysed
+    ///
+    /// Finds changes of level, reports each phase with an interval that knows of autocorrelation, shares of flows, and,
+    /// for CPU samples of the same time, core-seconds per Gbit. Rates are in Gbit/s: 10⁹ bit/s.
+    #[command(after_help = "Examples:\n  weir lab import iperf.csv sun_cpu.csv moon_cpu.csv\n  \
+        weir lab import run.json --out imported --json\n\n\
+        Exit status: 0 good, 2 a file is broken or contradicts itself.")]
+    Import(ImportArgs),
 }
 
 /// Options of `weir lab demo`.
@@ -93,7 +117,17 @@ pub struct DemoArgs {
 impl Lab {
     /// Runs the command, tells its user what went wrong, and returns the exit status.
     pub fn run(self) -> ExitCode {
-        let Self::Demo(args) = self;
+        match self {
+            Self::Demo(args) => args.run(),
+            Self::Compare(args) => args.run(),
+            Self::Import(args) => args.run(),
+        }
+    }
+}
+
+impl DemoArgs {
+    fn run(self) -> ExitCode {
+        let args = self;
         let rows = Way::ALL.into_iter().filter(|way| args.rows.is_empty() || args.rows.contains(way)).collect();
         let DemoArgs { seconds, out, mtu, ipv6: v6, keys, .. } = args;
         let options = demo::Options { seconds, rows, out, mtu, v6, keys };
@@ -141,6 +175,26 @@ pub struct PathArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Measure block by block as told on standard input: what `weir lab compare` drives
+    #[arg(long, hide = true, conflicts_with = "json")]
+    blocks: bool,
+    /// Make every time longer by this share
+    #[arg(long, hide = true, default_value_t = 0.0, requires = "blocks", value_parser = share)]
+    slow_down: f64,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "expected 0 to 1".to_owned())
+}
+
+/// Writes files into a folder that is made if it is missing.
+fn write_files(folder: &std::path::Path, files: &[(&str, &[u8])]) -> anyhow::Result<()> {
+    std::fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    for (name, content) in files {
+        let path = folder.join(name);
+        std::fs::write(&path, content).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(())
 }
 
 fn protocol(name: &str) -> Result<Protocol, String> {
@@ -206,6 +260,9 @@ fn run_path(args: PathArgs) -> anyhow::Result<()> {
         v6: args.v6,
         engine: args.engine,
     };
+    if args.blocks {
+        return Ok(bench::serve(&options, args.slow_down, std::io::stdin().lock(), std::io::stdout().lock())?);
+    }
     let bar = progress_bar();
     let (hz, outcomes) = bench::run(&options, &mut |done, total| {
         bar.set_length(total as u64);

@@ -21,13 +21,13 @@ mod progress;
 mod report;
 mod row;
 mod sandbox;
-mod svg;
 mod way;
 mod world;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use crate::svg;
 use child::Interrupt;
 use counters::CpuSampler;
 use pki::Pki;

@@ -4,41 +4,41 @@ use std::fmt::Write;
 
 /// Where a text's `x` is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Anchor {
+pub(crate) enum Anchor {
     Start,
     Middle,
     End,
 }
 
 /// A drawing of a fixed size in its own units; the page scales it.
-pub(super) struct Svg {
+pub(crate) struct Svg {
     width: f64,
     height: f64,
     body: String,
 }
 
 impl Svg {
-    pub(super) fn new(width: f64, height: f64) -> Self {
+    pub(crate) fn new(width: f64, height: f64) -> Self {
         Self { width, height, body: String::new() }
     }
 
-    pub(super) fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
+    pub(crate) fn rect(&mut self, x: f64, y: f64, width: f64, height: f64, class: &str) {
         let (x, y, width, height) = (short(x), short(y), short(width.max(0.0)), short(height.max(0.0)));
         let _ = write!(self.body, r#"<rect x="{x}" y="{y}" width="{width}" height="{height}" class="{class}"/>"#);
     }
 
-    pub(super) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
+    pub(crate) fn line(&mut self, from: (f64, f64), to: (f64, f64), class: &str) {
         let (x1, y1, x2, y2) = (short(from.0), short(from.1), short(to.0), short(to.1));
         let _ = write!(self.body, r#"<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" class="{class}"/>"#);
     }
 
-    pub(super) fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str) {
+    pub(crate) fn circle(&mut self, x: f64, y: f64, radius: f64, class: &str) {
         let (x, y, radius) = (short(x), short(y), short(radius));
         let _ = write!(self.body, r#"<circle cx="{x}" cy="{y}" r="{radius}" class="{class}"/>"#);
     }
 
     /// A broken line; nothing for fewer than two points.
-    pub(super) fn polyline(&mut self, points: &[(f64, f64)], class: &str) {
+    pub(crate) fn polyline(&mut self, points: &[(f64, f64)], class: &str) {
         if points.len() < 2 {
             return;
         }
@@ -46,7 +46,16 @@ impl Svg {
         let _ = write!(self.body, r#"<polyline points="{}" class="{class}"/>"#, points.join(" "));
     }
 
-    pub(super) fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
+    /// A filled shape; nothing for fewer than three points.
+    pub(crate) fn polygon(&mut self, points: &[(f64, f64)], class: &str) {
+        if points.len() < 3 {
+            return;
+        }
+        let points: Vec<String> = points.iter().map(|(x, y)| format!("{},{}", short(*x), short(*y))).collect();
+        let _ = write!(self.body, r#"<polygon points="{}" class="{class}"/>"#, points.join(" "));
+    }
+
+    pub(crate) fn text(&mut self, x: f64, y: f64, anchor: Anchor, class: &str, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -57,7 +66,7 @@ impl Svg {
     }
 
     /// The element. `title` is what those get who cannot see it.
-    pub(super) fn finish(self, title: &str) -> String {
+    pub(crate) fn finish(self, title: &str) -> String {
         let (width, height, title) = (short(self.width), short(self.height), escape(title));
         format!(
             r#"<svg viewBox="0 0 {width} {height}" role="img" aria-label="{title}"><title>{title}</title>{}</svg>"#,
@@ -76,7 +85,7 @@ fn short(value: f64) -> String {
 }
 
 /// Text for HTML and SVG, also within quotes.
-pub(super) fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -93,7 +102,7 @@ pub(super) fn escape(text: &str) -> String {
 
 /// Checks that elements close in the order in which they open. Good enough for what we write.
 #[cfg(test)]
-pub(super) fn assert_well_formed(html: &str) {
+pub(crate) fn assert_well_formed(html: &str) {
     const VOID: [&str; 2] = ["meta", "br"];
     let mut open: Vec<&str> = Vec::new();
     let mut rest = html;
@@ -129,6 +138,7 @@ mod tests {
         svg.circle(1.0, 1.0, 2.0, "c");
         svg.polyline(&[(0.0, 0.0)], "d");
         svg.polyline(&[(0.0, 0.0), (1.5, 1.25)], "d");
+        svg.polygon(&[(0.0, 0.0), (1.0, 0.0), (1.0, 1.0)], "d");
         svg.text(0.0, 0.0, Anchor::Middle, "e", "a < b & \"c\"");
         let text = svg.finish("it's a <title>");
         assert_well_formed(&text);

@@ -1,0 +1,174 @@
+//! The path measured in blocks of milliseconds, when told to: what `weir lab compare` drives two builds with.
+//!
+//! The process sets everything up once and then waits. Each line it reads names a case and a time; it answers with the
+//! median ticks per packet over that time. Between two lines it does nothing, so that two processes can take turns on
+//! one processor.
+
+use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::path::{Ends, Options, SIZES, subjects};
+use crate::pair::{PairError, Subject};
+use crate::stats::median;
+
+/// Version of the exchange. A driver refuses another one.
+pub(crate) const FORMAT: u32 = 1;
+
+/// First line of output.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub struct BlockHeader {
+    /// Version of the exchange.
+    pub format: u32,
+    /// Cases in order, e.g. `esp tunnel aes128gcm16 64`.
+    pub cases: Vec<String>,
+}
+
+/// Answer to a line `CASE MICROSECONDS`. Medians over rounds, in ticks of the time stamp counter per packet.
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
+pub struct BlockResult {
+    /// Protecting.
+    pub out: f64,
+    /// Opening.
+    #[serde(rename = "in")]
+    pub inbound: f64,
+    /// Rounds.
+    pub rounds: usize,
+}
+
+/// Rounds at the start of a block that are not counted: the other process had the caches.
+const WARM_UP: usize = 2;
+/// Rounds that a block has at least, however short it is.
+const FEWEST: usize = 3;
+/// Longest block, in microseconds.
+const LONGEST_US: u64 = 10_000_000;
+
+/// Why the exchange ended.
+#[derive(Debug, thiserror::Error)]
+pub enum BlocksError {
+    /// A case cannot be built.
+    #[error(transparent)]
+    Pair(#[from] PairError),
+    /// Nothing matches.
+    #[error("no case matches; see weir bench path --help for protocols and suites")]
+    Nothing,
+    /// A line is none.
+    #[error("'{0}' is no 'CASE MICROSECONDS'")]
+    Line(String),
+    /// Input or output.
+    #[error(transparent)]
+    Io(#[from] std::io::Error),
+}
+
+/// Answers lines of `input` on `output` until it ends. Every time is longer by the share `slow_down`.
+///
+/// # Errors
+/// A case that cannot be built, a line that is none, or a closed output.
+pub fn serve(
+    options: &Options,
+    slow_down: f64,
+    input: impl BufRead,
+    mut output: impl Write,
+) -> Result<(), BlocksError> {
+    let sizes = if options.sizes.is_empty() { SIZES.to_vec() } else { options.sizes.clone() };
+    let mut ends: Vec<(Subject, Ends)> = Vec::new();
+    for subject in subjects(options) {
+        let built = Ends::new(&subject, options)?;
+        ends.push((subject, built));
+    }
+    let cases: Vec<(usize, usize)> = (0..ends.len()).flat_map(|s| sizes.iter().map(move |size| (s, *size))).collect();
+    if cases.is_empty() {
+        return Err(BlocksError::Nothing);
+    }
+    let name = |(subject, size): &(usize, usize)| {
+        let subject = &ends[*subject].0;
+        format!(
+            "{} {} {} {size}",
+            subject.protocol.name(),
+            format!("{:?}", subject.shape).to_lowercase(),
+            subject.suite
+        )
+    };
+    let header = BlockHeader { format: FORMAT, cases: cases.iter().map(name).collect() };
+    writeln!(output, "{}", serde_json::to_string(&header).map_err(std::io::Error::from)?)?;
+    output.flush()?;
+    for line in input.lines() {
+        let line = line?;
+        let wrong = || BlocksError::Line(line.clone());
+        let (case, micros) = line.split_once(' ').ok_or_else(wrong)?;
+        let case: usize = case.parse().map_err(|_| wrong())?;
+        let micros: u64 = micros.parse().ok().filter(|m| *m <= LONGEST_US).ok_or_else(wrong)?;
+        let (subject, size) = *cases.get(case).ok_or_else(wrong)?;
+        let (subject, ends) = &mut ends[subject];
+        let result = block(ends, subject, size, options.batch, slow_down, Duration::from_micros(micros));
+        writeln!(output, "{}", serde_json::to_string(&result).map_err(std::io::Error::from)?)?;
+        output.flush()?;
+    }
+    Ok(())
+}
+
+fn block(ends: &mut Ends, subject: &Subject, size: usize, batch: usize, slow_down: f64, time: Duration) -> BlockResult {
+    ends.fill(subject, size, batch);
+    for _ in 0..WARM_UP {
+        ends.path_round(slow_down);
+    }
+    let start = Instant::now();
+    let (mut out, mut inbound) = (Vec::new(), Vec::new());
+    while out.len() < FEWEST || start.elapsed() < time {
+        let ticks = ends.path_round(slow_down);
+        out.push(ticks[0] as f64 / batch as f64);
+        inbound.push(ticks[1] as f64 / batch as f64);
+    }
+    assert_eq!(ends.packets(), batch, "{subject:?} at {size} bytes lost packets");
+    BlockResult { out: median(&out), inbound: median(&inbound), rounds: out.len() }
+}
+
+#[cfg(test)]
+mod tests {
+    use crypto::Engine;
+    use ipsec::Protocol;
+
+    use super::*;
+
+    fn exchange(input: &str, slow_down: f64) -> (Result<(), BlocksError>, Vec<String>) {
+        let options = Options {
+            protocols: vec![Protocol::Psp],
+            suites: vec!["aes128gcm16".into()],
+            sizes: vec![64, 65],
+            batch: 4,
+            engine: Engine::Null,
+            ..Options::default()
+        };
+        let mut output = Vec::new();
+        let result = serve(&options, slow_down, input.as_bytes(), &mut output);
+        (result, String::from_utf8(output).expect("text").lines().map(str::to_owned).collect())
+    }
+
+    #[test]
+    fn each_line_is_answered_in_order() {
+        let (result, lines) = exchange("0 0\n3 0\n", 0.0);
+        result.expect("good lines");
+        let header: BlockHeader = serde_json::from_str(&lines[0]).expect("a header");
+        assert_eq!(
+            header.cases,
+            [
+                "psp tunnel aes128gcm16 64",
+                "psp tunnel aes128gcm16 65",
+                "psp transport aes128gcm16 64",
+                "psp transport aes128gcm16 65"
+            ]
+        );
+        assert_eq!(lines.len(), 3);
+        let block: BlockResult = serde_json::from_str(&lines[2]).expect("an answer");
+        assert!(block.rounds >= FEWEST && block.out > 0.0 && block.inbound > 0.0, "{block:?}");
+    }
+
+    #[test]
+    fn what_is_no_line_ends_the_exchange() {
+        for wrong in ["x", "0", "9 100", "0 -1", "0 99999999999"] {
+            let (result, _) = exchange(wrong, 0.0);
+            assert_eq!(result.expect_err("refused").to_string(), format!("'{wrong}' is no 'CASE MICROSECONDS'"));
+        }
+    }
+}

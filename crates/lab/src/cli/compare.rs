@@ -1,0 +1,173 @@
+//! `weir lab compare`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+
+use crate::compare::{Comparison, Criteria, LiveOptions, live, read_run, runs, self_check, subjects};
+
+/// Options of `weir lab compare`.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("what").required(true).args(["runs", "binaries", "self_check"]))]
+pub struct CompareArgs {
+    /// Directories of two runs; of one with --subjects
+    #[arg(num_args = 1..=2, value_name = "DIR")]
+    runs: Vec<PathBuf>,
+    /// Two subjects of one run, paired by its rounds
+    #[arg(long, value_delimiter = ',', num_args = 2, value_name = "A,B", requires = "runs")]
+    subjects: Vec<String>,
+    /// Two builds of weir, measured now in blocks that take turns
+    #[arg(long, num_args = 2, value_names = ["A", "B"])]
+    binaries: Vec<PathBuf>,
+    /// Compare this build with itself N times, and once with --plant
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1000))]
+    self_check: Option<u16>,
+    /// Fail when something is slower by more than this for certain, in percent
+    #[arg(long, default_value_t = 1.0, value_name = "PERCENT", value_parser = percent)]
+    gate: f64,
+    /// A difference below this does not matter, in percent
+    #[arg(long, default_value_t = 1.0, value_name = "PERCENT", value_parser = percent)]
+    margin: f64,
+    /// Slow B down on purpose by this, in percent (default: 0; with --self-check 2)
+    #[arg(long, value_name = "PERCENT", value_parser = percent)]
+    plant: Option<f64>,
+    /// Protocol to measure: esp, ah, eesp, psp
+    #[arg(long, value_delimiter = ',', default_value = "esp")]
+    protocol: Vec<String>,
+    /// Suites to measure
+    #[arg(long, value_delimiter = ',', default_value = "aes128gcm16")]
+    suite: Vec<String>,
+    /// Inner packet sizes in bytes, 28 to 2000
+    #[arg(long, value_delimiter = ',', default_value = "64,1400", value_parser = clap::value_parser!(u16).range(28..=2000))]
+    size: Vec<u16>,
+    /// Sessions: how often the processes are started anew
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    sessions: u16,
+    /// ABBA rounds per case and session
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    rounds: u16,
+    /// Length of a block in milliseconds
+    #[arg(long, default_value_t = 2.0, value_name = "MS", value_parser = block)]
+    block: f64,
+    /// Processor that both builds share (default: the last)
+    #[arg(long)]
+    cpu: Option<usize>,
+    /// Seed of order and intervals
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Folder for comparison.json and forest.svg
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn percent(text: &str) -> Result<f64, String> {
+    match text.trim_end_matches('%').trim().parse::<f64>() {
+        Ok(value) if (0.0..=100.0).contains(&value) => Ok(value),
+        _ => Err("expected percent, 0 to 100".to_owned()),
+    }
+}
+
+fn block(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if (0.1..=1000.0).contains(&value) => Ok(value),
+        _ => Err("expected milliseconds, 0.1 to 1000".to_owned()),
+    }
+}
+
+impl CompareArgs {
+    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    pub(super) fn run(self) -> ExitCode {
+        match self.work() {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("weir: compare: {error:#}");
+                ExitCode::from(2)
+            }
+        }
+    }
+
+    /// Whether the gate stays open, or the self-check passed.
+    fn work(&self) -> anyhow::Result<bool> {
+        if let Some(runs) = self.self_check {
+            let this = std::env::current_exe().context("where this build lies")?;
+            return self.check(usize::from(runs), [this.clone(), this]);
+        }
+        let comparison = self.comparison()?;
+        if let Some(folder) = &self.out {
+            let json = serde_json::to_vec_pretty(&comparison)?;
+            super::write_files(folder, &[("comparison.json", &json), ("forest.svg", comparison.svg().as_bytes())])?;
+        }
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&comparison)?);
+        } else {
+            print!("{}", comparison.text());
+        }
+        Ok(comparison.regressions().is_empty())
+    }
+
+    fn comparison(&self) -> anyhow::Result<Comparison> {
+        if let [a, b] = self.binaries.as_slice() {
+            let bar = super::progress_bar();
+            let options = self.live_options([a.clone(), b.clone()], self.plant.unwrap_or(0.0));
+            let comparison = live(&options, &mut |done, total| {
+                bar.set_length(total);
+                bar.set_position(done);
+            });
+            bar.finish_and_clear();
+            return comparison;
+        }
+        ensure!(self.plant.is_none(), "--plant slows a build down: it needs --binaries or --self-check");
+        match (self.runs.as_slice(), self.subjects.as_slice()) {
+            ([a, b], []) => Ok(runs([a, b], self.criteria())?),
+            ([run], [a, b]) => Ok(subjects(&read_run(run)?, [a, b], self.criteria())?),
+            ([_], _) => anyhow::bail!("one run alone needs --subjects A,B; otherwise name two runs"),
+            _ => anyhow::bail!("--subjects compares within one run: name one"),
+        }
+    }
+
+    fn check(&self, runs: usize, binaries: [PathBuf; 2]) -> anyhow::Result<bool> {
+        let bar = super::progress_bar();
+        let options = self.live_options(binaries, 0.0);
+        let plant = self.plant.unwrap_or(2.0) / 100.0;
+        let check = self_check(&options, runs, plant, &mut |done, total| {
+            bar.set_length(total as u64);
+            bar.set_position(done as u64);
+        });
+        bar.finish_and_clear();
+        let check = check?;
+        if let Some(folder) = &self.out {
+            super::write_files(folder, &[("selfcheck.json", &serde_json::to_vec_pretty(&check)?)])?;
+        }
+        if self.json {
+            println!("{}", serde_json::to_string_pretty(&check)?);
+        } else {
+            print!("{}", check.text());
+        }
+        Ok(check.passed())
+    }
+
+    fn criteria(&self) -> Criteria {
+        Criteria { gate: self.gate / 100.0, margin: self.margin / 100.0, seed: self.seed }
+    }
+
+    fn live_options(&self, binaries: [PathBuf; 2], plant_percent: f64) -> LiveOptions {
+        let sizes: Vec<String> = self.size.iter().map(u16::to_string).collect();
+        let cases = [("--protocol", &self.protocol), ("--suite", &self.suite), ("--size", &sizes)];
+        LiveOptions {
+            binaries,
+            cases: cases.iter().flat_map(|(name, values)| [(*name).to_owned(), values.join(",")]).collect(),
+            sessions: self.sessions.into(),
+            rounds: self.rounds.into(),
+            block_us: (self.block * 1e3) as u64,
+            cpu: self.cpu,
+            plant: plant_percent / 100.0,
+            criteria: self.criteria(),
+        }
+    }
+}

@@ -1,0 +1,343 @@
+//! Two builds measured live: processes of both wait on one processor and take turns in blocks of milliseconds.
+//!
+//! A session starts four processes, A twice more than needed: one pair compares A with B, the other A with A. Blocks run
+//! ABBA or BAAB, at random, the two pairs alternating, so that whatever the machine does meets all four alike. New
+//! processes in each session lay out memory anew; without that, a difference that is only one of addresses would be
+//! called one of code.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{ChildStdin, ChildStdout, Command, Stdio};
+
+use anyhow::{Context, bail, ensure};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+use super::{Comparison, Criteria, Measured};
+use crate::bench::{BlockHeader, BlockResult};
+use crate::stats::{Rng, median, mirrored, paired};
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct LiveOptions {
+    /// A and B.
+    pub binaries: [PathBuf; 2],
+    /// Options of `weir bench path` that choose cases.
+    pub cases: Vec<String>,
+    /// Sessions: processes that are started anew. At least 2.
+    pub sessions: usize,
+    /// ABBA rounds per case and session. At least 1.
+    pub rounds: usize,
+    /// Length of a block in microseconds.
+    pub block_us: u64,
+    /// Processor that all processes share; the last one that may run us when `None`.
+    pub cpu: Option<usize>,
+    /// Share by which B is slowed down on purpose, to see that it is found.
+    pub plant: f64,
+    /// Gate, margin and seed.
+    pub criteria: Criteria,
+}
+
+/// Measures and compares. `progress` is called with (done, total) blocks.
+///
+/// # Errors
+/// A binary that cannot be started or does not know blocks, or builds that measure different cases.
+pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow::Result<Comparison> {
+    ensure!(options.sessions >= 2, "{} sessions are too few: an interval needs 2 or more", options.sessions);
+    ensure!(options.rounds >= 1, "0 rounds measure nothing");
+    let cpu = options.cpu.map_or_else(last_cpu, Ok)?;
+    let mut rng = Rng::new(options.criteria.seed);
+    let mut seen: Option<Tables> = None;
+    for session in 0..options.sessions {
+        let mut four = Four::start(options, cpu)?;
+        let tables = seen.get_or_insert_with(|| Tables::new(four.cases.clone()));
+        let total = (options.sessions * options.rounds * tables.cases.len() * 8) as u64;
+        let before = total / options.sessions as u64 * session as u64;
+        let mut done = 0;
+        four.session(options, tables, &mut rng, &mut || {
+            done += 1;
+            progress(before + done, total);
+        })?;
+    }
+    let tables = seen.expect("there was a session");
+    let notes = notes(options, cpu);
+    let sides = [0, 1].map(|side| options.binaries[side].display().to_string());
+    Ok(Comparison::new(sides, options.criteria, tables.measured(&mut rng)?, notes))
+}
+
+fn notes(options: &LiveOptions, cpu: usize) -> Vec<String> {
+    let mut notes = vec![format!(
+        "{} sessions of {} ABBA rounds per case in blocks of {:.1} ms, all on processor {cpu}, seed {}",
+        options.sessions,
+        options.rounds,
+        options.block_us as f64 / 1e3,
+        options.criteria.seed
+    )];
+    if options.plant > 0.0 {
+        notes.push(format!("B is slowed down by {:.1} % on purpose", 100.0 * options.plant));
+    }
+    notes
+}
+
+/// The last processor that may run this process.
+fn last_cpu() -> anyhow::Result<usize> {
+    let set = sched_getaffinity(None).context("which processors may run us")?;
+    (0..CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu)).context("no processor may run us")
+}
+
+/// Directions of a case.
+const DIRECTIONS: [&str; 2] = ["out", "in"];
+
+/// Logarithms of ratios by case and direction, then by session, then by round; and ticks of A and B.
+struct Tables {
+    cases: Vec<String>,
+    ab: Vec<Vec<Vec<f64>>>,
+    aa: Vec<Vec<Vec<f64>>>,
+    ticks: Vec<[Vec<f64>; 2]>,
+}
+
+impl Tables {
+    fn new(cases: Vec<String>) -> Self {
+        let rows = cases.len() * DIRECTIONS.len();
+        Self { cases, ab: vec![vec![]; rows], aa: vec![vec![]; rows], ticks: vec![Default::default(); rows] }
+    }
+
+    fn measured(&self, rng: &mut Rng) -> anyhow::Result<Vec<Measured>> {
+        let labels = self.cases.iter().flat_map(|case| DIRECTIONS.map(|direction| format!("{case} {direction}")));
+        labels
+            .enumerate()
+            .map(|(row, label)| {
+                let ratio = paired(&self.ab[row], rng).with_context(|| format!("{label}: a time of 0 was measured"))?;
+                let [a, b] = [0, 1].map(|side| median(&self.ticks[row][side]));
+                Ok(Measured { label, metric: "ticks/packet".into(), a, b, ratio, floor: paired(&self.aa[row], rng) })
+            })
+            .collect()
+    }
+}
+
+/// The processes of a session: A and B, then A and A.
+struct Four {
+    children: [Child; 4],
+    cases: Vec<String>,
+}
+
+impl Four {
+    fn start(options: &LiveOptions, cpu: usize) -> anyhow::Result<Self> {
+        let [a, b] = &options.binaries;
+        let start = |binary: &Path, plant: f64| Child::start(binary, &options.cases, plant, cpu);
+        let children = [start(a, 0.0)?, start(b, options.plant)?, start(a, 0.0)?, start(a, 0.0)?];
+        let cases = children[0].cases.clone();
+        for child in &children[1..] {
+            ensure!(
+                child.cases == cases,
+                "{} measures {:?}, {} measures {cases:?}; choose cases that both know with --protocol, --suite and --size",
+                child.name,
+                child.cases,
+                children[0].name
+            );
+        }
+        Ok(Self { children, cases })
+    }
+
+    /// All rounds of all cases, cases in random order. Adds to `tables`.
+    fn session(
+        &mut self,
+        options: &LiveOptions,
+        tables: &mut Tables,
+        rng: &mut Rng,
+        done: &mut dyn FnMut(),
+    ) -> anyhow::Result<()> {
+        let mut order: Vec<usize> = (0..self.cases.len()).collect();
+        rng.shuffle(&mut order);
+        for case in order {
+            for child in &mut self.children {
+                child.block(case, options.block_us)?; // Warms it up.
+            }
+            let plans = [0, 1].map(|_| mirrored(rng.next_u64(), 2, options.rounds));
+            let mut logs = [0, 1].map(|_| [0, 1].map(|_| Vec::with_capacity(options.rounds)));
+            for round in 0..options.rounds {
+                let first = rng.below(2);
+                for pair in [first, 1 - first] {
+                    // Sums of logarithms, by side and direction.
+                    let mut sums = [[0.0; 2]; 2];
+                    for step in &plans[pair][4 * round..4 * round + 4] {
+                        let result = self.children[2 * pair + step.variant].block(case, options.block_us)?;
+                        for (direction, ticks) in [result.out, result.inbound].into_iter().enumerate() {
+                            sums[step.variant][direction] += ticks.ln();
+                            if pair == 0 {
+                                tables.ticks[case * DIRECTIONS.len() + direction][step.variant].push(ticks);
+                            }
+                        }
+                        done();
+                    }
+                    for direction in 0..DIRECTIONS.len() {
+                        logs[pair][direction].push((sums[1][direction] - sums[0][direction]) / 2.0);
+                    }
+                }
+            }
+            let [ab, aa] = logs;
+            for (direction, (ab, aa)) in ab.into_iter().zip(aa).enumerate() {
+                tables.ab[case * DIRECTIONS.len() + direction].push(ab);
+                tables.aa[case * DIRECTIONS.len() + direction].push(aa);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A process that measures blocks; it ends with this value.
+struct Child {
+    name: String,
+    process: std::process::Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    cases: Vec<String>,
+}
+
+impl Child {
+    fn start(binary: &Path, cases: &[String], plant: f64, cpu: usize) -> anyhow::Result<Self> {
+        let name = binary.display().to_string();
+        let mut command = Command::new(binary);
+        command.args(["bench", "path", "--blocks"]).args(cases);
+        if plant > 0.0 {
+            command.arg(format!("--slow-down={plant}"));
+        }
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        let mut cpus = CpuSet::new();
+        ensure!(cpu < CpuSet::MAX_CPU, "there is no processor {cpu}");
+        cpus.set(cpu);
+        let pid = rustix::process::Pid::from_child(&process);
+        let pinned = sched_setaffinity(Some(pid), &cpus)
+            .with_context(|| format!("cannot run on processor {cpu}; choose another with --cpu"));
+        let pipes = process.stdin.take().zip(process.stdout.take());
+        let (input, output) = pipes.expect("both are piped");
+        let mut child = Self { name, process, input, output: BufReader::new(output), cases: vec![] };
+        pinned?;
+        let header: BlockHeader = serde_json::from_str(&child.line()?).with_context(|| {
+            format!("{} does not measure in blocks: build both from this version or a later one", child.name)
+        })?;
+        ensure!(
+            header.format == crate::bench::BLOCK_FORMAT,
+            "{} speaks version {} of the exchange, this build {}: compare with a build between both",
+            child.name,
+            header.format,
+            crate::bench::BLOCK_FORMAT
+        );
+        child.cases = header.cases;
+        Ok(child)
+    }
+
+    fn block(&mut self, case: usize, micros: u64) -> anyhow::Result<BlockResult> {
+        if writeln!(self.input, "{case} {micros}").and_then(|()| self.input.flush()).is_err() {
+            self.line()?; // Says why it ended.
+        }
+        let line = self.line()?;
+        let result: BlockResult =
+            serde_json::from_str(&line).with_context(|| format!("{} answered '{}'", self.name, line.trim()))?;
+        ensure!(result.out > 0.0 && result.inbound > 0.0, "{} measured a time of 0", self.name);
+        Ok(result)
+    }
+
+    /// The next line of output.
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? > 0 {
+            return Ok(line);
+        }
+        let mut said = String::new();
+        if let Some(stderr) = &mut self.process.stderr {
+            let _ = stderr.take(4096).read_to_string(&mut said);
+        }
+        let last = said
+            .lines()
+            .map(str::trim)
+            .find(|l| l.starts_with("error") || l.starts_with("weir"))
+            .or(said.lines().last());
+        bail!("{} ended: {}", self.name, last.unwrap_or("it said nothing"));
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        // It ends by itself when its input does; a hung one must not outlive us.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// A stand-in for a build: a shell script that answers every line with the same time.
+    fn script(folder: &Path, name: &str, body: &str) -> PathBuf {
+        let path = folder.join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("written");
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).expect("executable");
+        path
+    }
+
+    fn answering(ticks: &str) -> String {
+        format!(
+            "echo '{{\"format\":1,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{ticks},\"in\":50,\"rounds\":3}}'; done"
+        )
+    }
+
+    fn options(binaries: [PathBuf; 2]) -> LiveOptions {
+        LiveOptions {
+            binaries,
+            cases: vec![],
+            sessions: 3,
+            rounds: 2,
+            block_us: 0,
+            cpu: None,
+            plant: 0.0,
+            criteria: Criteria { gate: 0.01, margin: 0.01, seed: 1 },
+        }
+    }
+
+    #[test]
+    fn blocks_of_both_are_paired_and_each_case_has_both_directions() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (script(folder.path(), "a", &answering("100")), script(folder.path(), "b", &answering("103")));
+        let mut last = (0, 0);
+        let comparison = live(&options([a, b]), &mut |done, total| last = (done, total)).expect("both answer");
+        let rows: Vec<(&str, f64)> =
+            comparison.rows.iter().map(|r| (r.label.as_str(), (1e4 * r.ratio.ratio.value).round() / 1e4)).collect();
+        assert_eq!(rows, [("x 64 out", 1.03), ("x 64 in", 1.0), ("x 65 out", 1.03), ("x 65 in", 1.0)]);
+        assert_eq!(comparison.regressions().len(), 2);
+        assert_eq!(comparison.rows[0].floor.as_ref().expect("A against itself").reach(), 0.0);
+        assert_eq!(last, (96, 96));
+    }
+
+    #[test]
+    fn what_does_not_answer_is_named() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let good = script(folder.path(), "a", &answering("100"));
+        let refusal = |name: &str, body: &str| {
+            let other = script(folder.path(), name, body);
+            format!("{:#}", live(&options([good.clone(), other]), &mut |_, _| {}).expect_err("refused"))
+        };
+        assert!(
+            refusal("old", "echo \"error: unexpected argument '--blocks'\" >&2; exit 2")
+                .contains("old ended: error: unexpected argument")
+        );
+        assert!(refusal("talks", "echo hello").contains("does not measure in blocks"));
+        assert!(
+            refusal("few", "echo '{\"format\":1,\"cases\":[\"x 64\"]}'; read -r x")
+                .contains("choose cases that both know")
+        );
+        assert!(refusal("next", "echo '{\"format\":9,\"cases\":[]}'; read -r x").contains("speaks version 9"));
+        assert!(
+            refusal(
+                "dies",
+                "echo '{\"format\":1,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
+            )
+            .contains("dies ended: weir: out of memory")
+        );
+        let missing = live(&options([good.clone(), folder.path().join("missing")]), &mut |_, _| {});
+        assert!(format!("{:#}", missing.expect_err("refused")).contains("cannot start"));
+    }
+}
