@@ -165,12 +165,12 @@ impl Command {
 }
 
 fn tell(problems: &Problems) -> u8 {
-    eprint!("{}", problems.render(std::io::stderr().is_terminal()));
+    let _ = std::io::stderr().write_all(problems.render(std::io::stderr().is_terminal()).as_bytes());
     UNUSABLE
 }
 
 fn complain(error: &anyhow::Error, status: u8) -> u8 {
-    eprintln!("weir: {error:#}");
+    crate::log::say(format_args!("weir: {error:#}"));
     status
 }
 
@@ -224,7 +224,7 @@ fn run_remote(remote: &Remote) -> u8 {
     match remote.run() {
         Ok(()) => 0,
         Err(failure) => {
-            eprintln!("weir: {}", failure.text);
+            crate::log::say(format_args!("weir: {}", failure.text));
             if failure.unusable { UNUSABLE } else { UNHEALTHY }
         }
     }
@@ -236,7 +236,7 @@ fn run_transform(args: &TransformArgs, direction: Direction) -> u8 {
         Err(problems) => return tell(&problems),
     };
     for warning in &config.warnings {
-        eprintln!("weir: warning: {warning}");
+        crate::log::say(format_args!("weir: warning: {warning}"));
     }
     match offline::run(&config, direction, &args.input, &args.output) {
         Ok(outcome) => {

@@ -55,7 +55,7 @@ impl KeyLog {
              later. For debugging only; remove the files when done",
             folder.display()
         );
-        eprintln!("weir: WARNING: {warning}");
+        crate::log::say(format_args!("weir: WARNING: {warning}"));
         tracing::warn!(target: "control", "{warning}");
         Ok(log)
     }
@@ -105,10 +105,15 @@ impl Table {
         let written = if self.bytes + whole.len() as u64 > MAX_BYTES {
             Err(io::Error::new(io::ErrorKind::FileTooLarge, "the table is full"))
         } else {
-            self.file.write_all(whole.as_bytes())
+            self.file.write_all(whole.as_bytes()).inspect_err(|_| {
+                // No half of a line: the tables would not be read. With a second writer there the end is not ours.
+                if self.file.metadata().is_ok_and(|meta| meta.len() < self.bytes + whole.len() as u64) {
+                    let _ = self.file.set_len(self.bytes);
+                }
+            })
         };
         match written {
-            Ok(()) => self.bytes += whole.len() as u64,
+            Ok(()) => (self.bytes, self.told) = (self.bytes + whole.len() as u64, false),
             Err(error) if !self.told => {
                 self.told = true;
                 tracing::warn!(target: "control", "--log-secrets: {error}; further keys may be missing");

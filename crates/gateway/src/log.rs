@@ -1,7 +1,11 @@
 //! The log: lines on standard error, as text or as JSON.
+//!
+//! Nothing waits for the log and nothing ends with it: lines that are not taken, because the disk behind standard error is full,
+//! are counted, and the first one that is taken again has their number before it.
 
 use std::fmt;
-use std::io::IsTerminal;
+use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tracing::field::{Field, Visit};
@@ -53,12 +57,45 @@ pub(crate) fn check_filter(text: &str) -> Result<String, String> {
 /// Starts logging; a second call changes nothing.
 pub(crate) fn init(filter: &str, json: bool) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Patient(io::stderr(), &LOST));
     let _ = if json {
         builder.event_format(Json).try_init()
     } else {
-        builder.with_ansi(std::io::stderr().is_terminal()).try_init()
+        builder.with_ansi(io::stderr().is_terminal()).try_init()
     };
+}
+
+/// A line of its own on standard error, beside the log.
+pub(crate) fn say(line: fmt::Arguments<'_>) {
+    let _ = Patient(io::stderr(), &LOST).write_all(format!("{line}\n").as_bytes());
+}
+
+/// Lines that were not taken since the last one that was.
+static LOST: AtomicU64 = AtomicU64::new(0);
+
+/// A writer that never fails. With one that does, the library would complain on standard error by a macro that panics
+/// when that fails as well.
+struct Patient<W>(W, &'static AtomicU64);
+
+impl<W: Write> Write for Patient<W> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        let Self(out, lost) = self;
+        let missing = lost.swap(0, Ordering::Relaxed);
+        // The last one may have been cut.
+        let told = match missing {
+            0 => Ok(()),
+            _ => writeln!(out, "\nweir: {missing} lines of the log are missing here: they could not be written"),
+        };
+        if told.and_then(|()| out.write_all(line)).is_err() {
+            lost.fetch_add(missing + 1, Ordering::Relaxed);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let _ = self.0.flush();
+        Ok(())
+    }
 }
 
 /// One object per line: `time_s`, `level`, `subsystem`, `message`, and fields by their names.
@@ -99,6 +136,43 @@ impl Visit for Fields {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A disk with room for some writes; the last of them is cut.
+    struct Disk<'a> {
+        room: &'a std::cell::Cell<usize>,
+        text: &'a std::cell::RefCell<Vec<u8>>,
+    }
+
+    impl Write for Disk<'_> {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let taken = bytes.len().min(self.room.get());
+            self.room.set(self.room.get() - taken);
+            self.text.borrow_mut().extend_from_slice(&bytes[..taken]);
+            if taken == 0 { Err(io::ErrorKind::StorageFull.into()) } else { Ok(taken) }
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Err(io::ErrorKind::StorageFull.into())
+        }
+    }
+
+    #[test]
+    fn a_full_disk_costs_lines_and_says_how_many() {
+        static MISSING: AtomicU64 = AtomicU64::new(0);
+        let (room, text) = (std::cell::Cell::new(8), std::cell::RefCell::default());
+        let mut log = Patient(Disk { room: &room, text: &text }, &MISSING);
+        for line in ["one\n", "second\n", "third\n"] {
+            log.write_all(line.as_bytes()).unwrap();
+            log.flush().unwrap();
+        }
+        room.set(1000);
+        log.write_all(b"fourth\n").unwrap();
+        log.write_all(b"fifth\n").unwrap();
+        let said = String::from_utf8(text.take()).unwrap();
+        let lines: Vec<&str> = said.lines().collect();
+        assert_eq!((lines[0], lines[1], lines[3], lines[4]), ("one", "seco", "fourth", "fifth"), "{said}");
+        assert!(lines[2].starts_with("weir: 2 lines"), "{said}");
+    }
 
     #[test]
     fn a_filter_names_levels_and_subsystems() {

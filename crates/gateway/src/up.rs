@@ -291,7 +291,8 @@ impl Gateway {
             keyed.work(&mut plane, &mut control, None);
             keyed
         });
-        eprintln!("weir: ready, {} SAs, {} policies", plane.config.sas.len(), plane.config.policies.len());
+        let (sas, policies) = (plane.config.sas.len(), plane.config.policies.len());
+        crate::log::say(format_args!("weir: ready, {sas} SAs, {policies} policies"));
         Ok(Self {
             plane,
             keyed,

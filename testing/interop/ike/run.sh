@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# IKEv2 between two Weirs: the scenarios here, and those of ../strongswan that are named. Everything else is as there.
+# IKEv2 between two Weirs: the scenarios here, and of those in ../strongswan the ones with `two_weirs = true` or that are
+# named. Everything else is as there.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-export SUITE=ike PEER_END=weir SCENARIOS="$here"
-# A name that is not here is one of strongSwan's.
-for name in "$@"; do [ -d "$here/scenarios/$name" ] || SCENARIOS="$here:$here/../strongswan"; done
-exec "$here/../strongswan/run.sh" "$@"
+root=$(cd "$here/../strongswan" && pwd)
+export SUITE=ike PEER_END=weir SCENARIOS="$here:$root"
+exec "$root/run.sh" "$@"

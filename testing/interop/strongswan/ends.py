@@ -58,13 +58,23 @@ class End:
         self.actor, self.host, self.folder, self.config = actor, host, folder, config
         self.socket = os.path.join(folder, "vici")
         self.process = None
+        # A clock and a disk of its own, where a scenario wants them.
+        self.clock = self.disk = None
         os.makedirs(folder, exist_ok=True)
 
     def write(self, name, text):
         path = os.path.join(self.folder, name)
+        # On a full disk what is there already can still be read.
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as file:
+                if file.read() == text:
+                    return path
         with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
             file.write(text)
         return path
+
+    def environment(self):
+        return {**os.environ, **(self.clock.environment if self.clock else {})}
 
     def swanctl(self, *arguments, patience_s=40):
         """Exit status and output of `swanctl`."""
@@ -123,7 +133,7 @@ class Weir(End):
         self.more = more
         self.said = os.path.join(folder, "weir.log")
 
-    def start(self):
+    def configure(self):
         own = {
             "tun": "weir0",
             "socket": self.socket,
@@ -132,18 +142,35 @@ class Weir(End):
         }
         lines = "".join(f"    {key} = {value}\n" for key, value in own.items())
         self.write("swanctl.conf", f"{self.config}\ngateway {{\n{lines}{self.more}\n}}\n")
+
+    def start(self):
+        self.configure()
         before = self.log()
         with open(self.said, "a", encoding="utf-8") as log:
             self.process = self.host.popen([WEIR, "up", "--config", os.path.join(self.folder, "swanctl.conf")],
-                                           stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+                                           stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+                                           env=self.environment())
 
         def ready():
             if not self.alive():
                 said = self.log()[len(before):].strip()
                 raise Failed(f"{self.actor}: weir up ended with status {self.process.returncode}: {said[-1500:]}")
-            return "weir: ready" in self.log()[len(before):]
+            # With a full disk it cannot say so.
+            return "weir: ready" in self.log()[len(before):] or self.disk and self.disk.full and self.listens()
 
         wait_for(lambda: f"weir up is not ready: {self.last_words()}", ready, 20)
+
+    def listens(self):
+        try:
+            return vici.listing(self.socket, "list-sas", "list-sa") is not None
+        except OSError:
+            return False
+
+    def reload(self):
+        self.configure()
+        before = len(self.log())
+        self.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: f"it did not reload: {self.last_words()}", lambda: "reloaded" in self.log()[before:])
 
     def log(self):
         if not os.path.exists(self.said):
@@ -190,7 +217,7 @@ class Charon(End):
         with open(os.path.join(self.folder, "charon.out"), "a", encoding="utf-8") as out:
             # The namespace of the host first, while /run is still the one that names it.
             self.process = self.host.popen(["unshare", "--mount", "sh", "-ec", script], stdin=subprocess.DEVNULL,
-                                           stdout=out, stderr=subprocess.STDOUT)
+                                           stdout=out, stderr=subprocess.STDOUT, env=self.environment())
 
         def ready():
             if not self.alive():
@@ -199,6 +226,12 @@ class Charon(End):
 
         wait_for("charon", ready, 20)
         code, out = self.swanctl("--load-all")
+        if code != 0:
+            raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
+
+    def reload(self):
+        self.write("swanctl.conf", self.config)
+        code, out = self.swanctl("--load-all", "--clear")
         if code != 0:
             raise Failed(f"{self.actor}: swanctl --load-all: {out.strip()[-600:]}")
 

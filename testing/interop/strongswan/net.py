@@ -95,7 +95,7 @@ class Host:
 class Network:
     """Two hosts and what lies between them."""
 
-    def __init__(self, scenario, topology, outer=None):
+    def __init__(self, scenario, topology, outer=None, weirs=("weir",)):
         self.outer = outer or OUTER
         self.hosts = {name: Host(scenario, name) for name in OUTER}
         self.device = "wire"
@@ -116,10 +116,11 @@ class Network:
                 self.lose(host)
             host.sh(f"ip addr add {INNER[host.name]}/32 dev lo; ip addr add {INNER6[host.name]}/128 dev lo nodad")
         if not behind_nat:
-            # What Weir protects would have another way: out on the wire, in the clear.
-            weir.sh(f"ip route add default via {self.outer['peer']}")
-            if topology != "ipv4":
-                weir.sh(f"ip -6 route add default via {OUTER6['peer']}")
+            # What a Weir protects would have another way: out on the wire, in the clear.
+            for end in weirs:
+                self.hosts[end].sh(f"ip route add default via {self.outer[OTHER[end]]}")
+                if topology != "ipv4":
+                    self.hosts[end].sh(f"ip -6 route add default via {OUTER6[OTHER[end]]}")
         # Where addresses are translated, what leaves the router counts.
         self.seen_at = peer if behind_nat == "weir" else weir
 

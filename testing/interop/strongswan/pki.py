@@ -76,6 +76,14 @@ class Pki:
             *more, "--reason", "key-compromise", "--cert", self.path("revoked", end + ".pem"), out=last + ".new")
         os.replace(last + ".new", last)
 
+    def renew(self, folder, end, name):
+        """The certificate `name` of an end that has been installed, made anew: it is valid."""
+        fresh = NAMES[name]
+        for place, ending in (("x509", "pem"), ("private", "key")):
+            target = os.path.join(folder, place, f"{name}-{end}.{ending}")
+            os.unlink(target)
+            os.link(self.path(f"{fresh}-{end}.{ending}"), target)
+
     def install(self, folder, end, own, trusted, crl):
         """What one end needs: its certificates and keys, the CAs it trusts, perhaps the CRL."""
         files = [name if name in EXAMPLES else f"{name}-{end}" for name in own]

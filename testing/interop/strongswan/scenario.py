@@ -48,6 +48,12 @@ class Scenario:
     charon: str = ""
     # Lines for the section `gateway` of Weir.
     gateway: str = ""
+    # Also one of ../ike, with Weir in the place of the peer.
+    two_weirs: bool = False
+    # Each Weir has a disk of this size for its state, its log and its sockets; see the step `fill`.
+    disk: str = ""
+    # The clocks of the ends can be set; see the step `clock`.
+    clock: bool = False
     # Why it cannot pass yet; it is then run only when it is named.
     pending: str = ""
 
@@ -91,10 +97,10 @@ def installed(sas):
 class Run:
     """One scenario under way. The methods are its steps."""
 
-    def __init__(self, scenario, initiator, network, ends, capture):
-        self.scenario, self.network, self.ends, self.capture = scenario, network, ends, capture
+    def __init__(self, scenario, initiator, network, ends, capture, pki):
+        self.scenario, self.network, self.ends, self.capture, self.pki = scenario, network, ends, capture, pki
         self.who = {"weir": "weir", "peer": "peer", "initiator": initiator, "responder": OTHER[initiator]}
-        self.pings = None
+        self.pings = {}
         self.outer = network.outer
         self.inner = dict(INNER if scenario.pings == "inner" else self.outer)
         self.inner6 = dict(INNER6 if scenario.pings == "inner" else OUTER6)
@@ -154,6 +160,31 @@ class Run:
 
     def start(self, end):
         self.ends[end].start()
+
+    def mend(self, end, old, new):
+        """`end` gets a configuration with `new` in the place of `old`, and reads it."""
+        if old not in self.ends[end].config:
+            raise Failed(f"{end} has no '{old}'")
+        self.ends[end].config = self.ends[end].config.replace(old, new)
+        self.ends[end].reload()
+
+    def renew(self, end):
+        """`end` gets certificates that are valid, in the files of those that it has, and reads them."""
+        for name in self.scenario.certificates[end]:
+            self.pki.renew(self.ends[end].folder, end, name)
+        self.ends[end].reload()
+
+    def clock(self, end, offset):
+        """The clock of `end` jumps to so far from the right time: `+3h`, `-2d`, `+10y`, `0`. What it has measures of passing time stay."""
+        units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 31_557_600}
+        self.ends[end].clock.set(0 if offset == "0" else int(offset[:-1]) * units[offset[-1]])
+
+    def fill(self, end):
+        """There is no room left on the disk of `end`."""
+        self.ends[end].disk.fill()
+
+    def make_room(self, end):
+        self.ends[end].disk.make_room()
 
     def stop(self, end):
         if not self.ends[end].stop():
@@ -217,12 +248,12 @@ class Run:
             return sent == came
         wait_for(lambda: f"no answers; {self._last_words()}", fine, float(patience_s))
 
-    def traffic(self, order, allowed="0"):
-        """`on`: 100 pings a second from Weir until `off`; then no more than `allowed` of them were lost."""
+    def traffic(self, order, allowed="0", end="weir"):
+        """`on`: 100 pings a second from `end` until `off`; then no more than `allowed` of them were lost."""
         if order == "on":
-            self.pings = Pings(self.network.hosts["weir"], self.inner["weir"], self.inner["peer"], 0.01)
+            self.pings[end] = Pings(self.network.hosts[end], self.inner[end], self.inner[OTHER[end]], 0.01)
             return
-        sent, came = self.pings.stop()
+        sent, came = self.pings.pop(end).stop()
         if sent < 20:
             raise Failed(f"only {sent} pings were sent")
         if sent - came > int(allowed):

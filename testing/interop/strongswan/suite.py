@@ -17,6 +17,7 @@ import ends  # noqa: E402
 import net  # noqa: E402
 import pki  # noqa: E402
 from gateway import Failed  # noqa: E402
+from hardship import Clock, Disk  # noqa: E402
 from scenario import Run, Scenario  # noqa: E402
 from uml import Guest  # noqa: E402
 
@@ -119,7 +120,9 @@ class Suite:
         config = scenario.config(actor)
         host = network.hosts[actor]
         if STANDS_AT[actor] == "weir":
-            return ends.Weir(actor, host, folder, config, scenario.gateway)
+            weir = ends.Weir(actor, host, folder, config, scenario.gateway)
+            weir.disk = Disk(folder, scenario.disk) if scenario.disk else None
+            return weir
         root = ROOT if scenario.strongswan == "root" else None
         if self.in_guest(scenario) and actor == "peer":
             return ends.GuestCharon(actor, host, folder, config, self.uml.guest, root, scenario.charon)
@@ -134,15 +137,17 @@ class Suite:
         guest, network, both, capture = self.in_guest(scenario), None, {}, None
         why = None
         try:
+            weirs = [actor for actor in net.OUTER if STANDS_AT[actor] == "weir"]
             topology = "direct" if scenario.topology == "uml" else scenario.topology
-            network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer)
+            network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer, weirs)
             capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"))
             for actor in net.OUTER:
                 both[actor] = self.end(actor, scenario, network, os.path.join(folder, actor))
+                both[actor].clock = Clock(self.lab, both[actor].folder) if scenario.clock else None
                 self.certificates(scenario, actor, both[actor].folder)
             for actor in net.OUTER:
                 both[actor].start()
-            Run(scenario, initiator, network, both, capture).go()
+            Run(scenario, initiator, network, both, capture, self.pki).go()
         except Failed as wrong:
             why = str(wrong)
         except Exception as error:  # A line for this run, and the others go on.
@@ -150,6 +155,9 @@ class Suite:
             traceback.print_exc()
         finally:
             for end in both.values():
+                if end.disk:
+                    end.disk.make_room()
+                    end.disk.log(os.path.join(folder, f"{end.actor}.log"))
                 if not end.stop() and why is None and end.kind == "weir":
                     why = f"{end.actor} did not end in order: {end.last_words()}"
             if capture:
@@ -217,14 +225,16 @@ def which(tool):
 def main():
     name, lab, *names = sys.argv[1:]
     os.umask(0o077)
-    folders = [os.path.join(folder, "scenarios") for folder in os.environ.get("SCENARIOS", HERE).split(":")]
-    known = {entry: os.path.join(folder, entry) for folder in folders if os.path.isdir(folder) for entry in sorted(os.listdir(folder))}
+    own, *others = [os.path.join(folder, "scenarios") for folder in os.environ.get("SCENARIOS", HERE).split(":")]
+    known = {entry: os.path.join(folder, entry) for folder in (*others, own) for entry in sorted(os.listdir(folder))}
     unknown = set(names) - set(known)
     if unknown:
         print(f"FAIL {name}/all: there is no scenario {', '.join(sorted(unknown))}")
         return 1
     try:
         scenarios = [Scenario.load(known[entry]) for entry in names or known]
+        if not names:
+            scenarios = [scenario for scenario in scenarios if scenario.folder.startswith(own) or scenario.two_weirs]
         return Suite(name, lab, scenarios).main(bool(names))
     except (Failed, ValueError, TypeError, OSError) as error:
         print(f"FAIL {name}/all: {error}")

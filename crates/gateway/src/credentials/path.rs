@@ -118,7 +118,7 @@ fn in_time(certificate: &Certificate, now: Duration) -> Result<(), String> {
     }
     if now > until {
         let days = (now - until).as_secs() / 86_400;
-        return Err(format!("{certificate:?} expired {days} days ago; renew it"));
+        return Err(format!("{certificate:?} expired {days} days ago; renew it, if the clock is right"));
     }
     Ok(())
 }

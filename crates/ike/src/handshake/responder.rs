@@ -266,7 +266,9 @@ impl Responder {
         datagram: &[u8],
     ) -> Outcome {
         if let Phase::Half(_) = &self.phase {
-            let first = matches!(header.exchange, ExchangeType::IKE_AUTH | ExchangeType::IKE_INTERMEDIATE)
+            // INFORMATIONAL is of an initiator that cannot authenticate itself.
+            let exchanges = [ExchangeType::IKE_AUTH, ExchangeType::IKE_INTERMEDIATE, ExchangeType::INFORMATIONAL];
+            let first = exchanges.contains(&header.exchange)
                 && matches!(header.next, PayloadType::SK | PayloadType::SKF)
                 && header.from_initiator()
                 && !header.is_response()

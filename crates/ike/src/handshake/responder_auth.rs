@@ -136,8 +136,8 @@ impl Answering {
         let additional = self.secured.as_ref().map_or(0, |secured| secured.suite.additional.len());
         match (self.first.is_some(), self.intermediates < additional) {
             (true, _) => &[ExchangeType::IKE_AUTH, ExchangeType::INFORMATIONAL],
-            (false, true) => &[ExchangeType::IKE_INTERMEDIATE],
-            (false, false) => &[ExchangeType::IKE_AUTH],
+            (false, true) => &[ExchangeType::IKE_INTERMEDIATE, ExchangeType::INFORMATIONAL],
+            (false, false) => &[ExchangeType::IKE_AUTH, ExchangeType::INFORMATIONAL],
         }
     }
 
@@ -166,8 +166,12 @@ impl Answering {
                 Err(refused) => self.refuse(ctx, &refused),
             },
             ExchangeType::INFORMATIONAL => {
+                let why = AuthParts::read(request.payloads()).ok().and_then(|parts| parts.error());
                 self.respond(ctx, &Inner::empty());
-                Outcome::Refused("the initiator gave up".to_owned())
+                Outcome::Refused(match why {
+                    Some(kind) => format!("the initiator gave up with {kind}; its log says why"),
+                    None => "the initiator gave up".to_owned(),
+                })
             }
             _ => self.handle_auth(ctx, request),
         }

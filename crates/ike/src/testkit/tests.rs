@@ -146,6 +146,20 @@ fn a_responder_that_cannot_be_verified_hears_of_it() {
 }
 
 #[test]
+fn an_initiator_that_cannot_authenticate_does_not_let_the_responder_wait() {
+    let mut net = pair(5, |_, connection| signatures(connection));
+    keys(&mut net);
+    net.hosts[0].credentials.key = None;
+    initiate(&mut net);
+    net.run(SECOND);
+    let result = net.hosts[0].command(1).expect("an end");
+    assert!(result.as_ref().is_err_and(|reason| reason.contains("no private key")), "{result:?}");
+    let said = net.hosts[1].log(Level::Warn);
+    assert!(said.contains("gave up with AUTHENTICATION_FAILED"), "{said}");
+    assert_eq!(net.hosts[1].endpoint.half_open_count(), 0);
+}
+
+#[test]
 fn no_proposal_is_explained_at_both_ends() {
     let mut net = pair(6, |host, connection| {
         let words = ["aes256gcm16-prfsha384-x25519", "aes128gcm16-prfsha256-ecp256"][host];

@@ -79,9 +79,9 @@ impl Authenticating {
     }
 
     /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe that
-    /// all is well.
+    /// all is well, or waits for an IKE_AUTH that will not come.
     pub(super) fn fail(&mut self, ctx: &mut Context<'_>, start: &mut Start, reason: String, tell: bool) -> Outcome {
-        if tell && self.first_sent {
+        if tell {
             self.say_goodbye(ctx, start, Some(NotifyType::AUTHENTICATION_FAILED));
         }
         if let Some((_, request)) = &self.offer {
