@@ -4,6 +4,7 @@
 //! the cost of both ends on one core. Both authenticate with ECDSA P-256 over X25519 and AES-GCM, and each IKE SA
 //! brings one Child SA. The endpoint has no sockets, so neither have the figures.
 
+mod daemon;
 mod flood;
 mod host;
 
@@ -11,6 +12,7 @@ use std::time::Instant;
 
 use comfy_table::{CellAlignment, Table, presets};
 
+pub use self::daemon::{DaemonOptions, DaemonOutcome, daemon_json, daemon_table, run as run_daemon};
 pub use self::flood::Flood;
 use self::host::{Net, client, gateway};
 use crate::stats::{Estimate, Rng, median_with_interval};

@@ -27,8 +27,11 @@ pub enum Bench {
     Path(PathArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
     ///
-    /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519, AES-128-GCM.
-    #[command(after_help = "Examples:\n  weir bench ike\n  weir bench ike --rounds 21 --sas 50000 --json")]
+    /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519, AES-128-GCM. With --daemon
+    /// a whole `weir up` and its peers, on a core each, in a network of their own.
+    #[command(
+        after_help = "Examples:\n  weir bench ike\n  weir bench ike --rounds 21 --sas 50000 --json\n  weir bench ike --daemon --sas 2000"
+    )]
     Ike(IkeArgs),
 }
 
@@ -50,9 +53,15 @@ pub struct IkeArgs {
     /// Seed of the intervals
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Measure `weir up` with real sockets and certificates; needs namespaces and /dev/net/tun
+    #[arg(long, conflicts_with_all = ["rounds", "batch", "seed"])]
+    daemon: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Set by the measurement itself
+    #[arg(long, hide = true)]
+    inside: bool,
 }
 
 /// `weir lab`.
@@ -225,7 +234,28 @@ impl Bench {
     }
 }
 
+fn run_ike_daemon(args: &IkeArgs) -> anyhow::Result<()> {
+    let options = bench::DaemonOptions { sas: args.sas as usize, flood_pps: args.flood };
+    let bar = progress_bar();
+    let outcome = bench::run_daemon(&options, args.inside, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })?;
+    bar.finish_and_clear();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&bench::daemon_json(&outcome))?);
+    } else {
+        let (cpu, commit) = (crate::host::cpu_model(), crate::host::commit());
+        println!("weir up and its peers, a core each, on {cpu}, commit {commit}");
+        println!("{}", bench::daemon_table(&outcome));
+    }
+    Ok(())
+}
+
 fn run_ike(args: &IkeArgs) -> anyhow::Result<()> {
+    if args.daemon {
+        return run_ike_daemon(args);
+    }
     let options = bench::IkeOptions {
         rounds: args.rounds.into(),
         batch: args.batch as usize,

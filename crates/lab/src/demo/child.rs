@@ -19,12 +19,12 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Knows whether somebody wants us to stop.
 #[derive(Clone)]
-pub(super) struct Interrupt(Arc<AtomicBool>);
+pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
     /// Catches SIGINT, SIGTERM and SIGHUP. A second one ends the process at once; then the kernel
     /// does the clearing up.
-    pub(super) fn install() -> std::io::Result<Self> {
+    pub(crate) fn install() -> std::io::Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
             signal_hook::flag::register_conditional_shutdown(signal, super::INTERRUPTED.into(), Arc::clone(&flag))?;
@@ -33,19 +33,19 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    pub(super) fn check(&self) -> Result<(), DemoError> {
+    pub(crate) fn check(&self) -> Result<(), DemoError> {
         if self.0.load(Ordering::Relaxed) { Err(DemoError::Interrupted) } else { Ok(()) }
     }
 
     /// Sleeps for a tick, or less.
-    pub(super) fn tick(&self) -> Result<(), DemoError> {
+    pub(crate) fn tick(&self) -> Result<(), DemoError> {
         self.check()?;
         std::thread::sleep(TICK);
         self.check()
     }
 
     /// Sleeps.
-    pub(super) fn sleep(&self, time: Duration) -> Result<(), DemoError> {
+    pub(crate) fn sleep(&self, time: Duration) -> Result<(), DemoError> {
         let end = Instant::now() + time;
         while Instant::now() < end {
             self.tick()?;
@@ -55,10 +55,10 @@ impl Interrupt {
 }
 
 /// A running child with its output in files. Dropping it ends it.
-pub(super) struct Running {
+pub(crate) struct Running {
     child: Child,
     /// The command, for people.
-    pub(super) text: String,
+    pub(crate) text: String,
     output: PathBuf,
     errors: PathBuf,
     ended: Option<ExitStatus>,
@@ -66,7 +66,7 @@ pub(super) struct Running {
 
 impl Running {
     /// Starts `command`; its output goes to `output`, its complaints to a file beside it.
-    pub(super) fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
+    pub(crate) fn start(mut command: Command, output: &Path) -> Result<Self, DemoError> {
         let errors = output.with_extension("err");
         let text = describe(&command);
         let failed = |error: std::io::Error| DemoError::Row(format!("cannot start '{text}': {error}"));
@@ -76,12 +76,12 @@ impl Running {
         Ok(Self { child, text, output: output.to_owned(), errors, ended: None })
     }
 
-    pub(super) fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Its end, if it came.
-    pub(super) fn poll(&mut self) -> Option<ExitStatus> {
+    pub(crate) fn poll(&mut self) -> Option<ExitStatus> {
         if self.ended.is_none() {
             self.ended = self.child.try_wait().ok().flatten();
         }
@@ -89,7 +89,7 @@ impl Running {
     }
 
     /// Waits for its end and calls `meanwhile` every now and then; an error of it ends the waiting.
-    pub(super) fn wait(
+    pub(crate) fn wait(
         &mut self,
         interrupt: &Interrupt,
         limit: Duration,
@@ -109,7 +109,7 @@ impl Running {
     }
 
     /// Asks it to end, and insists after a while.
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         let Ok(raw) = i32::try_from(self.child.id()) else { return };
         if self.poll().is_some() {
             return;
@@ -127,11 +127,11 @@ impl Running {
         }
     }
 
-    pub(super) fn output(&self) -> String {
+    pub(crate) fn output(&self) -> String {
         read(&self.output)
     }
 
-    pub(super) fn errors(&self) -> String {
+    pub(crate) fn errors(&self) -> String {
         read(&self.errors)
     }
 }
@@ -147,7 +147,7 @@ fn read(path: &Path) -> String {
 }
 
 /// A command without what only puts it in its place.
-pub(super) fn describe(command: &Command) -> String {
+pub(crate) fn describe(command: &Command) -> String {
     let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
     match words.iter().position(|word| word == "--") {
         Some(at) if command.get_program() == "setpriv" => words[at + 1..].join(" "),

@@ -7,22 +7,22 @@
 //! outcome is a table, a page with plots and the raw data ([`report`], [`page`]).
 
 mod check;
-mod child;
+pub(crate) mod child;
 mod conf;
 mod counters;
 mod gateway;
 mod iperf;
 mod page;
 mod ping;
-mod pki;
+pub(crate) mod pki;
 mod plots;
 mod probe;
 mod progress;
 mod report;
 mod row;
-mod sandbox;
+pub(crate) mod sandbox;
 mod way;
-mod world;
+pub(crate) mod world;
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};

@@ -13,7 +13,7 @@ use rcgen::{
 use super::world::End;
 
 /// PEM texts, in folders as swanctl has them.
-pub(super) struct Pki {
+pub(crate) struct Pki {
     authority: String,
     /// By end: certificate and private key.
     leaves: [(String, String); 2],
@@ -24,7 +24,7 @@ impl Pki {
     ///
     /// # Errors
     /// What the library of certificates says; not seen so far.
-    pub(super) fn make() -> Result<Self, rcgen::Error> {
+    pub(crate) fn make() -> Result<Self, rcgen::Error> {
         let mut params = params("Weir demonstration CA", Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
         params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
@@ -42,8 +42,17 @@ impl Pki {
         Ok(Self { authority, leaves: [leaf(End::Sun)?, leaf(End::Moon)?] })
     }
 
+    /// Certificate and private key of a host, PEM.
+    pub(crate) fn leaf(&self, end: End) -> (&str, &str) {
+        let (certificate, key) = match end {
+            End::Sun => &self.leaves[0],
+            End::Moon => &self.leaves[1],
+        };
+        (certificate, key)
+    }
+
     /// Identity of a host: the DNS name in its certificate.
-    pub(super) fn name(end: End) -> String {
+    pub(crate) fn name(end: End) -> String {
         format!("{end}.example")
     }
 
@@ -51,14 +60,11 @@ impl Pki {
     ///
     /// # Errors
     /// What cannot be written.
-    pub(super) fn write(&self, end: End, beside: &Path) -> io::Result<()> {
-        let (certificate, key) = match end {
-            End::Sun => &self.leaves[0],
-            End::Moon => &self.leaves[1],
-        };
+    pub(crate) fn write(&self, end: End, beside: &Path) -> io::Result<()> {
+        let (certificate, key) = self.leaf(end);
         let leaf = format!("{end}.pem");
         for (folder, name, text) in
-            [("x509ca", "ca.pem", &self.authority), ("x509", &leaf, certificate), ("private", &leaf, key)]
+            [("x509ca", "ca.pem", &*self.authority), ("x509", &*leaf, certificate), ("private", &*leaf, key)]
         {
             let folder = beside.join(folder);
             fs::create_dir_all(&folder)?;
@@ -82,7 +88,7 @@ fn params(name: &str, sans: Vec<String>) -> Result<CertificateParams, rcgen::Err
 ///
 /// # Errors
 /// What cannot be written.
-pub(super) fn write_private(path: &Path, text: &str) -> io::Result<()> {
+pub(crate) fn write_private(path: &Path, text: &str) -> io::Result<()> {
     let mut open = fs::File::options();
     open.write(true).create(true).truncate(true).mode(0o600).open(path)?.write_all(text.as_bytes())
 }

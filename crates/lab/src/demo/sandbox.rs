@@ -35,7 +35,7 @@ const TOOLS: [(&str, &str); 9] = [
 const ALSO: [&str; 2] = ["/usr/sbin", "/sbin"];
 
 /// Finds all programs or says what to install.
-pub(super) fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
+pub(crate) fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
     let found = |tool: &str| std::env::split_paths(path).any(|dir| dir.join(tool).is_file());
     let missing: Vec<_> = TOOLS.iter().filter(|(tool, _)| !found(tool)).collect();
     if missing.is_empty() {
@@ -61,14 +61,14 @@ fn check_iperf() -> Result<(), DemoError> {
 }
 
 /// The first line that a program prints about itself.
-pub(super) fn version_of(program: &str, argument: &str) -> String {
+pub(crate) fn version_of(program: &str, argument: &str) -> String {
     let Ok(output) = Command::new(program).arg(argument).stdin(Stdio::null()).output() else { return "unknown".into() };
     let text = [output.stdout, output.stderr].concat();
     String::from_utf8_lossy(&text).lines().next().unwrap_or("unknown").trim().to_owned()
 }
 
 /// PATH, and where administrators' programs are.
-pub(super) fn search_path() -> std::ffi::OsString {
+pub(crate) fn search_path() -> std::ffi::OsString {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::env::split_paths(&path).chain(ALSO.map(PathBuf::from));
     std::env::join_paths(dirs).unwrap_or(path)
@@ -78,7 +78,7 @@ pub(super) fn search_path() -> std::ffi::OsString {
 ///
 /// The private /run is mounted from here, between `unshare` and the new start: what was started
 /// mounts nothing, so that an `--inside` given by hand cannot reach the host's /run.
-pub(super) fn enter(path: &std::ffi::OsStr) -> DemoError {
+pub(crate) fn enter(path: &std::ffi::OsStr) -> DemoError {
     let program = match std::env::current_exe() {
         Ok(program) => program,
         Err(error) => return DemoError::Unable(format!("cannot find myself: {error}")),
@@ -105,7 +105,7 @@ pub(super) fn enter(path: &std::ffi::OsStr) -> DemoError {
 }
 
 /// Returns an empty folder in the private /run that only we can read.
-pub(super) fn settle() -> Result<PathBuf, DemoError> {
+pub(crate) fn settle() -> Result<PathBuf, DemoError> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     if !is_private(&mounts) {
         return Err(DemoError::Unable("--inside is not for people; leave it out".into()));
@@ -123,7 +123,7 @@ fn is_private(mounts: &str) -> bool {
 }
 
 /// Checks that a TUN device can be made here.
-pub(super) fn check_tun() -> Result<(), DemoError> {
+pub(crate) fn check_tun() -> Result<(), DemoError> {
     let path = Path::new("/dev/net/tun");
     let opened = fs::File::options().read(true).write(true).open(path);
     opened.map(drop).map_err(|error| {

@@ -23,7 +23,7 @@ pub(super) const TCP: u64 = 32;
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum End {
+pub(crate) enum End {
     Sun,
     Moon,
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
-use crypto::ike::{PrivateKey, SignatureScheme};
+use crypto::ike::{PrivateKey, PublicKey, SignatureScheme};
 use ike::config::*;
 use ike::identity::{IdPattern, Identity};
 use ike::keymat::auth_octets;
@@ -14,7 +14,7 @@ use ike::output::{
 };
 use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use ike::{Endpoint, Settings};
-use wire::ike::{Auth as AuthPayload, AuthMethodId};
+use wire::ike::{Auth as AuthPayload, AuthMethodId, CertEncoding};
 use wire::{AddrRange, PortRange};
 
 /// Address of the responder.
@@ -42,8 +42,16 @@ impl rand_core::RngCore for SystemRandom {
 
 impl rand_core::CryptoRng for SystemRandom {}
 
+/// What a host authenticates with, and whom it believes.
+pub(super) struct Credentials {
+    pub(super) key: PrivateKey,
+    /// Certificates that go with each signature, DER.
+    pub(super) certs: Vec<Vec<u8>>,
+    pub(super) peer: PublicKey,
+}
+
 /// The key pair of RFC 6979 §A.2.5 for both ends: who it belongs to costs nothing.
-static KEY: LazyLock<PrivateKey> = LazyLock::new(|| {
+pub(super) static ALIKE: LazyLock<Credentials> = LazyLock::new(|| {
     const X: &str = "c9afa9d845ba75166b5c215767b1d6934e50c3db36e89b127b8a622b120f6721";
     const U: &str = "60fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6\
                      7903fe1008b8bc99a41ae9e95628bc64f2f1b20c2d7e9f5177a3c294d4462299";
@@ -55,7 +63,9 @@ static KEY: LazyLock<PrivateKey> = LazyLock::new(|| {
     let curve = [0xa0, 0x0a, 0x06, 0x08, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07];
     let parts = [&[0x02, 1, 1, 0x04, 32][..], &bytes(X), &curve, &[0xa1, 0x44, 0x03, 0x42, 0x00, 0x04], &bytes(U)];
     let body = parts.concat();
-    PrivateKey::from_der(&[&[0x30, body.len() as u8][..], &body].concat()).expect("the key of the RFC")
+    let key = PrivateKey::from_der(&[&[0x30, body.len() as u8][..], &body].concat()).expect("the key of the RFC");
+    let peer = key.public().clone();
+    Credentials { key, certs: Vec::new(), peer }
 });
 
 /// An initiator with its one connection.
@@ -79,17 +89,36 @@ pub(super) fn gateway() -> Host {
 
 /// The client of a number below 2²⁴.
 pub(super) fn client(number: usize) -> Client {
+    client_of(number, connection("client", &format!("c{number}.test")), "gateway.test")
+}
+
+/// The client of a number below 2²⁴ for a gateway of that name, which knows all clients by the same `name` and gives each
+/// the one address behind it that has its number.
+pub(super) fn client_named(number: usize, name: &str, gateway: &str) -> Client {
+    let mut one = connection("client", name);
+    one.unique = Unique::Never;
+    one.send_cert = SendCert::Always;
+    let mut child = child();
+    let SocketAddr::V4(own) = address(number) else { unreachable!("clients have IPv4 addresses") };
+    let inner = IpAddr::from(std::net::Ipv4Addr::from_bits(own.ip().to_bits() ^ 0x6e00_0000));
+    child.local_ts[0].addrs = Some(AddrRange { start: inner, end: inner });
+    child.remote_ts[0].addrs = Some("10.200.0.0/16".parse().expect("a network"));
+    one.children = vec![Arc::new(child)];
+    client_of(number, one, gateway)
+}
+
+fn client_of(number: usize, mut one: Connection, gateway: &str) -> Client {
     let mut host = Endpoint::new(Settings::default(), SystemRandom);
     let now = Instant::now();
     host.local_addresses(now, &[address(number).ip()]);
-    let mut one = connection("client", &format!("c{number}.test"));
     one.remote_addrs = vec![AddrRange { start: GATEWAY.ip(), end: GATEWAY.ip() }];
-    one.remote[0].id = IdPattern::Like(Identity::parse("gateway.test").expect("an identity"));
+    one.remote[0].id = IdPattern::Like(Identity::parse(gateway).expect("an identity"));
     host.load(now, vec![Arc::new(one)]);
     Client { host, ike: None, child: None }
 }
 
-fn address(number: usize) -> SocketAddr {
+/// Where the client of a number below 2²⁴ is.
+pub(super) fn address(number: usize) -> SocketAddr {
     let [_, a, b, c] = (number as u32).to_be_bytes();
     ([10, a, b, c], 500).into()
 }
@@ -179,11 +208,22 @@ fn child() -> ChildConfig {
 
 /// Carries out what an endpoint wants but sending; datagrams and events come back.
 pub(super) fn pump(host: &mut Host, now: Instant, sent: &mut VecDeque<Transmit>, events: &mut Vec<Output>) {
+    pump_with(host, &ALIKE, now, sent, events);
+}
+
+/// The same for a host with these credentials.
+pub(super) fn pump_with(
+    host: &mut Host,
+    who: &Credentials,
+    now: Instant,
+    sent: &mut VecDeque<Transmit>,
+    events: &mut Vec<Output>,
+) {
     while let Some(output) = host.poll() {
         match output {
             Output::Transmit(transmit) => sent.push_back(transmit),
             Output::Ask(ticket, question) => {
-                let answer = answer(&question);
+                let answer = answer(who, &question);
                 host.answer(now, ticket, answer);
             }
             Output::Event(Event::Log { .. } | Event::Count(_)) => (),
@@ -192,32 +232,33 @@ pub(super) fn pump(host: &mut Host, now: Instant, sent: &mut VecDeque<Transmit>,
     }
 }
 
-fn answer(question: &Question) -> Answer {
+fn answer(who: &Credentials, question: &Question) -> Answer {
     match question {
-        Question::Sign(request) => Answer::Signed(sign(request)),
-        Question::Verify(request) => Answer::Verified(verify(request)),
+        Question::Sign(request) => Answer::Signed(sign(who, request)),
+        Question::Verify(request) => Answer::Verified(verify(who, request)),
         Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(Vec::new()),
         _ => unreachable!("the connections of the measurement authenticate with signatures"),
     }
 }
 
-fn sign(request: &SignRequest) -> Result<Signed, Refusal> {
+fn sign(who: &Credentials, request: &SignRequest) -> Result<Signed, Refusal> {
     let refuse = |text: &str| Refusal(text.to_owned());
     let local_id = request.local_id.clone().ok_or_else(|| refuse("no identity"))?;
     let octets = auth_octets(&request.message_and_nonce, request.prf, &request.sk_p, &local_id, &request.int_auth);
     let hashes: Vec<crypto::ike::HashId> = request.peer_hashes.iter().map(|hash| crypto::ike::HashId(hash.0)).collect();
-    let scheme = KEY.best_scheme(&hashes).ok_or_else(|| refuse("no scheme"))?;
-    let signature = KEY.sign(scheme, &[&octets]).map_err(|error| Refusal(error.to_string()))?;
+    let scheme = who.key.best_scheme(&hashes).ok_or_else(|| refuse("no scheme"))?;
+    let signature = who.key.sign(scheme, &[&octets]).map_err(|error| Refusal(error.to_string()))?;
     let algorithm = scheme.algorithm_identifier();
     let auth = [&[algorithm.len() as u8][..], algorithm, &signature].concat();
-    Ok(Signed { local_id, method: AuthMethodId::DIGITAL_SIGNATURE, auth, certs: Vec::new() })
+    let certs = who.certs.iter().map(|der| (CertEncoding::X509_SIGNATURE, der.clone())).collect();
+    Ok(Signed { local_id, method: AuthMethodId::DIGITAL_SIGNATURE, auth, certs })
 }
 
-fn verify(request: &VerifyRequest) -> Result<Verified, Refusal> {
+fn verify(who: &Credentials, request: &VerifyRequest) -> Result<Verified, Refusal> {
     let auth = AuthPayload { method: request.method, data: &request.auth };
     let (algorithm, signature) = auth.digital_signature().map_err(|error| Refusal(error.to_string()))?;
     let scheme = SignatureScheme::from_algorithm_identifier(algorithm).ok_or(Refusal("which scheme?".to_owned()))?;
-    KEY.public().verify(scheme, &[&request.octets], signature).map_err(|error| Refusal(error.to_string()))?;
+    who.peer.verify(scheme, &[&request.octets], signature).map_err(|error| Refusal(error.to_string()))?;
     Ok(Verified { connection: request.candidates[0].clone(), valid_for: None, name: None })
 }
 
@@ -270,8 +311,13 @@ impl Net {
 }
 
 impl Client {
+    /// Begins its IKE SA with the Child SA.
+    pub(super) fn initiate(&mut self, now: Instant) {
+        self.host.initiate(now, "client", Some("net"), 1).expect("the connection is loaded");
+    }
+
     /// Whether a command ended well.
-    fn hear(&mut self, output: Output) -> bool {
+    pub(super) fn hear(&mut self, output: Output) -> bool {
         match output {
             Output::Event(Event::IkeUp(ike)) => self.ike = Some(ike),
             Output::Install(child) => self.child = Some(child.id),

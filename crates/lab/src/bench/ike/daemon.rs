@@ -1,0 +1,521 @@
+//! The same figures of `weir up` itself: a whole daemon, real sockets, certificates, SAs in the data plane.
+//!
+//! The daemon runs on one core in a network of its own; on another core this process plays all of its peers behind one TUN
+//! device, each with an address of its own. What is counted is what an operator sees: Child SAs that are up at both
+//! ends, the resident memory of the daemon, its processor time.
+
+use std::collections::HashMap;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail, ensure};
+use base64::Engine as _;
+use comfy_table::{CellAlignment, Table, presets};
+use crypto::ike::PrivateKey;
+use dataplane::port::{TunConfig, TunPort};
+use dataplane::{Batch, Port};
+use ike::output::{Output, Transmit};
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+use rustix::time::Timespec;
+use wire::IpProto;
+use wire::ip::{IPV4_HEADER, Ipv4Header};
+use wire::udp::UdpHeader;
+
+use super::host::{Client, Credentials, GATEWAY, client_named, pump_with};
+use crate::demo::child::Running;
+use crate::demo::pki::{Pki, write_private};
+use crate::demo::sandbox;
+use crate::demo::world::End;
+
+/// Device behind which all peers are.
+const DEVICE: &str = "peers";
+/// Port of IKE behind which a message has the marker of RFC 3948 §2.2.
+const NAT_T: u16 = 4500;
+/// Peers that are in the middle of their handshake at the same time.
+const WINDOW: usize = 64;
+/// What a daemon may take to be ready, and an IKE SA to come up.
+const PATIENCE: Duration = Duration::from_secs(20);
+/// Seconds of the flood; honest peers come from the second one on, so many a second.
+const FLOOD_SECONDS: u64 = 6;
+const HONEST_PER_S: u64 = 5;
+
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct DaemonOptions {
+    /// IKE SAs with one Child SA each.
+    pub sas: usize,
+    /// Spoofed IKE_SA_INIT per second.
+    pub flood_pps: u32,
+}
+
+/// What was measured.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct DaemonOutcome {
+    /// IKE SAs with one Child SA each that came up and were held.
+    pub sas: usize,
+    /// Seconds until the last of them was up.
+    pub seconds: f64,
+    /// IKE SAs per second over the first, second … tenth part of them.
+    pub rates: Vec<f64>,
+    /// Processor time of the daemon for them, in seconds.
+    pub cpu_s: f64,
+    /// Resident memory of the daemon before and with them, in bytes.
+    pub rss: [u64; 2],
+    /// Spoofed requests per second.
+    pub flood_pps: f64,
+    /// Seconds that each honest peer needed in the flood; `None` for one that did not come up.
+    pub honest_s: Vec<Option<f64>>,
+    /// Processor time of the daemon over the time of the flood.
+    pub flood_load: f64,
+    /// Resident memory of the daemon before the flood and at most, in bytes.
+    pub flood_rss: [u64; 2],
+    /// Bytes that the daemon sent for each byte of the flood.
+    pub amplification: f64,
+}
+
+/// Measures a daemon. Unless it is `inside` already it starts this program again with that argument, in namespaces of its own,
+/// and does not return.
+///
+/// # Errors
+/// What the machine lacks, a daemon that does not start, an IKE SA that does not come up.
+pub fn run(
+    options: &DaemonOptions,
+    inside: bool,
+    progress: &mut dyn FnMut(usize, usize),
+) -> anyhow::Result<DaemonOutcome> {
+    if !inside {
+        return Err(sandbox::enter(&sandbox::search_path()).into());
+    }
+    let dir = sandbox::settle()?;
+    sandbox::check_tun()?;
+    for arguments in ["link set lo up", "addr add 10.200.0.1/16 dev lo"] {
+        ip(arguments)?;
+    }
+    let pki = Pki::make().context("cannot make certificates")?;
+    let who = credentials(&pki)?;
+    let mut peers = Peers::open(who)?;
+    for network in ["10.0.0.0/8", "198.18.0.0/15"] {
+        ip(&format!("route add {network} dev {DEVICE}"))?;
+    }
+
+    let mut daemon = Daemon::start(&dir.join("sas"), &pki)?;
+    let before = daemon.usage()?;
+    let start = Instant::now();
+    let mut marks = vec![(0, start)];
+    let part = options.sas.div_ceil(10).max(1);
+    peers.bring_up(options.sas, &mut |up| {
+        progress(up, options.sas + options.sas / 4);
+        if up % part == 0 || up == options.sas {
+            marks.push((up, Instant::now()));
+        }
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    let after = daemon.usage()?;
+    daemon.stop();
+
+    let mut daemon = Daemon::start(&dir.join("flood"), &pki)?;
+    let flood = peers.flood(&mut daemon, options)?;
+    daemon.stop();
+    let rate = |pair: &[(usize, Instant)]| (pair[1].0 - pair[0].0) as f64 / (pair[1].1 - pair[0].1).as_secs_f64();
+    let rates = marks.windows(2).map(rate).collect();
+    Ok(DaemonOutcome {
+        sas: options.sas,
+        seconds,
+        rates,
+        cpu_s: after.cpu_s - before.cpu_s,
+        rss: [before.rss, after.rss],
+        ..flood
+    })
+}
+
+fn ip(arguments: &str) -> anyhow::Result<()> {
+    let done = Command::new("ip").args(arguments.split(' ')).output().context("cannot run 'ip'")?;
+    ensure!(done.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&done.stderr).trim());
+    Ok(())
+}
+
+/// What every peer authenticates with.
+fn credentials(pki: &Pki) -> anyhow::Result<Credentials> {
+    let key = |end| PrivateKey::from_der(&der(pki.leaf(end).1)).context("a private key");
+    let certs = vec![der(pki.leaf(End::Moon).0)];
+    Ok(Credentials { key: key(End::Moon)?, certs, peer: key(End::Sun)?.public().clone() })
+}
+
+/// What is in a PEM text.
+fn der(pem: &str) -> Vec<u8> {
+    let body: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
+    base64::engine::general_purpose::STANDARD.decode(body.trim()).unwrap_or_default()
+}
+
+/// Processor time and memory of a process.
+struct Usage {
+    cpu_s: f64,
+    rss: u64,
+}
+
+/// `weir up` on the first core that this process may use.
+struct Daemon {
+    running: Running,
+    log: PathBuf,
+}
+
+impl Daemon {
+    fn start(dir: &Path, pki: &Pki) -> anyhow::Result<Self> {
+        fs::create_dir_all(dir)?;
+        pki.write(End::Sun, dir)?;
+        let file = dir.join("swanctl.conf");
+        write_private(&file, &config(dir))?;
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "KILL"]).arg(std::env::current_exe()?).args(["up", "--config"]).arg(&file);
+        // The child takes the affinity of this thread with it.
+        let cores = cores();
+        pin(&cores, 0)?;
+        let log = dir.join("log");
+        let running = Running::start(command, &log);
+        pin(&cores, 1)?;
+        let mut daemon = Self { running: running?, log };
+        let end = Instant::now() + PATIENCE;
+        while !daemon.running.errors().contains("weir: ready") {
+            let ended = daemon.running.poll().is_some() || Instant::now() > end;
+            ensure!(!ended, "weir up is not ready ({}): {}", daemon.log.display(), daemon.running.errors());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(daemon)
+    }
+
+    fn usage(&self) -> anyhow::Result<Usage> {
+        let process = procfs::process::Process::new(self.running.id() as i32).context("the daemon ended")?;
+        let stat = process.stat()?;
+        let ticks = (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64;
+        Ok(Usage { cpu_s: ticks, rss: stat.rss * procfs::page_size() })
+    }
+
+    fn stop(&mut self) {
+        self.running.stop();
+    }
+}
+
+fn cores() -> Vec<usize> {
+    let allowed = sched_getaffinity(None).unwrap_or_else(|_| CpuSet::new());
+    (0..CpuSet::MAX_CPU).filter(|core| allowed.is_set(*core)).collect()
+}
+
+/// This thread, and what it starts, runs on that one of the cores only.
+fn pin(cores: &[usize], which: usize) -> anyhow::Result<()> {
+    let Some(core) = cores.get(which % cores.len().max(1)) else { return Ok(()) };
+    let mut set = CpuSet::new();
+    set.set(*core);
+    sched_setaffinity(None, &set).context("cannot choose a core")
+}
+
+/// The responder of every peer.
+fn config(dir: &Path) -> String {
+    let dir = dir.display();
+    let (own, peer) = (Pki::name(End::Sun), Pki::name(End::Moon));
+    format!(
+        "gateway {{\n    socket = \"{dir}/weir.sock\"\n    vici = \"{dir}/weir.vici\"\n    state_dir = \"{dir}/state\"\n    \
+         log = warn\n}}\n\
+         connections {{\n    peers {{\n        version = 2\n        local_addrs = {local}\n        \
+         proposals = aes128gcm16-prfsha256-x25519\n        unique = never\n        \
+         local {{\n            auth = pubkey\n            certs = sun.pem\n            id = {own}\n        }}\n        \
+         remote {{\n            auth = pubkey\n            id = {peer}\n        }}\n        \
+         children {{\n            net {{\n                local_ts = 10.200.0.0/16\n                remote_ts = 100.0.0.0/8\n                \
+         esp_proposals = aes128gcm16-x25519\n            }}\n        }}\n    }}\n}}\n",
+        local = GATEWAY.ip(),
+    )
+}
+
+/// All peers, behind one device.
+struct Peers {
+    who: Credentials,
+    device: TunPort,
+    batch: Batch,
+    /// In the middle of their handshake, by number; since when.
+    busy: HashMap<usize, (Client, Instant)>,
+    next: usize,
+    /// Bytes that came for nobody.
+    stray_bytes: u64,
+}
+
+impl Peers {
+    fn open(who: Credentials) -> anyhow::Result<Self> {
+        let config =
+            TunConfig { name: DEVICE.to_owned(), mtu: 1500, addresses: vec![(GATEWAY.ip(), 32)], queues: 1, v6: false };
+        let device = TunPort::open(&config)?.pop().context("a device without queue")?;
+        for of in ["all", DEVICE] {
+            let _ = fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0");
+        }
+        Ok(Self { who, device, batch: Batch::new(256, 2048), busy: HashMap::new(), next: 0, stray_bytes: 0 })
+    }
+
+    /// Brings so many IKE SAs up, some at a time; `told` hears how many are.
+    fn bring_up(&mut self, count: usize, told: &mut dyn FnMut(usize)) -> anyhow::Result<()> {
+        let (first, mut up) = (self.next, 0);
+        while up < count {
+            while self.busy.len() < WINDOW && self.next < first + count {
+                self.begin()?;
+            }
+            for _ in 0..self.turn(Duration::from_millis(5))?.len() {
+                up += 1;
+                told(up);
+            }
+            if let Some((number, _)) = self.busy.iter().find(|(_, (_, since))| since.elapsed() > PATIENCE) {
+                bail!("the IKE SA of peer {number} did not come up within {} s", PATIENCE.as_secs());
+            }
+        }
+        Ok(())
+    }
+
+    /// The next peer begins.
+    fn begin(&mut self) -> anyhow::Result<usize> {
+        let (number, now) = (self.next, Instant::now());
+        self.next += 1;
+        let mut client = client_named(number, &Pki::name(End::Moon), &Pki::name(End::Sun));
+        client.initiate(now);
+        self.busy.insert(number, (client, now));
+        self.work(number, now)?;
+        Ok(number)
+    }
+
+    /// Takes what has arrived, waiting so long for it at most. Peers that are up now, and how long they took.
+    fn turn(&mut self, longest: Duration) -> anyhow::Result<Vec<(usize, Duration)>> {
+        let mut batch = std::mem::replace(&mut self.batch, Batch::new(1, 0));
+        self.device.rx(&mut batch)?;
+        if batch.is_empty() {
+            let timeout = Timespec { tv_sec: 0, tv_nsec: longest.subsec_nanos().into() };
+            let readable = self.device.readable().context("the device cannot be waited on")?;
+            let _ = poll(&mut [PollFd::from_borrowed_fd(readable, PollFlags::IN)], Some(&timeout));
+            self.device.rx(&mut batch)?;
+        }
+        let (now, mut up) = (Instant::now(), Vec::new());
+        for packet in batch.packets() {
+            let Some((from, to, message)) = datagram(packet.bytes()) else { continue };
+            let [_, a, b, c] = to.ip().octets();
+            let number = u32::from_be_bytes([0, a, b, c]) as usize;
+            let Some((client, _)) = self.busy.get_mut(&number).filter(|_| to.ip().octets()[0] == 10) else {
+                self.stray_bytes += message.len() as u64;
+                continue;
+            };
+            client.host.handle_datagram(now, to.into(), from.into(), message);
+            if self.work(number, now)? {
+                let took = self.busy.remove(&number).map_or(Duration::ZERO, |(_, since)| now - since);
+                up.push((number, took));
+            }
+        }
+        batch.clear();
+        self.batch = batch;
+        let due: Vec<usize> = self
+            .busy
+            .iter()
+            .filter(|(_, (c, _))| c.host.deadline().is_some_and(|at| at <= now))
+            .map(|(n, _)| *n)
+            .collect();
+        for number in due {
+            if let Some((client, _)) = self.busy.get_mut(&number) {
+                client.host.handle_timeout(now);
+            }
+            self.work(number, now)?;
+        }
+        Ok(up)
+    }
+
+    /// Carries out what a peer wants; whether it is up.
+    fn work(&mut self, number: usize, now: Instant) -> anyhow::Result<bool> {
+        let Some((client, _)) = self.busy.get_mut(&number) else { return Ok(false) };
+        let (mut sent, mut events, mut up) = (Default::default(), Vec::new(), false);
+        pump_with(&mut client.host, &self.who, now, &mut sent, &mut events);
+        for event in events {
+            if let Output::Event(ike::output::Event::CommandDone(_, Err(why))) = &event {
+                bail!("the IKE SA of peer {number} did not come up: {why}");
+            }
+            up |= client.hear(event);
+        }
+        for Transmit { local, remote, datagram, .. } in sent {
+            self.send(local, remote, &datagram)?;
+        }
+        Ok(up)
+    }
+
+    fn send(&mut self, from: SocketAddr, to: SocketAddr, message: &[u8]) -> anyhow::Result<()> {
+        let (SocketAddr::V4(from), SocketAddr::V4(to)) = (from, to) else { bail!("peers have IPv4 addresses") };
+        let mut one = Batch::new(1, 2048);
+        let marker: &[u8] = if to.port() == NAT_T { &[0; 4] } else { &[] };
+        let packet = packet(from, to, &[marker, message]).context("a message is too long")?;
+        ensure!(one.push_with(|slot| slot.set(&packet)), "a message of {} bytes is too long", message.len());
+        self.device.tx(&mut one)?;
+        Ok(())
+    }
+
+    /// Floods a daemon with spoofed requests while honest peers come.
+    fn flood(&mut self, daemon: &mut Daemon, options: &DaemonOptions) -> anyhow::Result<DaemonOutcome> {
+        let mut template = self.template()?;
+        // What the first peer takes once.
+        self.bring_up(1, &mut |_| ())?;
+        self.stray_bytes = 0;
+        let before = daemon.usage()?;
+        let (start, length) = (Instant::now(), Duration::from_secs(FLOOD_SECONDS));
+        let (mut spoofed, mut began, mut rss_max) = (0_u64, 0, before.rss);
+        let mut honest: HashMap<usize, Option<f64>> = HashMap::new();
+        loop {
+            let elapsed = start.elapsed();
+            let over = elapsed >= length;
+            if over && (self.busy.is_empty() || elapsed > length + PATIENCE / 4) {
+                break;
+            }
+            let due = if over { spoofed } else { (elapsed.as_secs_f64() * f64::from(options.flood_pps)) as u64 };
+            for _ in 0..due.saturating_sub(spoofed).min(256) {
+                spoofed += 1;
+                let source = SocketAddrV4::new(Ipv4Addr::from_bits(0xc612_0000 + (spoofed & 0x1_ffff) as u32), 500);
+                template[..8].copy_from_slice(&spoofed.to_be_bytes());
+                self.send(source.into(), GATEWAY, &template)?;
+            }
+            let mine = elapsed.saturating_sub(Duration::from_secs(1)).as_secs_f64() * HONEST_PER_S as f64;
+            if !over && began < mine as u64 {
+                began += 1;
+                honest.insert(self.begin()?, None);
+            }
+            for (number, took) in self.turn(Duration::from_micros(200))? {
+                honest.insert(number, Some(took.as_secs_f64()));
+            }
+            if spoofed % 1024 < 16 {
+                rss_max = rss_max.max(daemon.usage()?.rss);
+            }
+        }
+        let (after, took) = (daemon.usage()?, start.elapsed());
+        self.busy.clear();
+        let mut honest_s: Vec<Option<f64>> = honest.into_values().collect();
+        honest_s.sort_by(|a, b| a.unwrap_or(f64::MAX).total_cmp(&b.unwrap_or(f64::MAX)));
+        Ok(DaemonOutcome {
+            sas: 0,
+            seconds: 0.0,
+            rates: Vec::new(),
+            cpu_s: 0.0,
+            rss: [0; 2],
+            flood_pps: spoofed as f64 / length.as_secs_f64(),
+            honest_s,
+            flood_load: (after.cpu_s - before.cpu_s) / took.as_secs_f64(),
+            flood_rss: [before.rss, rss_max.max(after.rss)],
+            amplification: self.stray_bytes as f64 / (spoofed.max(1) * template.len() as u64) as f64,
+        })
+    }
+
+    /// A request as a peer sends it first.
+    fn template(&mut self) -> anyhow::Result<Vec<u8>> {
+        let (mut somebody, now) =
+            (client_named((1 << 24) - 1, &Pki::name(End::Moon), &Pki::name(End::Sun)), Instant::now());
+        somebody.initiate(now);
+        let (mut sent, mut events) = (std::collections::VecDeque::new(), Vec::new());
+        pump_with(&mut somebody.host, &self.who, now, &mut sent, &mut events);
+        Ok(sent.pop_front().context("a request")?.datagram)
+    }
+}
+
+/// A UDP datagram in an IPv4 packet; over IPv4 it needs no checksum.
+fn packet(from: SocketAddrV4, to: SocketAddrV4, message: &[&[u8]]) -> Option<Vec<u8>> {
+    const HEADERS: usize = IPV4_HEADER + UdpHeader::LEN;
+    let message = message.concat();
+    let mut packet = [&[0; HEADERS][..], &message].concat();
+    let ip = Ipv4Header::new(*from.ip(), *to.ip(), IpProto::UDP, UdpHeader::LEN + message.len())?;
+    ip.emit(&mut packet).ok()?;
+    UdpHeader::new(from.port(), to.port(), message.len())?.emit(&mut packet[IPV4_HEADER..]).ok()?;
+    Some(packet)
+}
+
+/// Sender, receiver and IKE message of a packet, if it is one.
+fn datagram(packet: &[u8]) -> Option<(SocketAddrV4, SocketAddrV4, &[u8])> {
+    if packet.len() < 28 || packet[0] != 0x45 || packet[9] != IpProto::UDP.0 {
+        return None;
+    }
+    let addr = |at: usize| Ipv4Addr::new(packet[at], packet[at + 1], packet[at + 2], packet[at + 3]);
+    let (udp, message) = UdpHeader::parse_exact(&packet[20..]).ok()?;
+    let message = if udp.src_port.get() == NAT_T { message.strip_prefix(&[0; 4])? } else { message };
+    let at = |addr, port: u16| SocketAddrV4::new(addr, port);
+    Some((at(addr(12), udp.src_port.get()), at(addr(16), udp.dst_port.get()), message))
+}
+
+/// The table for people.
+pub fn daemon_table(outcome: &DaemonOutcome) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["what", "", ""]);
+    let mb = |bytes: u64| format!("{:.0}", bytes as f64 / 1e6);
+    let (slowest, fastest) =
+        outcome.rates.iter().fold((f64::MAX, 0.0_f64), |(low, high), rate| (low.min(*rate), high.max(*rate)));
+    let took: Vec<f64> = outcome.honest_s.iter().flatten().copied().collect();
+    let came = took.len();
+    let slowest_peer = took.last().map_or_else(|| "none".to_owned(), |worst| format!("{:.0}", worst * 1e3));
+    table.add_row([
+        "IKE SAs with Child SA".to_owned(),
+        format!("{:.0}", outcome.sas as f64 / outcome.seconds),
+        format!("per second, {slowest:.0} to {fastest:.0} over tenths of {}", outcome.sas),
+    ]);
+    table.add_row([
+        "per second of the daemon's processor".to_owned(),
+        format!("{:.0}", outcome.sas as f64 / outcome.cpu_s),
+        format!("{:.2} ms each", outcome.cpu_s / outcome.sas as f64 * 1e3),
+    ]);
+    table.add_row([
+        format!("memory of the daemon with {}", outcome.sas),
+        mb(outcome.rss[1]),
+        format!(
+            "MB resident, {} before, {:.1} kB each",
+            mb(outcome.rss[0]),
+            (outcome.rss[1].saturating_sub(outcome.rss[0])) as f64 / outcome.sas as f64 / 1e3
+        ),
+    ]);
+    table.add_row([
+        format!("flood of {:.0}/s: slowest of {} honest peers", outcome.flood_pps, outcome.honest_s.len()),
+        slowest_peer,
+        format!("ms; {came} came up, median {:.0} ms", took.get(came / 2).copied().unwrap_or(f64::NAN) * 1e3),
+    ]);
+    table.add_row([
+        "its cost".to_owned(),
+        format!("{:.0}", outcome.flood_load * 100.0),
+        format!(
+            "% of a core; {} MB resident at most, {} before; {:.2} bytes back for each",
+            mb(outcome.flood_rss[1]),
+            mb(outcome.flood_rss[0]),
+            outcome.amplification
+        ),
+    ]);
+    for column in table.column_iter_mut().skip(1).take(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// The same for machines.
+pub fn daemon_json(outcome: &DaemonOutcome) -> serde_json::Value {
+    serde_json::json!({
+        "what": "weir up and its peers on a core each; certificates, ECDSA P-256, X25519, AES-128-GCM",
+        "cpu": crate::host::cpu_model(),
+        "cpus": crate::host::cpus(),
+        "kernel": crate::host::kernel(),
+        "commit": crate::host::commit(),
+        "result": outcome,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::host::address;
+    use super::*;
+
+    #[test]
+    fn a_message_arrives_as_it_was_sent() {
+        for port in [500, NAT_T] {
+            let (from, to) =
+                (SocketAddrV4::new([10, 0, 1, 2].into(), port), SocketAddrV4::new([192, 0, 2, 1].into(), port));
+            let marker: &[u8] = if port == NAT_T { &[0; 4] } else { &[] };
+            let sent = packet(from, to, &[marker, b"message"]).unwrap();
+            assert_eq!(datagram(&sent), Some((from, to, &b"message"[..])));
+        }
+        assert_eq!(datagram(&[0x45; 27]), None);
+        let SocketAddr::V4(third) = address(3) else { panic!() };
+        assert_eq!(third.ip().octets(), [10, 0, 0, 3]);
+    }
+}
