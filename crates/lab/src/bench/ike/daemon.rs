@@ -190,8 +190,9 @@ impl Daemon {
     fn usage(&self) -> anyhow::Result<Usage> {
         let process = procfs::process::Process::new(self.running.id() as i32).context("the daemon ended")?;
         let stat = process.stat()?;
-        let ticks = (stat.utime + stat.stime) as f64 / procfs::ticks_per_second() as f64;
-        Ok(Usage { cpu_s: ticks, rss: stat.rss * procfs::page_size() })
+        // With that of the programs that it ran.
+        let ticks = stat.utime + stat.stime + (stat.cutime + stat.cstime) as u64;
+        Ok(Usage { cpu_s: ticks as f64 / procfs::ticks_per_second() as f64, rss: stat.rss * procfs::page_size() })
     }
 
     fn stop(&mut self) {
