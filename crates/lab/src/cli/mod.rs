@@ -1,7 +1,10 @@
 //! The lab's part of the command line.
 
 mod compare;
+mod doctor;
 mod import;
+mod overheads;
+mod search;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -92,6 +95,18 @@ pub enum Lab {
         weir lab import run.json --out imported --json\n\n\
         Exit status: 0 good, 2 a file is broken or contradicts itself.")]
     Import(ImportArgs),
+    /// How much a subject can take: throughput by RFC 9971, loss against load, latency below throughput
+    #[command(after_help = "Examples:\n  weir lab search weir-esp-tunnel-aes128gcm16 --goal short --latency\n  \
+        weir lab search weir-psp-transport-aes128gcm16 --traffic imix:aaaaaaaddddg --goal ndr,pdr --curve\n\n\
+        Exit status: 0 every goal has both bounds, 1 one has not, 2 it cannot be measured, 130 after a signal.")]
+    Search(search::SearchArgs),
+    /// What protection costs besides the cipher, and where, by two methods; one ping through each suite
+    #[command(after_help = "Examples:\n  weir lab overheads\n  \
+        weir lab overheads --subject weir-esp-tunnel-3des-md5 --size 64,736 --json\n  weir lab overheads --all --rounds 11")]
+    Overheads(overheads::OverheadsArgs),
+    /// What this machine can measure with
+    #[command(after_help = "Example:\n  weir lab doctor --json")]
+    Doctor(doctor::DoctorArgs),
 }
 
 /// Options of `weir lab demo`.
@@ -130,6 +145,9 @@ impl Lab {
             Self::Demo(args) => args.run(),
             Self::Compare(args) => args.run(),
             Self::Import(args) => args.run(),
+            Self::Search(args) => args.run(),
+            Self::Overheads(args) => args.run(),
+            Self::Doctor(args) => args.run(),
         }
     }
 }
@@ -323,4 +341,13 @@ fn progress_bar() -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} cases, {eta} left").expect("template is constant");
     ProgressBar::new(0).with_style(style)
+}
+
+/// One line that changes, for work whose end is not known beforehand.
+fn spinner() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{spinner} {elapsed} {msg}").expect("template is constant");
+    ProgressBar::new_spinner().with_style(style)
 }

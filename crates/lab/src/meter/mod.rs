@@ -10,6 +10,7 @@ use std::time::Duration;
 use crate::traffic::{Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 
+pub(crate) use device::Device;
 pub use device::{MemorySubject, SubjectError};
 pub use latency::{Latency, PERCENTILES};
 pub use memory::{Memory, MemoryMeter, MemoryOptions};

@@ -76,7 +76,7 @@ impl Controller {
     }
 
     /// The next trial; `None` when the search is over.
-    pub fn next(&mut self) -> Option<Ask> {
+    pub fn next_trial(&mut self) -> Option<Ask> {
         while let Some(goal) = self.focus() {
             match self.ask(goal) {
                 Ok(load) => {
@@ -228,7 +228,7 @@ impl Controller {
         let full = |point: &Point| point.duration_s >= goal.final_s;
         let loads = self.points.iter().map(|(bits, points)| (f64::from_bits(*bits), points));
         let inside = loads.filter(|(load, points)| *load > low && *load < high && points.iter().any(full));
-        inside.filter(|(_, points)| classify(*points, goal) == Class::Undecided).map(|(load, _)| load).last()
+        inside.filter(|(_, points)| classify(*points, goal) == Class::Undecided).map(|(load, _)| load).next_back()
     }
 
     /// First tries are short, as long as nothing tells where throughput is; all others have the length of the goal.
@@ -274,7 +274,7 @@ mod tests {
         let goals = goals.iter().map(|goal| goal.parse().unwrap()).collect();
         let mut controller = Controller::new(goals, 1.0, max, 1e6);
         let mut trials = 0;
-        while let Some(ask) = controller.next() {
+        while let Some(ask) = controller.next_trial() {
             assert!(ask.load >= 1.0 && ask.load <= max, "{ask:?}");
             trials += 1;
             assert!(trials < 5000, "does not end: {:?}", controller.found());
@@ -327,7 +327,7 @@ mod tests {
         let goals = vec!["ndr".parse().unwrap()];
         let mut controller = Controller::new(goals, 1.0, 1e7, 12.0);
         let mut subject = device(1e6);
-        while let Some(ask) = controller.next() {
+        while let Some(ask) = controller.next_trial() {
             controller.tell(subject.trial(ask));
         }
         assert!(controller.spent_s() <= 12.0);

@@ -98,7 +98,7 @@ pub fn search(
     let mut controller =
         Controller::new(options.goals.clone(), options.min_pps.min(max_pps), max_pps, options.budget_s);
     let mut trials = 0;
-    while let Some(ask) = controller.next() {
+    while let Some(ask) = controller.next_trial() {
         trials += 1;
         let next = at(load, ask.load, options.poisson, ask.duration_s, trials);
         let measured = meter.trial(&next)?;

@@ -1,0 +1,132 @@
+//! The fixed cost of a packet, said by the skeleton and by a line through sizes.
+
+use super::study::Row;
+use crate::trial::Direction;
+
+/// Both answers for one subject and direction, in ticks per packet.
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
+pub struct FixedCost {
+    /// Name of the subject.
+    pub subject: String,
+    /// Direction.
+    pub direction: Direction,
+    /// Where the line through the whole path meets size 0.
+    pub regression: f64,
+    /// The path with the null engine (mean over sizes), and where the line through the engine alone meets size 0.
+    pub skeleton: f64,
+    /// The part of `skeleton` that is the engine's.
+    pub engine: f64,
+    /// What the path with the null engine costs more per byte than a call of it: what the skeleton calls fixed and the
+    /// line does not.
+    pub slope_without_engine: f64,
+    /// `skeleton` over `regression`, less one, in percent.
+    pub difference_percent: f64,
+}
+
+impl FixedCost {
+    /// Where the difference sits, in words; `None` when both agree within five percent.
+    pub fn explanation(&self) -> Option<String> {
+        if self.difference_percent.abs() <= 5.0 {
+            return None;
+        }
+        let missing = self.regression - self.skeleton;
+        Some(format!(
+            "the line says {:.0} ticks {} than the skeleton; of the skeleton {:.0} are the engine's own fixed part, whose \
+             line bends at small sizes; the path without an engine grows by {:.3} ticks per byte",
+            missing.abs(),
+            if missing > 0.0 { "more" } else { "less" },
+            self.engine,
+            self.slope_without_engine,
+        ))
+    }
+}
+
+/// Compares both for every subject and direction of `rows` that was measured at three sizes or more.
+pub fn fixed_costs(rows: &[Row]) -> Vec<FixedCost> {
+    let mut keys: Vec<(&str, Direction)> = Vec::new();
+    for row in rows {
+        if !keys.contains(&(&row.subject, row.direction)) {
+            keys.push((&row.subject, row.direction));
+        }
+    }
+    keys.into_iter().filter_map(|(subject, direction)| fixed_cost(rows, subject, direction)).collect()
+}
+
+fn fixed_cost(rows: &[Row], subject: &str, direction: Direction) -> Option<FixedCost> {
+    let of: Vec<&Row> = rows.iter().filter(|row| row.subject == subject && row.direction == direction).collect();
+    if of.len() < 3 {
+        return None;
+    }
+    let column = |value: fn(&Row) -> f64| of.iter().map(|row| (f64::from(row.size), value(row))).collect::<Vec<_>>();
+    let (regression, _) = line(&column(|row| row.path.value))?;
+    let (engine, _) = line(&column(|row| row.engine.value - row.engine_call.value))?;
+    let (_, slope_without_engine) = line(&column(|row| row.path_null.value))?;
+    let null: f64 = of.iter().map(|row| row.path_null.value).sum::<f64>() / of.len() as f64;
+    let skeleton = null + engine;
+    let difference_percent = (skeleton / regression - 1.0) * 100.0;
+    let subject = subject.to_owned();
+    Some(FixedCost { subject, direction, regression, skeleton, engine, slope_without_engine, difference_percent })
+}
+
+/// Intercept and slope of the line with the least squares of relative errors.
+fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
+    let (mut w, mut wx, mut wy, mut wxx, mut wxy) = (0.0, 0.0, 0.0, 0.0, 0.0);
+    for &(x, y) in points {
+        let weight = 1.0 / (y * y).max(f64::MIN_POSITIVE);
+        w += weight;
+        wx += weight * x;
+        wy += weight * y;
+        wxx += weight * x * x;
+        wxy += weight * x * y;
+    }
+    let determinant = w * wxx - wx * wx;
+    let solvable = determinant.abs() > f64::EPSILON * w * wxx;
+    solvable.then(|| ((wxx * wy - wx * wxy) / determinant, (w * wxy - wx * wy) / determinant))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stats::Estimate;
+
+    fn row(size: u16, path: f64, path_null: f64, engine: f64) -> Row {
+        let sure = |value| Estimate { value, low: value, high: value };
+        Row {
+            subject: "s".into(),
+            direction: Direction::Out,
+            size,
+            rungs: vec![],
+            added: vec![],
+            stages: vec![],
+            path: sure(path),
+            path_null: sure(path_null),
+            engine: sure(engine),
+            engine_least: sure(0.0),
+            engine_call: sure(10.0),
+            touch: sure(0.0),
+            port: [sure(0.0); 2],
+            probe_cost: 0.0,
+            stamp: 0.0,
+        }
+    }
+
+    #[test]
+    fn a_line_is_found_again() {
+        let (a, b) = line(&[(64.0, 164.0), (512.0, 612.0), (1400.0, 1500.0)]).unwrap();
+        assert!((a - 100.0).abs() < 1e-6 && (b - 1.0).abs() < 1e-9, "{a} {b}");
+        assert_eq!(line(&[(64.0, 1.0), (64.0, 2.0)]), None);
+    }
+
+    #[test]
+    fn agreement_needs_no_words_and_disagreement_gets_them() {
+        let size = |size: u16| f64::from(size);
+        let agree: Vec<Row> = [64, 512, 1400].map(|s| row(s, 150.0 + size(s), 70.0, 90.0 + size(s))).into();
+        let cost = &fixed_costs(&agree)[0];
+        assert!((cost.regression - 150.0).abs() < 1e-6 && (cost.skeleton - 150.0).abs() < 1e-6, "{cost:?}");
+        assert_eq!(cost.explanation(), None);
+        let differ: Vec<Row> = [64, 512, 1400].map(|s| row(s, 200.0 + size(s), 70.0, 90.0 + size(s))).into();
+        let words = fixed_costs(&differ)[0].explanation().unwrap();
+        assert!(words.starts_with("the line says 50 ticks more"), "{words}");
+        assert!(fixed_costs(&differ[..2]).is_empty());
+    }
+}

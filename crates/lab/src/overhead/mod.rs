@@ -1,0 +1,71 @@
+//! What protection costs besides the cipher, and where: the overhead study.
+//!
+//! [`measure`] takes the path apart by two methods, [`ping`] sends one packet through it, [`fixed_costs`] compares what the
+//! skeleton says with what a line through sizes says.
+
+mod fixed;
+mod ping;
+mod skeleton;
+mod stage;
+mod study;
+
+pub use fixed::{FixedCost, fixed_costs};
+pub use ping::{Fall, PING_BYTES, Ping, ping};
+pub use skeleton::{LADDER, Switches};
+pub use stage::{IN, OUT, STEPS, Stage};
+pub use study::{Options, Row, StudyError, measure};
+
+use crypto::{Engine, Suite};
+use ipsec::Protocol;
+
+use crate::pair::{PSP_SUITES, Shape, Subject};
+
+/// The suites of the paper.
+pub const PAPER_SUITES: [&str; 3] = ["3des-md5", "aes128-md5", "aes256-md5"];
+
+/// Every protocol with every suite that it has, in tunnel mode (AH in transport mode): those of the paper first.
+pub fn every_subject() -> Vec<Subject> {
+    let esp = |suite: &str| Subject::new(Protocol::Esp, Shape::Tunnel, suite, Engine::AwsLc);
+    let mut subjects: Vec<Subject> = PAPER_SUITES.map(esp).into();
+    let rest = Suite::all_esp().map(|suite| suite.to_string());
+    subjects.extend(rest.filter(|suite| !PAPER_SUITES.contains(&suite.as_str())).map(|suite| esp(&suite)));
+    let ah = Suite::all_ah().map(|suite| suite.to_string());
+    subjects.extend(ah.map(|suite| Subject::new(Protocol::Ah, Shape::Transport, &suite, Engine::AwsLc)));
+    let eesp = Suite::all_esp().filter(Suite::is_aead).map(|suite| suite.to_string());
+    subjects.extend(eesp.map(|suite| Subject::new(Protocol::Eesp, Shape::Tunnel, &suite, Engine::AwsLc)));
+    subjects.extend(PSP_SUITES.map(|suite| Subject::new(Protocol::Psp, Shape::Tunnel, suite, Engine::AwsLc)));
+    subjects
+}
+
+/// A short list: the suites of the paper, and the usual one of each protocol.
+pub fn usual_subjects() -> Vec<Subject> {
+    let usual = [
+        (Protocol::Esp, Shape::Tunnel, "aes128gcm16"),
+        (Protocol::Esp, Shape::Tunnel, "aes256gcm16"),
+        (Protocol::Esp, Shape::Tunnel, "chacha20poly1305"),
+        (Protocol::Esp, Shape::Tunnel, "aes128-sha256"),
+        (Protocol::Ah, Shape::Transport, "sha256"),
+        (Protocol::Eesp, Shape::Tunnel, "aes128gcm16"),
+        (Protocol::Psp, Shape::Tunnel, "aes128gcm16"),
+    ];
+    let paper = PAPER_SUITES.map(|suite| (Protocol::Esp, Shape::Tunnel, suite));
+    let all = paper.into_iter().chain(usual);
+    all.map(|(protocol, shape, suite)| Subject::new(protocol, shape, suite, Engine::AwsLc)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_subject_can_be_built() {
+        let subjects = every_subject();
+        assert!(subjects.len() > 80, "{}", subjects.len());
+        for subject in subjects.iter().chain(&usual_subjects()) {
+            // EESP leaves out what its draft does not name.
+            if let Err(error) = subject.tables() {
+                panic!("{subject:?}: {error}");
+            }
+        }
+    }
+}
