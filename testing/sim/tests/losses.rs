@@ -1,5 +1,6 @@
 //! Every datagram of a life is lost in turn, and two in a row: both ends agree in the end.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -69,13 +70,27 @@ fn live(world: &mut World) {
     world.run(step);
     let ike = world.hosts[1].ikes(0)[0];
     world.act(1, |host, now| host.endpoint.rekey_ike(now, ike, true, 6));
-    world.run(step);
+    stay_protected(world, step);
     world.settle(600 * SECOND);
     world.check_agreement(&EDGE);
     let ike = world.hosts[0].ikes(1)[0];
     world.act(0, |host, now| host.endpoint.terminate_ike(now, ike, false, 7));
     world.run(600 * SECOND);
     world.check_empty();
+}
+
+/// Lets time pass in which neither end may lack a Child SA of any section (make before break).
+fn stay_protected(world: &mut World, time: Duration) {
+    let end = world.now + time;
+    while world.now < end {
+        world.run(Duration::from_millis(100));
+        for host in [0, 1] {
+            let sections: BTreeSet<_> = world.hosts[host].plane.used().map(|(_, sa)| &sa.told.config.name).collect();
+            if sections.len() < 2 {
+                world.fail(&format!("while authenticated anew, host {} has only {sections:?}", host + 1));
+            }
+        }
+    }
 }
 
 #[test]
