@@ -7,6 +7,7 @@ pub mod demo;
 pub mod host;
 pub mod import;
 pub mod meter;
+pub mod model;
 pub mod overhead;
 pub mod packet;
 pub mod pair;

@@ -2,8 +2,11 @@
 
 mod compare;
 mod doctor;
+mod explain;
 mod import;
+mod model;
 mod overheads;
+mod plan;
 mod search;
 
 use std::io::IsTerminal;
@@ -107,6 +110,22 @@ pub enum Lab {
     /// What this machine can measure with
     #[command(after_help = "Example:\n  weir lab doctor --json")]
     Doctor(doctor::DoctorArgs),
+    /// The throughput model: fit it, judge it, recompute the paper it comes from
+    #[command(subcommand)]
+    Model(model::Model),
+    /// Size a gateway: cores, throughput, latency and what binds, for given traffic
+    ///
+    /// Reads a profile of weir lab model fit, or two numbers of a data sheet. Without a rate it says what the cores can do.
+    #[command(
+        after_help = "Examples:\n  weir lab plan esp.toml --mix 64:28,570:16,1518:4 --rate 10Gbps --peak 1.5 --sas 64 --link 25Gbps\n  \
+        weir lab plan esp.toml --mix 1400 --cores 4 --p99-us 50 --loss 1e-6\n  \
+        weir lab plan --datasheet 64:1.2Gbps,1400:9.5Gbps --mix aaaaaaaddddg --rate 3Gbps\n\n\
+        Exit status: 0 the demand is met, 1 it is not, 2 wrong input."
+    )]
+    Plan(Box<plan::PlanArgs>),
+    /// Name what binds each result of a run: fixed cost, cost per byte, cipher, link, rings, or something else
+    #[command(after_help = "Example:\n  weir lab explain lab-out --profile esp.toml --link 10Gbps")]
+    Explain(explain::ExplainArgs),
 }
 
 /// Options of `weir lab demo`.
@@ -148,6 +167,9 @@ impl Lab {
             Self::Search(args) => args.run(),
             Self::Overheads(args) => args.run(),
             Self::Doctor(args) => args.run(),
+            Self::Model(command) => command.run(),
+            Self::Plan(args) => args.run(),
+            Self::Explain(args) => args.run(),
         }
     }
 }

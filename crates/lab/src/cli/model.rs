@@ -1,0 +1,644 @@
+//! `weir lab model`: fits, judges and explains the throughput model, and recomputes the paper it comes from.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand, ValueEnum};
+use comfy_table::{LineStyle, Table, presets};
+use crypto::Engine;
+use ipsec::Protocol;
+
+use crate::model::{
+    Basis, Calibration, Candidate, CostTable, Curve, Errors, Family, Form, Identity, Interval, Layout, Machine,
+    Profile, ROUNDINGS, Rounding, Selection, SizeFn, Standing, Verdict, Verification, Work, calibrate, measure_cost,
+    read_measurements, validate, verify_paper,
+};
+use crate::pair::{Shape, Subject};
+use crate::trial::Direction;
+
+/// `weir lab model`.
+#[derive(Debug, Subcommand)]
+pub enum Model {
+    /// Recompute Tables 1 to 8 of the paper that the model comes from
+    ///
+    /// Prints every printed number beside what follows from the paper's own inputs, the size function, and a verdict.
+    #[command(after_help = "Example:\n  weir lab model verify-paper\n\n\
+        Exit status: 0 the audit stands, 1 this build does not reproduce it.")]
+    VerifyPaper(Json),
+    /// List the size functions: how many bytes are worked on for a packet of L bytes
+    #[command(after_help = "Example:\n  weir lab model sizes --protocol esp --suite aes128gcm16 --length 64,1400")]
+    Sizes(SizesArgs),
+    /// Measure what the cipher alone costs, for fit --cost-table
+    #[command(after_help = "Example:\n  weir lab model cost aes128gcm16 --out aes128gcm16.csv")]
+    Cost(CostArgs),
+    /// Fit a profile to measured sizes and times
+    ///
+    /// FILE is trials.jsonl, a folder that holds one, or CSV with the columns size (bytes of the inner packet) and one of
+    /// time_ns, time_us, time_ms, mbps, gbps, pps, mpps; optionally weight, session, round.
+    #[command(
+        after_help = "Examples:\n  weir lab model fit lab-out --subject weir-esp-tunnel-aes128gcm16 --direction out --out esp.toml\n  \
+        weir lab model fit times.csv --sizes s2-esp16 --out old.toml\n  \
+        weir lab model fit lab-out --cost-table aes128gcm16.csv --out esp.toml\n\n\
+        Exit status: 0 fitted, 1 fitted but no better than the two-point line, 2 nothing could be fitted."
+    )]
+    Fit(FitArgs),
+    /// Judge a profile by measurements that it has not seen
+    #[command(after_help = "Example:\n  weir lab model validate esp.toml other-day/trials.jsonl\n\n\
+        Exit status: 0 accepted, 1 not accepted, 2 nothing could be judged.")]
+    Validate(ValidateArgs),
+}
+
+/// `--json` alone.
+#[derive(Debug, Args)]
+pub struct Json {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// A way of protecting.
+#[derive(Debug, Args)]
+pub(super) struct Protection {
+    /// Protocol: esp, ah, eesp or psp
+    #[arg(long, value_parser = super::protocol)]
+    protocol: Option<Protocol>,
+    /// tunnel, transport or beet
+    #[arg(long, value_enum, default_value_t = ModeName::Tunnel)]
+    mode: ModeName,
+    /// Suite, as in a configuration
+    #[arg(long)]
+    suite: Option<String>,
+}
+
+/// Modes on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs)]
+pub(super) enum ModeName {
+    Tunnel,
+    Transport,
+    Beet,
+}
+
+impl ModeName {
+    fn shape(self) -> Shape {
+        match self {
+            Self::Tunnel => Shape::Tunnel,
+            Self::Transport => Shape::Transport,
+            Self::Beet => Shape::Beet,
+        }
+    }
+}
+
+impl Protection {
+    /// What it puts on the wire; `None` when neither protocol nor suite is given.
+    pub(super) fn layout(&self) -> Result<Option<Layout>, String> {
+        let (protocol, suite) = match (self.protocol, &self.suite) {
+            (None, None) => return Ok(None),
+            (Some(protocol), Some(suite)) => (protocol, suite),
+            _ => return Err("--protocol and --suite go together".into()),
+        };
+        layout(protocol, self.mode.shape(), suite).map(Some)
+    }
+}
+
+fn layout(protocol: Protocol, shape: Shape, suite: &str) -> Result<Layout, String> {
+    Layout::of(&Subject::new(protocol, shape, suite, Engine::AwsLc))
+        .ok_or_else(|| format!("{} does not take the suite '{suite}'", protocol.name()))
+}
+
+/// Options of `weir lab model sizes`.
+#[derive(Debug, Args)]
+pub struct SizesArgs {
+    #[command(flatten)]
+    protection: Protection,
+    /// Inner packets in bytes
+    #[arg(long, value_delimiter = ',', default_values_t = [64, 128, 512, 1280, 1420], value_parser = clap::value_parser!(u16).range(20..))]
+    length: Vec<u16>,
+}
+
+/// Options of `weir lab model cost`.
+#[derive(Debug, Args)]
+pub struct CostArgs {
+    /// Suite of ESP
+    suite: String,
+    /// Largest length in bytes
+    #[arg(long, default_value_t = 1536, value_parser = clap::value_parser!(u32).range(64..=9000))]
+    max: u32,
+    /// Step between lengths in bytes
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    step: u32,
+    /// Rounds over all lengths, in random order each; the median counts
+    #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(3..=1001))]
+    rounds: u32,
+    /// File to write
+    #[arg(long, value_name = "FILE")]
+    out: PathBuf,
+}
+
+/// Options of `weir lab model fit`.
+#[derive(Debug, Args)]
+pub struct FitArgs {
+    /// Measurements
+    file: PathBuf,
+    /// Subject, where the file has several
+    #[arg(long)]
+    subject: Option<String>,
+    /// Direction, where the file has several
+    #[arg(long, value_parser = direction)]
+    direction: Option<Direction>,
+    /// Only these sessions of the file
+    #[arg(long, value_delimiter = ',')]
+    sessions: Vec<u32>,
+    /// Size function (weir lab model sizes); default: bytes through the cipher where the protocol is known, else the packet
+    #[arg(long, value_name = "NAME")]
+    sizes: Option<String>,
+    #[command(flatten)]
+    protection: Protection,
+    /// Cost of the cipher alone, from weir lab model cost
+    #[arg(long, value_name = "FILE")]
+    cost_table: Option<PathBuf>,
+    /// Form to use instead of the one with the least error at left-out sizes
+    #[arg(long, value_enum)]
+    form: Option<FormName>,
+    /// Profile to write
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Forms on the command line.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+#[allow(missing_docs)]
+pub(super) enum FormName {
+    Line,
+    Blocks,
+    Stride,
+    Regimes,
+    Spline,
+    Crypto,
+}
+
+impl FormName {
+    fn family(self) -> Family {
+        match self {
+            Self::Line => Family::Line,
+            Self::Blocks => Family::Blocks,
+            Self::Stride => Family::Stride,
+            Self::Regimes => Family::Regimes,
+            Self::Spline => Family::Spline,
+            Self::Crypto => Family::Crypto,
+        }
+    }
+}
+
+/// Options of `weir lab model validate`.
+#[derive(Debug, Args)]
+pub struct ValidateArgs {
+    /// Profile
+    profile: PathBuf,
+    /// Measurements at other sizes, in other sessions
+    trials: PathBuf,
+    /// Only these sessions of the file
+    #[arg(long, value_delimiter = ',')]
+    sessions: Vec<u32>,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn direction(name: &str) -> Result<Direction, String> {
+    match name {
+        "out" => Ok(Direction::Out),
+        "in" => Ok(Direction::In),
+        "both" => Ok(Direction::Both),
+        _ => Err("expected out, in or both".to_owned()),
+    }
+}
+
+/// Nothing could be done: status 2.
+pub(super) const REFUSED: u8 = 2;
+
+impl Model {
+    /// Runs the command, says what went wrong, and returns the exit status.
+    pub fn run(self) -> ExitCode {
+        let outcome = match self {
+            Self::VerifyPaper(args) => verify(args.json),
+            Self::Sizes(args) => sizes(&args),
+            Self::Cost(args) => cost(&args),
+            Self::Fit(args) => fit(&args),
+            Self::Validate(args) => judge(&args),
+        };
+        match outcome {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => {
+                eprintln!("weir: model: {error}");
+                ExitCode::from(REFUSED)
+            }
+        }
+    }
+}
+
+/// A table as all commands of the model print it.
+pub(super) fn table(header: &[&str]) -> Table {
+    let style = presets::UTF8_HORIZONTAL_ONLY;
+    let mut table = Table::new();
+    table.load_style(style.header_separator(style.top_border).row_separator(LineStyle::none()));
+    table.set_header(header.iter().copied());
+    table
+}
+
+/// `value` with as many digits as tell it from others.
+pub(super) fn digits(value: f64) -> String {
+    match value.abs() {
+        v if !v.is_finite() => "unlimited".into(),
+        v if v >= 1000.0 => format!("{value:.0}"),
+        v if v >= 100.0 => format!("{value:.1}"),
+        v if v >= 10.0 => format!("{value:.2}"),
+        v if v >= 1.0 => format!("{value:.3}"),
+        _ => format!("{value:.4}"),
+    }
+}
+
+fn json(value: &impl serde::Serialize) -> Result<(), String> {
+    println!("{}", serde_json::to_string_pretty(value).map_err(|e| e.to_string())?);
+    Ok(())
+}
+
+fn verify(as_json: bool) -> Result<bool, String> {
+    let verification = verify_paper();
+    if as_json {
+        json(&verification)?;
+    } else {
+        print!("{}", verification_text(&verification));
+    }
+    for unexpected in &verification.unexpected {
+        eprintln!("weir: model: unexpected: {unexpected}");
+    }
+    Ok(verification.unexpected.is_empty())
+}
+
+/// The whole recomputation as text.
+fn verification_text(v: &Verification) -> String {
+    let mut text = String::new();
+    let mut by_table: BTreeMap<u8, Vec<_>> = BTreeMap::new();
+    for check in &v.checks {
+        by_table.entry(check.table).or_default().push(check);
+    }
+    for (number, checks) in by_table {
+        let mut rows =
+            table(&["system", "quantity", "printed", "recomputed", "inputs allow", "size function", "verdict"]);
+        for check in &checks {
+            let Interval { value, low, high } = check.ours;
+            // One digit more than is printed.
+            let decimals = check.printed.split_once('.').map_or(0, |(_, d)| d.len()) + 1;
+            let fixed = |value: f64| format!("{value:.decimals$}");
+            let range = if low < high { format!("{} to {}", fixed(low), fixed(high)) } else { String::new() };
+            let size_fn = match check.also.len() {
+                0 | 1 => check.size_fn.clone(),
+                n => format!("{} (and {} more)", check.size_fn, n - 1),
+            };
+            rows.add_row([
+                check.system,
+                &check.what,
+                check.printed,
+                &digits(value),
+                &range,
+                &size_fn,
+                check.verdict.name(),
+            ]);
+        }
+        text += &format!("Table {number}\n{rows}\n");
+        for check in checks.iter().filter(|c| c.note.is_some()) {
+            text += &format!("  {}, {}: {}\n", check.system, check.what, check.note.unwrap_or_default());
+        }
+        text.push('\n');
+    }
+    let mut rows = table(&[
+        "system",
+        "size function",
+        "two-point max %",
+        "t_fix us",
+        "R_alg Mbps",
+        "least squares max %",
+        "left-out max %",
+        "signs",
+    ]);
+    for r in &v.regressions {
+        let percent = |value: f64| format!("{value:.2}");
+        rows.add_row([
+            r.system.clone(),
+            r.size_fn.clone(),
+            percent(r.two_point_max_percent),
+            digits(r.line.fixed_ns / 1e3),
+            digits(r.line.rate_mbps),
+            percent(r.max_percent),
+            percent(r.left_out_max_percent),
+            r.two_point_signs.clone(),
+        ]);
+    }
+    text += &format!("All sizes, weighted least squares on relative error\n{rows}\n");
+    let times: Vec<String> = v.falling_times_us.iter().map(|t| format!("{t:.2}")).collect();
+    text += &format!(
+        "  {} of 7 suites of Table 2 are slower than predicted at 1420 B and faster at 512 B: curvature, not noise.\n  \
+         64 bits more of AES key cost {:.1} and {:.1} us.\n  \
+         Table 7 below its breakpoint: {} us; the model has one time for all.\n\n",
+        v.curved_suites,
+        v.key_step_us[0],
+        v.key_step_us[1],
+        times.join(", ")
+    );
+    let mut rows = table(&["", "equation", "", "note"]);
+    for e in v.equations {
+        let standing = if e.standing == Standing::Corrected { "corrected" } else { "" };
+        rows.add_row([e.number.to_string().as_str(), e.printed, standing, e.note]);
+    }
+    text += &format!("Equations\n{rows}\n");
+    let count = |verdict| v.checks.iter().filter(|c| c.verdict == verdict).count();
+    text += &format!(
+        "{} printed numbers: {} reproduce, {} within the rounding of their inputs, {} do not follow.\n",
+        v.checks.len(),
+        count(Verdict::Reproduces),
+        count(Verdict::WithinRounding),
+        count(Verdict::Differs)
+    );
+    text
+}
+
+fn sizes(args: &SizesArgs) -> Result<bool, String> {
+    let lengths: Vec<f64> = args.length.iter().map(|l| f64::from(*l)).collect();
+    let heads: Vec<String> = lengths.iter().map(|l| format!("{l} B")).collect();
+    let mut header = vec!["name", "what"];
+    header.extend(heads.iter().map(String::as_str));
+    let mut rows = table(&header);
+    let line = |name: String, what: &str, bytes: &dyn Fn(f64) -> f64| {
+        let mut cells = vec![name, what.to_owned()];
+        cells.extend(lengths.iter().map(|l| bytes(*l).to_string()));
+        cells
+    };
+    if let Some(layout) = args.protection.layout()? {
+        for (name, work, what) in [
+            ("weir-cipher/1", Work::Cipher, "bytes through the cipher"),
+            ("weir-auth/1", Work::Auth, "bytes under the ICV"),
+            ("weir-wire/1", Work::Wire, "IP packet that leaves"),
+        ] {
+            rows.add_row(line(name.to_owned(), what, &|l| layout.bytes(work, l)));
+        }
+    }
+    for r in ROUNDINGS {
+        rows.add_row(line(r.id(), r.what, &|l| r.bytes(l)));
+    }
+    println!("{rows}");
+    Ok(true)
+}
+
+fn cost(args: &CostArgs) -> Result<bool, String> {
+    let lengths: Vec<usize> = (args.step..=args.max).step_by(args.step as usize).map(|l| l as usize).collect();
+    let bar = super::progress_bar();
+    let table = measure_cost(&args.suite, &lengths, args.rounds as usize, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })
+    .map_err(|e| e.to_string())?;
+    bar.finish_and_clear();
+    let mut text =
+        format!("# {} alone on {}, seal, nanoseconds\nsize,time_ns\n", table.suite, crate::host::cpu_model());
+    for (bytes, ns) in table.points() {
+        text += &format!("{bytes},{ns:.3}\n");
+    }
+    std::fs::write(&args.out, text).map_err(|e| format!("cannot write {}: {e}", args.out.display()))?;
+    println!("{} lengths to {} bytes in {}", table.points().len(), args.max, args.out.display());
+    Ok(true)
+}
+
+fn read_cost(path: &Path, suite: &str) -> Result<CostTable, String> {
+    let read = read_measurements(path, &Selection::default()).map_err(|e| e.to_string())?;
+    let points = read.rows.iter().map(|m| (m.sample.size, m.sample.time_ns)).collect();
+    CostTable::new(suite, points).map_err(|e| format!("{}: {e}", path.display()))
+}
+
+/// The layout that trials speak of, where Weir knows the protocol.
+fn layout_of(identity: &Identity) -> Option<Layout> {
+    let protocol = super::protocol(&identity.protocol).ok()?;
+    let shape = match identity.mode.as_str() {
+        "tunnel" => Shape::Tunnel,
+        "transport" => Shape::Transport,
+        "beet" => Shape::Beet,
+        _ => return None,
+    };
+    layout(protocol, shape, &identity.suite).ok()
+}
+
+fn fit(args: &FitArgs) -> Result<bool, String> {
+    let selection =
+        Selection { subject: args.subject.clone(), direction: args.direction, sessions: args.sessions.clone() };
+    let measurements = read_measurements(&args.file, &selection).map_err(|e| e.to_string())?;
+    for note in &measurements.notes {
+        eprintln!("weir: model: note: {note}");
+    }
+    let layout = args.protection.layout()?.or_else(|| layout_of(&measurements.identity));
+    let suite = args.protection.suite.as_deref().unwrap_or(&measurements.identity.suite);
+    let cost = args.cost_table.as_deref().map(|path| read_cost(path, suite)).transpose()?;
+    let basis = Basis { size_fn: size_fn(args.sizes.as_deref(), layout.as_ref())?, cost };
+    let machine = Machine {
+        cpu: crate::host::cpu_model(),
+        tsc_hz: dataplane::clock::ticks_per_second(),
+        commit: crate::host::commit(),
+    };
+    let family = args.form.map(FormName::family);
+    let calibration = calibrate(&measurements, basis, layout, machine, family).map_err(|e| e.to_string())?;
+    let profile = &calibration.profile;
+    if args.json {
+        json(&serde_json::json!({
+            "profile": profile,
+            "candidates": calibration.candidates.iter().map(candidate_json).collect::<Vec<_>>(),
+            "baselines": calibration.baselines,
+            "residuals_percent": calibration.residuals,
+            "sign_runs": calibration.runs,
+        }))?;
+    } else {
+        print!("{}", calibration_text(&calibration));
+    }
+    if let Some(out) = &args.out {
+        profile.save(out).map_err(|e| e.to_string())?;
+        eprintln!("weir: model: profile in {}, sha256 {}", out.display(), &profile.hash[..16]);
+    }
+    if !profile.beats_two_point() {
+        eprintln!(
+            "weir: model: no better than the two-point line at sizes it has not seen; do not use it for more than that line"
+        );
+    }
+    Ok(profile.beats_two_point())
+}
+
+fn size_fn(name: Option<&str>, layout: Option<&Layout>) -> Result<SizeFn, String> {
+    let of = |work, layout: &Layout| SizeFn::Layout { work, layout: layout.clone() };
+    match (name, layout) {
+        (None, None) => Ok(SizeFn::len()),
+        // What goes through neither cipher nor MAC costs nothing by its length.
+        (None, Some(layout)) if layout.confidential => Ok(of(Work::Cipher, layout)),
+        (None, Some(layout)) => Ok(of(Work::Auth, layout)),
+        (Some(name), _) if name.starts_with("weir-") => {
+            let layout = layout.ok_or("this size function needs --protocol and --suite")?;
+            let works = [Work::Cipher, Work::Auth, Work::Wire];
+            let found = works
+                .into_iter()
+                .find(|work| of(*work, layout).id().trim_end_matches("/1") == name.trim_end_matches("/1"));
+            found.map(|work| of(work, layout)).ok_or_else(|| format!("no size function is called '{name}'"))
+        }
+        (Some(name), _) => Rounding::by_name(name)
+            .map(|r| SizeFn::Rounding(r.id()))
+            .ok_or_else(|| format!("no size function is called '{name}'; weir lab model sizes lists them")),
+    }
+}
+
+fn candidate_json(c: &Candidate) -> serde_json::Value {
+    serde_json::json!({
+        "form": c.fitted.family, "parameters": c.fitted.parameters, "held_out": c.held_out,
+        "aicc": if c.aicc.is_finite() { Some(c.aicc) } else { None },
+    })
+}
+
+fn parameters_text(profile: &Profile) -> String {
+    let Curve::Linear { form, fit } = &profile.fitted.curve else {
+        return format!("  monotone spline through {} sizes\n", profile.fitted.parameters);
+    };
+    let names: &[&str] = match form {
+        Form::Line => &["fixed, ns", "per byte, ns"],
+        Form::Blocks { .. } => &["fixed, ns", "per byte of whole blocks, ns"],
+        Form::Stride { .. } => &["fixed, ns", "per stride, ns", "per block of 16 beyond, ns"],
+        Form::Regimes { .. } => &[
+            "fixed below, ns",
+            "per stride below, ns",
+            "per block of 16 below, ns",
+            "fixed above, ns",
+            "per stride above, ns",
+            "per block of 16 above, ns",
+        ],
+        Form::Crypto => &["fixed, ns", "per byte beside the cipher, ns", "k, times the cipher alone"],
+    };
+    let mut text = match form {
+        Form::Blocks { block } => format!("  blocks of {block} bytes\n"),
+        Form::Stride { stride } => format!("  strides of {stride} bytes\n"),
+        Form::Regimes { at, stride } => format!("  strides of {stride} bytes, regimes switch at {at} bytes\n"),
+        _ => String::new(),
+    };
+    for (i, name) in names.iter().enumerate() {
+        let Interval { value, low, high } = fit.parameter(i, 0.95);
+        text += &format!("  {name:<32} {:>10}  95 %: {} to {}\n", digits(value), digits(low), digits(high));
+    }
+    text
+}
+
+fn errors_row(name: &str, parameters: String, errors: &Errors, rest: [String; 2]) -> [String; 8] {
+    let [aicc, mark] = rest;
+    let percent = |v: f64| format!("{v:.2}");
+    let signed = format!("{:+.2}", errors.bias);
+    [name.to_owned(), parameters, signed, percent(errors.median), percent(errors.p95), percent(errors.max), aicc, mark]
+}
+
+fn calibration_text(c: &Calibration) -> String {
+    let p = &c.profile;
+    let mut text = format!(
+        "{} measurements at {} sizes, {} to {} bytes, in {} sessions; time over {}\n\n",
+        p.samples,
+        p.sizes.len(),
+        p.range[0],
+        p.range[1],
+        p.sessions.len(),
+        p.basis.size_fn.id()
+    );
+    let mut rows = table(&["form", "parameters", "bias %", "median %", "p95 %", "max %", "AICc", ""]);
+    for (i, candidate) in c.candidates.iter().enumerate() {
+        let aicc = if candidate.aicc.is_finite() { format!("{:.1}", candidate.aicc) } else { String::new() };
+        let mark = if i == c.chosen { "chosen" } else { "" };
+        let name = candidate.fitted.family.name();
+        rows.add_row(errors_row(
+            name,
+            candidate.fitted.parameters.to_string(),
+            &candidate.held_out,
+            [aicc, mark.into()],
+        ));
+    }
+    for (baseline, errors) in &c.baselines {
+        rows.add_row(errors_row(baseline.name(), String::new(), errors, [String::new(), "baseline".into()]));
+    }
+    text += &format!("Errors at sizes left out of the fit\n{rows}\n\n{}\n", p.fitted.family.name());
+    text += &parameters_text(p);
+    text += &format!("  {:<32} {:>10}\n", "time at the smallest size, ns", digits(p.time_ns(p.range[0])));
+    text += &format!("  residuals by size: {} ({} runs, p = {:.3})\n\n", c.runs.signs, c.runs.runs, c.runs.p);
+    let line = &c.line;
+    let rate = |per_byte: f64| digits(8e3 / per_byte);
+    text += "line\n";
+    text += &format!(
+        "  t_fix {} ns (95 %: {} to {}), R_alg {} Mbps ({} to {}), correlation {:.2}\n",
+        digits(line.fixed_ns.value),
+        digits(line.fixed_ns.low),
+        digits(line.fixed_ns.high),
+        rate(line.per_byte_ns.value),
+        rate(line.per_byte_ns.high),
+        rate(line.per_byte_ns.low),
+        line.correlation
+    );
+    let half_way = line.fixed_ns.value / line.per_byte_ns.value;
+    text += &format!(
+        "  limits {} packets/s and {} Mbps, equal parts at {:.0} bytes\n",
+        digits(1e9 / line.fixed_ns.value),
+        rate(line.per_byte_ns.value),
+        half_way
+    );
+    text += &format!(
+        "  Huber {} ns, {} Mbps; Theil-Sen {} ns, {} Mbps\n",
+        digits(line.huber.0),
+        rate(line.huber.1),
+        digits(line.theil_sen.0),
+        rate(line.theil_sen.1)
+    );
+    match line.lack_of_fit {
+        Some(test) => text += &format!("  lack of fit: F = {:.2}, p = {:.3}\n", test.f, test.p),
+        None => text += "  lack of fit: cannot be tested, each size was measured once\n",
+    }
+    let two = &p.two_point;
+    text += &format!(
+        "two-point line through {} and {} bytes: t_fix {} ns, R_alg {} Mbps\n",
+        two.sizes[0],
+        two.sizes[1],
+        digits(two.line.fixed_ns),
+        digits(two.line.rate_mbps)
+    );
+    text
+}
+
+fn judge(args: &ValidateArgs) -> Result<bool, String> {
+    let profile = Profile::load(&args.profile).map_err(|e| e.to_string())?;
+    let subject = Some(profile.identity.subject.clone()).filter(|s| !s.is_empty());
+    let selection =
+        Selection { subject, direction: direction(&profile.identity.direction).ok(), sessions: args.sessions.clone() };
+    let measurements = read_measurements(&args.trials, &selection).map_err(|e| e.to_string())?;
+    let validation = validate(&profile, &measurements.rows).map_err(|e| e.to_string())?;
+    if args.json {
+        json(&serde_json::json!({ "accepted": validation.accepted(), "validation": validation }))?;
+        return Ok(validation.accepted());
+    }
+    let mut rows = table(&["size", "measured ns", "predicted ns", "error %"]);
+    for (size, measured, predicted, error) in &validation.points {
+        rows.add_row([size.to_string(), digits(*measured), digits(*predicted), format!("{error:+.2}")]);
+    }
+    println!("{rows}");
+    if let Some(errors) = validation.at_switch {
+        println!(
+            "within one stride of a switch of regimes, reported apart: {} sizes, max {:.2} %",
+            errors.sizes, errors.max
+        );
+    }
+    let mut rows = table(&["criterion", "found", ""]);
+    for c in &validation.criteria {
+        rows.add_row([c.what, &c.found, if c.holds { "holds" } else { "FAILS" }]);
+    }
+    println!("{rows}");
+    println!("{}", if validation.accepted() { "accepted" } else { "not accepted" });
+    Ok(validation.accepted())
+}

@@ -1,0 +1,78 @@
+//! What the cipher alone costs, by bytes: measured once per machine and build, used for every protocol with that cipher.
+
+use serde::{Deserialize, Serialize};
+
+/// Times of a bare cipher.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct CostTable {
+    /// Suite keyword.
+    pub suite: String,
+    /// Bytes through the cipher, and nanoseconds, ascending in bytes.
+    points: Vec<(f64, f64)>,
+}
+
+/// Why points make no table.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+pub enum CostError {
+    /// Too few.
+    #[error("a cost table needs at least 3 different lengths, this one has {0}")]
+    TooFew(usize),
+    /// Nonsense.
+    #[error("a cost table has a time of {ns} ns at {bytes} bytes; times are positive nanoseconds")]
+    BadTime {
+        /// Length.
+        bytes: f64,
+        /// Time.
+        ns: f64,
+    },
+}
+
+impl CostTable {
+    /// A table from (bytes, nanoseconds) in any order; several times of one length give their median.
+    ///
+    /// # Errors
+    /// [`CostError`].
+    pub fn new(suite: &str, points: Vec<(f64, f64)>) -> Result<Self, CostError> {
+        if let Some((bytes, ns)) = points.iter().find(|(b, t)| !(*t > 0.0 && t.is_finite() && *b >= 0.0)) {
+            return Err(CostError::BadTime { bytes: *bytes, ns: *ns });
+        }
+        let samples: Vec<_> = points.iter().map(|(b, t)| super::Sample::new(*b, *t)).collect();
+        let points: Vec<(f64, f64)> = super::medians(&samples).iter().map(|s| (s.size, s.time_ns)).collect();
+        if points.len() < 3 {
+            return Err(CostError::TooFew(points.len()));
+        }
+        Ok(Self { suite: suite.to_owned(), points })
+    }
+
+    /// Time for `bytes`: straight between neighbours, and straight on outside.
+    pub fn ns(&self, bytes: f64) -> f64 {
+        let at = self.points.partition_point(|(b, _)| *b <= bytes).clamp(1, self.points.len() - 1);
+        let ((b0, t0), (b1, t1)) = (self.points[at - 1], self.points[at]);
+        t0 + (t1 - t0) * (bytes - b0) / (b1 - b0)
+    }
+
+    /// The points.
+    pub fn points(&self) -> &[(f64, f64)] {
+        &self.points
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_straight_between_points_and_beyond() {
+        let table =
+            CostTable::new("x", vec![(32.0, 30.0), (16.0, 20.0), (48.0, 50.0), (48.0, 52.0), (48.0, 48.0)]).unwrap();
+        for (bytes, ns) in [(16.0, 20.0), (24.0, 25.0), (32.0, 30.0), (40.0, 40.0), (64.0, 70.0), (0.0, 10.0)] {
+            assert_eq!(table.ns(bytes), ns);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        assert_eq!(CostTable::new("x", vec![(1.0, 2.0), (1.0, 3.0)]), Err(CostError::TooFew(1)));
+        assert!(matches!(CostTable::new("x", vec![(1.0, -2.0)]), Err(CostError::BadTime { .. })));
+    }
+}

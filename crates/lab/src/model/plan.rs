@@ -1,0 +1,657 @@
+//! Sizing a gateway: from the cost of a packet and what is asked of it to cores, throughput, latency, and what binds first.
+
+use serde::Serialize;
+
+use super::fit::Interval;
+use super::form::{Curve, Form};
+use super::mix::Mix;
+use super::profile::Profile;
+use super::queue::{Latency, MAX_QUEUE, Service, load_for_p99};
+use super::scaling::{mean_largest, used_queues};
+use super::size::{Layout, Work};
+use super::two_point::TwoPoint;
+
+/// Where the time of a packet comes from.
+#[derive(Clone, Debug)]
+pub enum Cost {
+    /// A calibrated profile, per core.
+    Profile(Box<Profile>),
+    /// Two numbers of a data sheet, for the appliance as a whole.
+    DataSheet(TwoPoint),
+}
+
+/// What a line through two printed numbers misses between them, relative: modern AEADs miss it by 6.8 % at sizes off the grid,
+/// and a data sheet does not say which one it measured.
+const DATASHEET_INSIDE: f64 = 0.07;
+
+/// The same outside the two sizes.
+const DATASHEET_OUTSIDE: f64 = 0.15;
+
+/// Confidence of bands.
+const CONFIDENCE: f64 = 0.9;
+
+/// The parts of a packet's time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Parts {
+    /// Independent of size, ns.
+    pub fixed_ns: f64,
+    /// Growing with size, beside the cipher where that is known, ns.
+    pub length_ns: f64,
+    /// The cipher, ns; 0 where it is not told apart.
+    pub cipher_ns: f64,
+}
+
+impl Cost {
+    /// Time of a packet of `size` bytes with its 90 % band, in nanoseconds.
+    pub fn time_ns(&self, size: f64) -> Interval {
+        match self {
+            Self::Profile(profile) => profile.prediction(size, CONFIDENCE),
+            Self::DataSheet(sheet) => {
+                let bytes = sheet.size_fn.bytes(size);
+                let range = sheet.range(|line| line.time_ns(bytes));
+                let inside = (sheet.inputs[0].size..=sheet.inputs[1].size).contains(&size);
+                let miss = if inside { DATASHEET_INSIDE } else { DATASHEET_OUTSIDE };
+                Interval { low: range.low * (1.0 - miss), high: range.high * (1.0 + miss), ..range }
+            }
+        }
+    }
+
+    /// Its parts at `size` bytes.
+    pub fn parts(&self, size: f64) -> Parts {
+        let whole = self.time_ns(size).value;
+        let split = |fixed: f64, cipher: f64| Parts {
+            fixed_ns: fixed.clamp(0.0, whole),
+            cipher_ns: cipher,
+            length_ns: (whole - fixed.clamp(0.0, whole) - cipher).max(0.0),
+        };
+        match self {
+            Self::DataSheet(sheet) => split(sheet.line().fixed_ns, 0.0),
+            Self::Profile(profile) => match &profile.fitted.curve {
+                Curve::Linear { form: form @ Form::Crypto, fit } => {
+                    let row = form.row(&profile.basis, size);
+                    split(fit.coef[0], fit.coef[2] * row[2])
+                }
+                Curve::Linear { form: Form::Regimes { at, .. }, fit } if size >= *at => split(fit.coef[3], 0.0),
+                Curve::Linear { fit, .. } => split(fit.coef[0], 0.0),
+                // A spline has no parameters: its fixed part is where it meets no bytes at all.
+                Curve::Spline(spline) => split(spline.at(0.0), 0.0),
+            },
+        }
+    }
+
+    fn extrapolates(&self, size: f64) -> bool {
+        match self {
+            Self::Profile(profile) => profile.extrapolates(size),
+            Self::DataSheet(sheet) => !(sheet.inputs[0].size..=sheet.inputs[1].size).contains(&size),
+        }
+    }
+
+    fn layout(&self) -> Option<&Layout> {
+        match self {
+            Self::Profile(profile) => profile.layout.as_ref(),
+            Self::DataSheet(_) => None,
+        }
+    }
+}
+
+/// How SAs come to cores.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Spread {
+    /// By a hash, as receive-side scaling does: some cores get several, some none.
+    Hashed,
+    /// Evenly, as somebody placed them.
+    Even,
+}
+
+/// What is asked.
+#[derive(Clone, Debug)]
+pub struct Demand {
+    /// Sizes.
+    pub mix: Mix,
+    /// Packets per second on average; `None` asks for capacity only.
+    pub pps: Option<f64>,
+    /// Peak over mean, at least 1.
+    pub peak: f64,
+    /// Cores that carry packets; `None` asks how many.
+    pub cores: Option<u32>,
+    /// SAs with traffic, all equal; one SA stays on one core.
+    pub sas: u32,
+    /// How they spread.
+    pub spread: Spread,
+    /// Link in 10⁶ bit/s, on the wire.
+    pub link_mbps: Option<f64>,
+    /// Largest 99th percentile of latency in the gateway, ns.
+    pub p99_ns: Option<f64>,
+    /// Largest share of packets lost.
+    pub loss: Option<f64>,
+    /// Packets that fit a core's queue.
+    pub room: usize,
+    /// Load of a core that is never exceeded, 0 to 1.
+    pub max_load: f64,
+    /// Set-ups and rekeyings per second, and CPU time of one in ns.
+    pub setups: (f64, f64),
+    /// Bytes of memory for SAs, and bytes of one.
+    pub memory: Option<(f64, f64)>,
+    /// Speed of the target's clock over the profile's.
+    pub clock: f64,
+    /// Power of a busy core in watts.
+    pub watts: Option<f64>,
+    /// What goes on the wire, where the cost does not know.
+    pub layout: Option<Layout>,
+}
+
+impl Demand {
+    /// A demand for the capacity of one core, with defaults.
+    pub fn new(mix: Mix) -> Self {
+        Self {
+            mix,
+            pps: None,
+            peak: 1.0,
+            cores: None,
+            sas: 1,
+            spread: Spread::Hashed,
+            link_mbps: None,
+            p99_ns: None,
+            loss: None,
+            room: 1024,
+            max_load: 0.9,
+            setups: (0.0, 0.0),
+            memory: None,
+            clock: 1.0,
+            watts: None,
+            layout: None,
+        }
+    }
+}
+
+/// What stops throughput from growing.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Binding {
+    /// Processors, by what a packet of any size costs.
+    FixedCost,
+    /// Processors, by copying and other cost per byte.
+    LengthCost,
+    /// Processors, by the cipher.
+    Cipher,
+    /// The link.
+    Link,
+    /// The fullest queue, while other cores have time.
+    Spread,
+    /// Set-ups and rekeyings.
+    SetUp,
+    /// Memory for SAs.
+    Memory,
+    /// The latency objective: even an idle server is slower.
+    Latency,
+}
+
+impl Binding {
+    /// Words for people.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::FixedCost => "CPU: the fixed cost of a packet",
+            Self::LengthCost => "CPU: the cost per byte",
+            Self::Cipher => "CPU: the cipher",
+            Self::Link => "the link",
+            Self::Spread => "queues: the fullest core is full, others are not",
+            Self::SetUp => "set-ups and rekeyings",
+            Self::Memory => "memory for SAs",
+            Self::Latency => "the latency objective: an idle core is already slower",
+        }
+    }
+}
+
+/// What a number of cores can do.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct Capacity {
+    /// Cores that carry packets or set-ups.
+    pub cores: u32,
+    /// Packets per second within all objectives, 90 %.
+    pub pps: Interval,
+    /// 10⁶ bit/s of inner packets.
+    pub mbps: Interval,
+    /// 10⁶ bit/s on the wire.
+    pub wire_mbps: f64,
+    /// What binds.
+    pub binding: Binding,
+}
+
+/// A line of the what-if table.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct WhatIf {
+    /// What is changed.
+    pub change: &'static str,
+    /// What follows.
+    pub capacity: Capacity,
+}
+
+/// A point of the curve over sizes, for one core or appliance.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+pub struct CurvePoint {
+    /// Inner packet in bytes.
+    pub size: f64,
+    /// 10⁶ bit/s, 90 %.
+    pub mbps: Interval,
+    /// Packets per second.
+    pub pps: f64,
+    /// Whether the size lies outside what was measured.
+    pub extrapolated: bool,
+}
+
+/// A plan.
+#[derive(Clone, Debug, Serialize)]
+pub struct Plan {
+    /// Cores that the demand needs, 90 %; `None` without a rate. The upper end is the one to buy.
+    pub cores_needed: Option<[u32; 3]>,
+    /// Packets per second at the peak, where a rate was given.
+    pub peak_pps: Option<f64>,
+    /// Whether the demand is met by the cores given, or by those needed.
+    pub met: bool,
+    /// What the cores given, or needed, or one core, can do.
+    pub capacity: Capacity,
+    /// Highest load of a core that the objectives allow.
+    pub max_load: f64,
+    /// Load of the fullest core at the peak.
+    pub load: Option<f64>,
+    /// Latency in the gateway at that load, ns.
+    pub latency: Option<Latency>,
+    /// Share lost at that load with the given queue.
+    pub loss: Option<f64>,
+    /// Mean time of a packet, ns, and its parts.
+    pub mean_ns: f64,
+    /// Parts of it.
+    pub parts: Parts,
+    /// Squared coefficient of variation of the time.
+    pub scv: f64,
+    /// Cores that receive anything, of those counted.
+    pub used_cores: f64,
+    /// Joules per packet, where power is known.
+    pub joules_per_packet: Option<f64>,
+    /// What a change would bring.
+    pub what_if: Vec<WhatIf>,
+    /// Throughput by size.
+    pub curve: Vec<CurvePoint>,
+    /// What the numbers rest on.
+    pub assumptions: Vec<String>,
+}
+
+/// Largest number of cores that is looked for.
+pub const MAX_CORES: u32 = 512;
+
+/// Sizes of the curve.
+const CURVE: [f64; 8] = [64.0, 128.0, 256.0, 512.0, 1024.0, 1280.0, 1420.0, 1500.0];
+
+/// Makes a plan.
+pub fn plan(cost: &Cost, demand: &Demand) -> Plan {
+    let planner = Planner::new(cost, demand);
+    let peak_pps = demand.pps.map(|pps| pps * demand.peak);
+    let cores_needed = peak_pps.map(|pps| [1, 0, 2].map(|bound| planner.cores_for(pps, bound)));
+    let cores_needed = cores_needed.map(|[low, point, high]| [point, low, high]);
+    let needed = cores_needed.map(|[point, ..]| point.min(MAX_CORES));
+    let cores = demand.cores.or(needed).unwrap_or(1);
+    let capacity = planner.capacity(cores);
+    let load = peak_pps.map(|pps| pps * planner.fullest_share(cores) * planner.mean.value / 1e9);
+    let queue = load.and_then(|rho| planner.service.at(rho));
+    Plan {
+        cores_needed,
+        peak_pps,
+        met: peak_pps.is_none_or(|pps| pps <= capacity.pps.value * (1.0 + 1e-9)),
+        capacity,
+        max_load: planner.max_load,
+        load,
+        latency: queue.as_ref().map(super::queue::Queue::latency),
+        loss: queue.as_ref().map(|q| q.loss(demand.room)),
+        mean_ns: planner.mean.value,
+        parts: planner.parts,
+        scv: planner.service.scv(),
+        used_cores: planner.used_cores(cores),
+        joules_per_packet: demand.watts.map(|watts| watts * planner.mean.value / 1e9),
+        what_if: what_if(cost, demand, cores),
+        curve: CURVE.map(|size| curve_point(cost, demand.clock, size)).to_vec(),
+        assumptions: assumptions(cost, demand),
+    }
+}
+
+fn curve_point(cost: &Cost, clock: f64, size: f64) -> CurvePoint {
+    let time = cost.time_ns(size);
+    let mbps = |ns: f64| super::rate_mbps(size, ns / clock);
+    CurvePoint {
+        size,
+        mbps: Interval { value: mbps(time.value), low: mbps(time.high), high: mbps(time.low.max(1e-3)) },
+        pps: 1e9 * clock / time.value,
+        extrapolated: cost.extrapolates(size),
+    }
+}
+
+/// What of a demand does not depend on the number of cores.
+struct Planner<'a> {
+    demand: &'a Demand,
+    mean: Interval,
+    parts: Parts,
+    service: Service,
+    max_load: f64,
+    /// No load meets the latency objective.
+    too_slow: bool,
+    wire_bytes: f64,
+}
+
+impl<'a> Planner<'a> {
+    fn new(cost: &Cost, demand: &'a Demand) -> Self {
+        let mix = &demand.mix;
+        let mean_of = |f: &dyn Fn(f64) -> f64| mix.mean(f) / demand.clock;
+        let mean = Interval {
+            value: mean_of(&|s| cost.time_ns(s).value),
+            low: mean_of(&|s| cost.time_ns(s).low).max(1e-3),
+            high: mean_of(&|s| cost.time_ns(s).high),
+        };
+        let parts = Parts {
+            fixed_ns: mean_of(&|s| cost.parts(s).fixed_ns),
+            length_ns: mean_of(&|s| cost.parts(s).length_ns),
+            cipher_ns: mean_of(&|s| cost.parts(s).cipher_ns),
+        };
+        let service = Service::of(mix, |s| cost.time_ns(s).value / demand.clock);
+        let by_latency = demand.p99_ns.map(|limit| load_for_p99(&service, limit));
+        let by_loss = demand.loss.map(|limit| load_for_loss(&service, demand.room, limit));
+        let max_load = demand.max_load.min(by_latency.flatten().unwrap_or(1.0)).min(by_loss.unwrap_or(1.0));
+        let layout = cost.layout().or(demand.layout.as_ref());
+        let wire_bytes = mix.mean(|s| layout.map_or(s, |layout| layout.bytes(Work::Wire, s)));
+        Self { demand, mean, parts, service, max_load, too_slow: by_latency == Some(None), wire_bytes }
+    }
+
+    /// Share of all packets that the fullest of `cores` gets.
+    fn fullest_share(&self, cores: u32) -> f64 {
+        let sas = self.demand.sas.max(1);
+        match self.demand.spread {
+            Spread::Hashed => mean_largest(cores, sas) / f64::from(sas),
+            Spread::Even => f64::from(sas.div_ceil(cores)) / f64::from(sas),
+        }
+    }
+
+    fn used_cores(&self, cores: u32) -> f64 {
+        match self.demand.spread {
+            Spread::Hashed => used_queues(cores, self.demand.sas),
+            Spread::Even => f64::from(cores.min(self.demand.sas)),
+        }
+    }
+
+    /// Time per second that set-ups take, in cores.
+    fn set_up_cores(&self) -> f64 {
+        let (per_s, ns) = self.demand.setups;
+        per_s * ns / 1e9 / self.demand.clock
+    }
+
+    /// Packets per second of `cores` for a mean time of `ns`, with what binds.
+    fn limit(&self, cores: u32, ns: f64) -> (f64, Binding) {
+        if self.too_slow {
+            return (0.0, Binding::Latency);
+        }
+        if self.demand.memory.is_some_and(|(have, each)| f64::from(self.demand.sas) * each > have) {
+            return (0.0, Binding::Memory);
+        }
+        let left = f64::from(cores) - self.set_up_cores();
+        if left <= 0.0 {
+            return (0.0, Binding::SetUp);
+        }
+        let usable = left / f64::from(cores);
+        let one = self.max_load * usable * 1e9 / ns;
+        let Parts { fixed_ns, length_ns, cipher_ns } = self.parts;
+        let costly = if cipher_ns >= fixed_ns && cipher_ns >= length_ns {
+            Binding::Cipher
+        } else if fixed_ns >= length_ns {
+            Binding::FixedCost
+        } else {
+            Binding::LengthCost
+        };
+        let all = (one * f64::from(cores), if usable < 0.5 { Binding::SetUp } else { costly });
+        let fullest = one / self.fullest_share(cores);
+        let spread = (fullest, Binding::Spread);
+        let link = self.demand.link_mbps.map_or(f64::INFINITY, |mbps| mbps * 1e6 / (8.0 * self.wire_bytes));
+        let mut least = all;
+        // An uneven spread binds only where it costs something.
+        if spread.0 < least.0 * (1.0 - 1e-9) {
+            least = spread;
+        }
+        if link < least.0 {
+            least = (link, Binding::Link);
+        }
+        least
+    }
+
+    fn capacity(&self, cores: u32) -> Capacity {
+        let (value, binding) = self.limit(cores, self.mean.value);
+        let pps =
+            Interval { value, low: self.limit(cores, self.mean.high).0, high: self.limit(cores, self.mean.low).0 };
+        let mbps = |pps: f64, bytes: f64| pps * bytes * 8.0 / 1e6;
+        let inner = self.demand.mix.mean_size();
+        Capacity {
+            cores,
+            pps,
+            mbps: Interval { value: mbps(pps.value, inner), low: mbps(pps.low, inner), high: mbps(pps.high, inner) },
+            wire_mbps: mbps(pps.value, self.wire_bytes),
+            binding,
+        }
+    }
+
+    /// Cores for `pps` with the lower (1), middle (0) or upper (2) end of the time; [`MAX_CORES`] + 1 when no number is enough.
+    fn cores_for(&self, pps: f64, bound: usize) -> u32 {
+        let ns = [self.mean.value, self.mean.low, self.mean.high][bound];
+        (1..=MAX_CORES).find(|cores| self.limit(*cores, ns).0 >= pps).unwrap_or(MAX_CORES + 1)
+    }
+}
+
+/// Highest load at which at most `limit` of packets are lost.
+fn load_for_loss(service: &Service, room: usize, limit: f64) -> f64 {
+    let room = room.min(MAX_QUEUE);
+    let within = |rho: f64| service.at(rho).is_some_and(|q| q.loss(room) <= limit);
+    let (mut low, mut high) = (0.0, 0.98);
+    if within(high) {
+        return high;
+    }
+    for _ in 0..12 {
+        let middle = (low + high) / 2.0;
+        if within(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+fn what_if(cost: &Cost, demand: &Demand, cores: u32) -> Vec<WhatIf> {
+    let planner = Planner::new(cost, demand);
+    let less = |change, ns: f64| {
+        // The same planner with another mean: its load limit is kept.
+        let share = ns / planner.mean.value;
+        let scaled = Demand { clock: demand.clock / share.max(1e-6), ..demand.clone() };
+        WhatIf { change, capacity: Planner::new(cost, &scaled).capacity(cores) }
+    };
+    let with = |change, demand: Demand, cores| WhatIf { change, capacity: Planner::new(cost, &demand).capacity(cores) };
+    let Parts { fixed_ns, length_ns, cipher_ns } = planner.parts;
+    let mut all = vec![
+        with("twice the cores", demand.clone(), cores * 2),
+        less("half the fixed cost", planner.mean.value - fixed_ns / 2.0),
+        less("half the cost per byte", planner.mean.value - (length_ns + cipher_ns) / 2.0),
+        with("clock 20 % faster", Demand { clock: demand.clock * 1.2, ..demand.clone() }, cores),
+        with("SAs spread evenly", Demand { spread: Spread::Even, ..demand.clone() }, cores),
+        with("eight times the SAs", Demand { sas: demand.sas.saturating_mul(8), ..demand.clone() }, cores),
+    ];
+    if cipher_ns > 0.0 {
+        all.push(less("a cipher for nothing", planner.mean.value - cipher_ns));
+    }
+    if let Some(link) = demand.link_mbps {
+        all.push(with("ten times the link", Demand { link_mbps: Some(link * 10.0), ..demand.clone() }, cores));
+    }
+    if demand.p99_ns.is_some() || demand.loss.is_some() {
+        all.push(with("no latency or loss objective", Demand { p99_ns: None, loss: None, ..demand.clone() }, cores));
+    }
+    all
+}
+
+fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
+    let mut all = vec![];
+    match cost {
+        Cost::Profile(p) => {
+            let source = if p.identity.subject.is_empty() { "a table of times" } else { &p.identity.subject };
+            all.push(format!(
+                "times from {source} on {}, {} sizes from {} to {} bytes, {} sessions; held-out p95 {:.2} %",
+                if p.machine.cpu.is_empty() { "an unnamed machine" } else { &p.machine.cpu },
+                p.sizes.len(),
+                p.range[0],
+                p.range[1],
+                p.sessions.len(),
+                p.held_out.p95
+            ));
+            let (sizes, sessions) = super::profile::CALIBRATION;
+            if p.sizes.len() < sizes || p.sessions.len() < sessions {
+                all.push(format!(
+                    "provisional: a calibration has at least {sizes} sizes in at least {sessions} sessions"
+                ));
+            }
+            all.push("each core does what one core did when it was measured: no contention for memory or locks".into());
+        }
+        Cost::DataSheet(sheet) => {
+            let [a, b] = &sheet.inputs;
+            all.push(format!(
+                "a line over {} through {} Mbps at {} B and {} Mbps at {} B, read to their last digit",
+                sheet.size_fn.id(),
+                a.mbps,
+                a.size,
+                b.mbps,
+                b.size
+            ));
+            all.push(format!(
+                "band: rounding of both numbers, and {:.0} % between their sizes, {:.0} % outside; ciphers that are slow with partial \
+                 blocks (ChaCha20) can miss by more",
+                DATASHEET_INSIDE * 100.0,
+                DATASHEET_OUTSIDE * 100.0
+            ));
+            all.push("the processor was the limit in both numbers, not a port or a licence; one 'core' is the whole appliance".into());
+        }
+    }
+    let outside: Vec<String> =
+        demand.mix.parts().iter().filter(|p| cost.extrapolates(p.0)).map(|p| p.0.to_string()).collect();
+    if !outside.is_empty() {
+        all.push(format!("extrapolated to {} bytes, which lie outside what was measured", outside.join(", ")));
+    }
+    if demand.clock != 1.0 {
+        all.push(format!("all times divided by {}: cycles stay the same at another clock", demand.clock));
+    }
+    let spread = match demand.spread {
+        Spread::Hashed => "SAs of equal rate, hashed onto cores; the mean of the fullest core decides",
+        Spread::Even => "SAs of equal rate, spread evenly over cores",
+    };
+    all.push(format!("{spread}; {} SAs, each on one core", demand.sas));
+    all.push(format!(
+        "Poisson arrivals, one queue of {} packets per core, no core beyond {:.0} % load; bursts need more room",
+        demand.room,
+        demand.max_load * 100.0
+    ));
+    if cost.layout().or(demand.layout.as_ref()).is_none() {
+        all.push("overhead on the wire not counted: the protocol is not known (--protocol, --suite)".into());
+    }
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile::tests::calibration;
+    use super::super::{Printed, SizeFn};
+    use super::*;
+
+    fn close(a: f64, b: f64, relative: f64) {
+        assert!((a / b - 1.0).abs() <= relative, "{a} is not {b}");
+    }
+
+    /// 100 ns + 0.4 ns per byte.
+    fn cost() -> Cost {
+        Cost::Profile(Box::new(calibration().profile))
+    }
+
+    fn at(size: f64) -> Demand {
+        Demand { sas: 1000, spread: Spread::Even, ..Demand::new(Mix::one(size).unwrap()) }
+    }
+
+    #[test]
+    fn one_core_at_its_load_limit() {
+        let plan = plan(&cost(), &at(500.0));
+        close(plan.capacity.pps.value, 0.9e9 / 300.0, 0.005);
+        assert!(plan.capacity.pps.low < plan.capacity.pps.value && plan.capacity.pps.value < plan.capacity.pps.high);
+        assert_eq!(plan.capacity.binding, Binding::LengthCost);
+        assert_eq!(self::plan(&cost(), &at(64.0)).capacity.binding, Binding::FixedCost);
+        assert!(plan.cores_needed.is_none() && plan.met);
+    }
+
+    #[test]
+    fn cores_for_a_rate_with_its_peak() {
+        let demand = Demand { pps: Some(10e6), peak: 1.5, ..at(500.0) };
+        let plan = plan(&cost(), &demand);
+        // 15 Mpps of 300 ns are 4.5 cores, 5.0 at 90 %.
+        let [point, low, high] = plan.cores_needed.unwrap();
+        assert!((5..=6).contains(&point) && low <= point && point <= high, "{:?}", plan.cores_needed);
+        assert!(plan.met && plan.load.unwrap() <= 0.9 + 1e-6);
+        assert!(plan.latency.unwrap().p99 > plan.mean_ns);
+        assert!(plan.loss.unwrap() < 1e-6);
+    }
+
+    #[test]
+    fn each_constraint_can_bind_and_is_named() {
+        let binding = |demand: Demand| plan(&cost(), &demand).capacity.binding;
+        assert_eq!(binding(Demand { cores: Some(8), link_mbps: Some(1000.0), ..at(1500.0) }), Binding::Link);
+        assert_eq!(binding(Demand { cores: Some(8), sas: 8, spread: Spread::Hashed, ..at(500.0) }), Binding::Spread);
+        assert_eq!(binding(Demand { cores: Some(1), setups: (2000.0, 1e6), ..at(500.0) }), Binding::SetUp);
+        assert_eq!(binding(Demand { memory: Some((1e6, 1e4)), ..at(500.0) }), Binding::Memory);
+        assert_eq!(binding(Demand { p99_ns: Some(50.0), ..at(500.0) }), Binding::Latency);
+    }
+
+    /// 8 SAs hashed onto 8 cores reach 3.1 cores' worth, whatever the cores.
+    #[test]
+    fn hashing_few_sas_wastes_cores() {
+        let demand = Demand { cores: Some(8), sas: 8, spread: Spread::Hashed, ..at(500.0) };
+        let plan = plan(&cost(), &demand);
+        close(plan.capacity.pps.value / (0.9e9 / 300.0), 3.1, 0.02);
+        close(plan.used_cores, 5.25, 0.001);
+        let even = plan.what_if.iter().find(|w| w.change == "SAs spread evenly").unwrap();
+        close(even.capacity.pps.value / (0.9e9 / 300.0), 8.0, 0.01);
+    }
+
+    #[test]
+    fn a_demand_that_no_core_count_meets_says_so() {
+        let plan = plan(&cost(), &Demand { pps: Some(100e6), sas: 1, ..at(500.0) });
+        assert!(!plan.met);
+        assert!(plan.cores_needed.unwrap()[0] > MAX_CORES);
+    }
+
+    #[test]
+    fn a_latency_objective_lowers_the_load() {
+        let free = plan(&cost(), &at(500.0));
+        let tight = plan(&cost(), &Demand { p99_ns: Some(1000.0), ..at(500.0) });
+        assert!(tight.max_load < 0.8 && tight.capacity.pps.value < free.capacity.pps.value);
+    }
+
+    #[test]
+    fn what_ifs_move_what_they_say() {
+        let plan = plan(&cost(), &Demand { cores: Some(2), ..at(500.0) });
+        let of = |change: &str| {
+            let hit = plan.what_if.iter().find(|w| w.change == change).unwrap();
+            hit.capacity.pps.value / plan.capacity.pps.value
+        };
+        close(of("twice the cores"), 2.0, 1e-6);
+        close(of("half the fixed cost"), 300.0 / 250.0, 0.005);
+        close(of("half the cost per byte"), 300.0 / 200.0, 0.005);
+        close(of("clock 20 % faster"), 1.2, 1e-6);
+    }
+
+    #[test]
+    fn a_data_sheet_becomes_a_curve_with_a_wide_band() {
+        let [a, b] = [(64.0, "500"), (1400.0, "5000")].map(|(s, t)| Printed::parse(s, t, 1.0).unwrap());
+        let cost = Cost::DataSheet(TwoPoint::new(a, b, SizeFn::len()));
+        let plan = plan(&cost, &Demand::new(Mix::parse("64:28,570:16,1518:4").unwrap()));
+        let point = plan.curve.iter().find(|p| p.size == 64.0).unwrap();
+        close(point.mbps.value, 500.0, 1e-9);
+        for point in &plan.curve {
+            let width = (point.mbps.high - point.mbps.low) / point.mbps.value;
+            assert!(width > 0.13, "{point:?}");
+            assert_eq!(point.extrapolated, point.size > 1400.0);
+        }
+        assert!(plan.assumptions.iter().any(|a| a.contains("extrapolated to 1518 bytes")));
+    }
+}

@@ -1,0 +1,375 @@
+//! A profile: the frozen parameters of one way of protecting on one machine, in a file with a hash.
+//!
+//! `weir lab model fit` makes it, `validate` judges it, `plan` and `explain` read it. Changing a parameter by hand breaks the
+//! hash, so a profile says what was measured or is refused.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+use crypto::ike::Hash;
+use serde::{Deserialize, Serialize};
+
+use super::equation::Synchronous;
+use super::fit::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, residuals, sign_runs, theil_sen};
+use super::form::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, choose, held_out, two_point_sizes};
+use super::input::{Identity, Measurements};
+use super::size::Layout;
+
+/// Version of the file.
+pub const PROFILE_SCHEMA: u32 = 1;
+
+/// Distinct sizes without which nothing is fitted.
+pub const MIN_SIZES: usize = 4;
+
+/// Sizes and sessions that a calibration should have.
+pub const CALIBRATION: (usize, usize) = (7, 5);
+
+/// Where a profile was measured.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Machine {
+    /// Processor.
+    pub cpu: String,
+    /// Ticks of the time-stamp counter per second, 0 where unknown.
+    pub tsc_hz: f64,
+    /// Commit of Weir.
+    pub commit: String,
+}
+
+/// The paper's model beside the chosen one.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct TwoPointLine {
+    /// Its two sizes in bytes.
+    pub sizes: [f64; 2],
+    /// Its parameters over the profile's size function.
+    pub line: Synchronous,
+    /// Its errors at left-out sizes.
+    pub held_out: Errors,
+}
+
+/// A profile.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+pub struct Profile {
+    /// [`PROFILE_SCHEMA`] of the writer.
+    pub schema: u32,
+    /// SHA-256 of the file with an empty hash.
+    pub hash: String,
+    /// Largest and smallest measured size in bytes: predictions outside are extrapolated.
+    pub range: [f64; 2],
+    /// Sizes measured.
+    pub sizes: Vec<f64>,
+    /// Sessions measured.
+    pub sessions: BTreeSet<String>,
+    /// Measurements.
+    pub samples: usize,
+    /// What was measured.
+    pub identity: Identity,
+    /// Where.
+    pub machine: Machine,
+    /// What the form is over.
+    pub basis: Basis,
+    /// The model.
+    pub fitted: Fitted,
+    /// Its errors at left-out sizes.
+    pub held_out: Errors,
+    /// The two-point line.
+    pub two_point: TwoPointLine,
+    /// What the protocol adds on the wire, where known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub layout: Option<Layout>,
+}
+
+/// Why there is no profile.
+#[derive(Debug, thiserror::Error)]
+pub enum ProfileError {
+    /// Too few sizes.
+    #[error(
+        "{have} different sizes are too few to fit and to leave one out: measure at least {MIN_SIZES}, better 7 or more; with two \
+         numbers use weir lab plan --datasheet"
+    )]
+    TooFewSizes {
+        /// Sizes that there are.
+        have: usize,
+    },
+    /// Nothing can be fitted.
+    #[error("no form can be fitted: times do not depend on size as any model has it")]
+    NoForm,
+    /// The wanted family cannot be fitted.
+    #[error("a {family} cannot be fitted to {sizes} sizes{hint}")]
+    NoFamily {
+        /// Its name.
+        family: &'static str,
+        /// Sizes.
+        sizes: usize,
+        /// What to do.
+        hint: &'static str,
+    },
+    /// The file cannot be read or written.
+    #[error("cannot use profile {path}: {why}")]
+    File {
+        /// File.
+        path: PathBuf,
+        /// Why.
+        why: String,
+    },
+}
+
+/// A fit with everything that is worth printing about it.
+#[derive(Clone, Debug)]
+pub struct Calibration {
+    /// The profile.
+    pub profile: Profile,
+    /// All forms that were tried.
+    pub candidates: Vec<Candidate>,
+    /// Index of the profile's form.
+    pub chosen: usize,
+    /// The line by least squares with parameters' intervals, for the fixed time and the rate.
+    pub line: LineFit,
+    /// Baselines with their errors.
+    pub baselines: Vec<(Baseline, Errors)>,
+    /// Residuals of the chosen form, in order of size, in percent.
+    pub residuals: Vec<(f64, f64)>,
+    /// Their signs.
+    pub runs: SignRuns,
+}
+
+/// The line and its robust counterparts.
+#[derive(Clone, Debug)]
+pub struct LineFit {
+    /// Fixed time in nanoseconds, 95 %.
+    pub fixed_ns: Interval,
+    /// Nanoseconds per byte of the size function, 95 %.
+    pub per_byte_ns: Interval,
+    /// Correlation of both.
+    pub correlation: f64,
+    /// Huber's (fixed, per byte).
+    pub huber: (f64, f64),
+    /// Theil and Sen's.
+    pub theil_sen: (f64, f64),
+    /// Lack of fit, where sizes were measured more than once.
+    pub lack_of_fit: Option<LackOfFit>,
+}
+
+/// Fits a profile.
+///
+/// # Errors
+/// [`ProfileError`].
+pub fn calibrate(
+    measurements: &Measurements,
+    basis: Basis,
+    layout: Option<Layout>,
+    machine: Machine,
+    family: Option<Family>,
+) -> Result<Calibration, ProfileError> {
+    let samples: Vec<Sample> = measurements.rows.iter().map(|m| m.sample).collect();
+    let points = medians(&samples);
+    if points.len() < MIN_SIZES {
+        return Err(ProfileError::TooFewSizes { have: points.len() });
+    }
+    let (candidates, mut chosen) = choose(&basis, &samples).ok_or(ProfileError::NoForm)?;
+    if let Some(family) = family {
+        let hint = if family == Family::Crypto { "; it needs --cost-table" } else { "" };
+        chosen = candidates.iter().position(|c| c.fitted.family == family).ok_or(ProfileError::NoFamily {
+            family: family.name(),
+            sizes: points.len(),
+            hint,
+        })?;
+    }
+    let baselines: Vec<(Baseline, Errors)> = Baseline::ALL
+        .into_iter()
+        .filter_map(|b| {
+            let errors =
+                held_out(&samples, |s| b.fit(&basis, s), |line, size| line.time_ns(basis.size_fn.bytes(size)))?;
+            Some((b, errors))
+        })
+        .collect();
+    let line = line_fit(&basis, &samples).ok_or(ProfileError::NoForm)?;
+    let two = Baseline::TwoPoint.fit(&basis, &samples).ok_or(ProfileError::NoForm)?;
+    let two_sizes = two_point_sizes(&points).ok_or(ProfileError::NoForm)?.map(|s| s.size);
+    let two_errors = baselines.iter().find(|(b, _)| *b == Baseline::TwoPoint).map(|(_, e)| *e);
+    let fitted = candidates[chosen].fitted.clone();
+    let residuals: Vec<(f64, f64)> =
+        points.iter().map(|p| (p.size, 100.0 * (fitted.time_ns(&basis, p.size) / p.time_ns - 1.0))).collect();
+    let runs = sign_runs(&residuals.iter().map(|r| r.1).collect::<Vec<_>>());
+    let mut profile = Profile {
+        schema: PROFILE_SCHEMA,
+        hash: String::new(),
+        range: [points[0].size, points[points.len() - 1].size],
+        sizes: points.iter().map(|p| p.size).collect(),
+        sessions: measurements.rows.iter().map(|m| m.session.clone()).collect(),
+        samples: samples.len(),
+        identity: measurements.identity.clone(),
+        machine,
+        held_out: candidates[chosen].held_out,
+        fitted,
+        two_point: TwoPointLine { sizes: two_sizes, line: two, held_out: two_errors.unwrap_or_default() },
+        basis,
+        layout,
+    };
+    profile.hash = profile.digest();
+    Ok(Calibration { profile, candidates, chosen, line, baselines, residuals, runs })
+}
+
+fn line_fit(basis: &Basis, samples: &[Sample]) -> Option<LineFit> {
+    let fitted = Fitted::best(Family::Line, basis, samples)?;
+    let Curve::Linear { form, fit } = &fitted.curve else { return None };
+    let rows: Vec<Vec<f64>> = samples.iter().map(|s| form.row(basis, s.size)).collect();
+    let huber = huber(&rows, samples, None)?;
+    let (x, y): (Vec<f64>, Vec<f64>) =
+        medians(samples).iter().map(|s| (basis.size_fn.bytes(s.size), s.time_ns)).unzip();
+    Some(LineFit {
+        fixed_ns: fit.parameter(0, 0.95),
+        per_byte_ns: fit.parameter(1, 0.95),
+        correlation: fit.correlation(),
+        huber: (huber.coef[0], huber.coef[1]),
+        theil_sen: theil_sen(&x, &y)?,
+        lack_of_fit: lack_of_fit(fit, &rows, samples),
+    })
+}
+
+/// The residuals of a line over `samples` in order of size, in percent: what a curve looks like that a line does not see.
+pub fn line_residuals(basis: &Basis, samples: &[Sample]) -> Option<SignRuns> {
+    let points = medians(samples);
+    let fitted = Fitted::best(Family::Line, basis, &points)?;
+    let Curve::Linear { form, fit } = &fitted.curve else { return None };
+    let rows: Vec<Vec<f64>> = points.iter().map(|s| form.row(basis, s.size)).collect();
+    Some(sign_runs(&residuals(fit, &rows, &points)))
+}
+
+impl Profile {
+    /// Time of a packet of `size` bytes in nanoseconds.
+    pub fn time_ns(&self, size: f64) -> f64 {
+        self.fitted.time_ns(&self.basis, size)
+    }
+
+    /// Interval of a new measurement.
+    pub fn prediction(&self, size: f64, confidence: f64) -> Interval {
+        self.fitted.prediction(&self.basis, size, confidence)
+    }
+
+    /// Whether `size` lies outside what was measured.
+    pub fn extrapolates(&self, size: f64) -> bool {
+        !(self.range[0]..=self.range[1]).contains(&size)
+    }
+
+    /// Whether the model is better than the two-point line at sizes that neither has seen.
+    pub fn beats_two_point(&self) -> bool {
+        self.held_out.p95 <= self.two_point.held_out.p95
+    }
+
+    /// Bytes on the wire of an inner packet of `size` bytes; the packet itself where the protocol is not known.
+    pub fn wire_bytes(&self, size: f64) -> f64 {
+        self.layout.as_ref().map_or(size, |layout| layout.bytes(super::size::Work::Wire, size))
+    }
+
+    fn text(&self) -> String {
+        toml::to_string(self).expect("a profile has no type that TOML lacks")
+    }
+
+    fn digest(&self) -> String {
+        let unsigned = Self { hash: String::new(), ..self.clone() };
+        Hash::Sha256.digest(&[unsigned.text().as_bytes()]).iter().map(|b| format!("{b:02x}")).collect()
+    }
+
+    /// Writes the file.
+    ///
+    /// # Errors
+    /// [`ProfileError::File`].
+    pub fn save(&self, path: &Path) -> Result<(), ProfileError> {
+        let file = |why: std::io::Error| ProfileError::File { path: path.to_owned(), why: why.to_string() };
+        std::fs::write(path, self.text()).map_err(file)
+    }
+
+    /// Reads a file and checks its hash.
+    ///
+    /// # Errors
+    /// [`ProfileError::File`].
+    pub fn load(path: &Path) -> Result<Self, ProfileError> {
+        let file = |why: String| ProfileError::File { path: path.to_owned(), why };
+        let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
+        let profile: Self = toml::from_str(&text)
+            .map_err(|e| file(format!("it is not what weir lab model fit writes: {}", e.message())))?;
+        if profile.schema > PROFILE_SCHEMA {
+            return Err(file(format!(
+                "schema {} is newer than this weir, which knows {PROFILE_SCHEMA}",
+                profile.schema
+            )));
+        }
+        if profile.hash != profile.digest() {
+            return Err(file("its hash is wrong: it was changed after the fit; fit it again".into()));
+        }
+        Ok(profile)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::model::input::Measured;
+    use crate::model::size::SizeFn;
+    use crate::stats::Rng;
+
+    /// Five sessions of 100 + 0.4·L with 0.2 % of noise.
+    pub(in crate::model) fn measurements(sizes: &[f64], sessions: std::ops::Range<u32>) -> Measurements {
+        let mut rng = Rng::new(u64::from(sessions.start) + 11);
+        let mut rows = vec![];
+        for session in sessions {
+            for round in 0..4 {
+                for size in sizes {
+                    let noise = 1.0 + 0.004 * (rng.next_u64() as f64 / u64::MAX as f64 - 0.5);
+                    let sample = Sample::new(*size, (100.0 + 0.4 * size) * noise);
+                    rows.push(Measured { sample, session: format!("r/{session}"), round });
+                }
+            }
+        }
+        Measurements { identity: Identity::default(), rows, notes: vec![] }
+    }
+
+    pub(in crate::model) fn calibration() -> Calibration {
+        let sizes = [64.0, 128.0, 256.0, 512.0, 768.0, 1024.0, 1280.0, 1500.0];
+        let basis = Basis { size_fn: SizeFn::len(), cost: None };
+        calibrate(&measurements(&sizes, 0..5), basis, None, Machine::default(), None).unwrap()
+    }
+
+    #[test]
+    fn a_profile_survives_its_file_and_a_changed_one_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("p.toml");
+        let profile = calibration().profile;
+        profile.save(&path).unwrap();
+        assert_eq!(Profile::load(&path).unwrap(), profile);
+
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replace("samples = 160", "samples = 161")).unwrap();
+        let error = Profile::load(&path).unwrap_err().to_string();
+        assert!(error.contains("hash is wrong"), "{error}");
+        std::fs::write(&path, "a = 1").unwrap();
+        assert!(Profile::load(&path).unwrap_err().to_string().contains("not what weir lab model fit writes"));
+        assert!(Profile::load(&dir.path().join("none")).unwrap_err().to_string().contains("cannot use profile"));
+    }
+
+    #[test]
+    fn a_calibration_finds_its_line_and_says_how_sure_it_is() {
+        let c = calibration();
+        assert_eq!(c.profile.fitted.family, Family::Line);
+        assert!(c.line.fixed_ns.low < 100.0 && 100.0 < c.line.fixed_ns.high, "{:?}", c.line);
+        assert!(c.line.per_byte_ns.low < 0.4 && 0.4 < c.line.per_byte_ns.high, "{:?}", c.line);
+        assert!(c.line.correlation < -0.4);
+        assert!((c.line.huber.0 - 100.0).abs() < 1.0 && (c.line.theil_sen.0 - 100.0).abs() < 1.0);
+        assert!(c.line.lack_of_fit.unwrap().p > 0.001);
+        assert_eq!(c.profile.sessions.len(), 5);
+        assert!(c.profile.extrapolates(40.0) && !c.profile.extrapolates(64.0) && c.profile.extrapolates(9000.0));
+        let band = c.profile.prediction(700.0, 0.9);
+        assert!(band.low < 380.0 && 380.0 < band.high && band.high - band.low < 4.0, "{band:?}");
+    }
+
+    #[test]
+    fn three_sizes_are_too_few_and_a_family_that_cannot_be_is_named() {
+        let basis = Basis { size_fn: SizeFn::len(), cost: None };
+        let few = measurements(&[64.0, 512.0, 1400.0], 0..1);
+        let error = calibrate(&few, basis.clone(), None, Machine::default(), None).unwrap_err().to_string();
+        assert!(error.starts_with("3 different sizes are too few"), "{error}");
+        let enough = measurements(&[64.0, 300.0, 512.0, 900.0, 1400.0], 0..1);
+        let error = calibrate(&enough, basis, None, Machine::default(), Some(Family::Crypto)).unwrap_err().to_string();
+        assert!(error.contains("--cost-table"), "{error}");
+    }
+}
