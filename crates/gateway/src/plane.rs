@@ -53,7 +53,7 @@ impl Ways {
         if self.known.len() >= WAYS_MAX {
             self.known.clear();
         }
-        let mtu = routes::way(to, self.mark).map_or(USUAL_MTU, |way| way.mtu);
+        let mtu = routes::way_mtu(to, self.mark).unwrap_or(USUAL_MTU);
         self.known.insert(to, (mtu, now));
         mtu
     }
@@ -403,6 +403,6 @@ fn build(
         store.read(name, identity).map_err(|error| Problem::whole(error.to_string()))
     };
     let mark = config.gateway.fwmark;
-    let path_mtu = |peer: IpAddr| routes::way(peer, mark).map_or(USUAL_MTU, |way| way.mtu);
+    let path_mtu = |peer: IpAddr| routes::way_mtu(peer, mark).unwrap_or(USUAL_MTU);
     tables::build(config, previous, keys, &Surroundings { resume: Some(&resume), path_mtu: &path_mtu, port_key })
 }

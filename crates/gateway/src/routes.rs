@@ -7,8 +7,9 @@
 //! everything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::process::Command;
+use std::io::Write;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::process::{Command, Stdio};
 
 use wire::{AddrRange, Selector};
 
@@ -48,6 +49,31 @@ pub(crate) fn ip(args: &[&str]) -> Result<String, RouteError> {
     Err(RouteError::Refused { command: args.join(" "), stderr })
 }
 
+/// Lets one `ip` carry out many commands of a family, in order; the first that is refused is the last.
+fn batch(v6: bool, commands: &[String]) -> Result<(), RouteError> {
+    if commands.is_empty() {
+        return Ok(());
+    }
+    let mut child = Command::new("ip")
+        .args([family(v6), "-batch", "-"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(RouteError::Missing)?;
+    // One that ends early says why.
+    let _ = child.stdin.take().map(|mut input| input.write_all((commands.join("\n") + "\n").as_bytes()));
+    let output = child.wait_with_output().map_err(RouteError::Missing)?;
+    if output.status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    // "Command failed -:3" counts from 1.
+    let at = stderr.rsplit(':').next().and_then(|line| line.trim().parse::<usize>().ok()).unwrap_or(1);
+    let command = commands.get(at.saturating_sub(1)).unwrap_or(&commands[0]).clone();
+    Err(RouteError::Refused { command, stderr })
+}
+
 /// One route of the table: family, destination, source address.
 type Route = (bool, String, Option<IpAddr>);
 
@@ -59,6 +85,8 @@ pub(crate) struct Routes {
     /// Families that have our rule, each with whether it was there before: a daemon was killed.
     families: BTreeMap<bool, bool>,
     routes: BTreeSet<Route>,
+    /// Addresses of this host when they were last asked for.
+    host: Vec<IpAddr>,
     /// What is protected is to stay unreachable when this is dropped.
     closed: bool,
 }
@@ -72,6 +100,7 @@ impl Routes {
             mark: format!("{:#x}", config.gateway.fwmark),
             families: BTreeMap::new(),
             routes: BTreeSet::new(),
+            host: Vec::new(),
             closed: false,
         }
     }
@@ -82,7 +111,23 @@ impl Routes {
     /// At no moment can a packet that was to be protected before, or is from now on, find another
     /// way: each network is made unreachable before the rule asks for it, and stale routes go last.
     pub(crate) fn apply(&mut self, captured: &[&Selector], own: &[IpAddr]) -> Result<(), RouteError> {
-        let wanted = wanted(captured, own, &host_addresses()?);
+        let (mut wanted, mut sourced) = wanted(captured, own, &self.host);
+        // A tunnel that comes or goes rarely needs an address that was not there before.
+        if !sourced || self.host.is_empty() {
+            self.host = host_addresses()?;
+            (wanted, sourced) = self::wanted(captured, own, &self.host);
+        }
+        match self.change(&wanted) {
+            // An address may have gone since.
+            Err(RouteError::Refused { .. }) if sourced => {
+                self.host = host_addresses()?;
+                self.change(&self::wanted(captured, own, &self.host).0)
+            }
+            outcome => outcome,
+        }
+    }
+
+    fn change(&mut self, wanted: &BTreeSet<Route>) -> Result<(), RouteError> {
         let fresh: Vec<Route> = wanted.difference(&self.routes).cloned().collect();
         let families: BTreeSet<bool> = fresh.iter().map(|(v6, ..)| *v6).collect();
         let families: Vec<bool> = families.into_iter().filter(|v6| !self.families.contains_key(v6)).collect();
@@ -90,23 +135,28 @@ impl Routes {
         for &v6 in &families {
             left.extend(self.left_behind(v6)?.into_iter().map(|network| (v6, network, None)));
         }
-        for (v6, network, _) in &fresh {
-            let last = ["route", "replace", "unreachable", network, "table", &self.table, "metric", LAST_METRIC];
-            ip(&[&[family(*v6)], &last[..]].concat())?;
-        }
-        for v6 in families {
-            self.add_rule(v6)?;
-        }
-        for route in fresh {
-            self.direct(&route)?;
-            self.routes.insert(route);
+        for v6 in [false, true] {
+            let of_family = || fresh.iter().filter(|(of, ..)| *of == v6);
+            let last = |(_, network, _): &Route| {
+                format!("route replace unreachable {network} table {} metric {LAST_METRIC}", self.table)
+            };
+            let mut commands: Vec<String> = of_family().map(last).collect();
+            if families.contains(&v6) {
+                batch(v6, &std::mem::take(&mut commands))?;
+                self.add_rule(v6)?;
+            }
+            commands.extend(of_family().map(|route| self.direct(route)));
+            batch(v6, &commands)?;
+            self.routes.extend(of_family().cloned());
         }
         let stale: Vec<Route> = self.routes.difference(&wanted).cloned().chain(left).collect();
+        let kept: BTreeSet<&str> = wanted.iter().map(|(_, network, _)| network.as_str()).collect();
+        for v6 in [false, true] {
+            // A route to the same destination with another source has already taken the place of such a one.
+            let gone = stale.iter().filter(|(of, network, _)| *of == v6 && !kept.contains(network.as_str()));
+            self.remove(v6, gone.map(|(_, network, _)| network.as_str()));
+        }
         for route in stale {
-            // A route to the same destination with another source has already taken its place.
-            if !wanted.iter().any(|new| new.1 == route.1) {
-                self.remove(&route);
-            }
             self.routes.remove(&route);
         }
         Ok(())
@@ -151,19 +201,18 @@ impl Routes {
         rules.filter(|rule| word_after(rule, "fwmark") != Some(self.mark.as_str())).collect()
     }
 
-    fn direct(&self, (v6, network, source): &Route) -> Result<(), RouteError> {
-        let source = source.map(|source| source.to_string());
-        let mut args = vec![family(*v6), "route", "replace", network, "dev", &self.tun, "table", &self.table];
-        if let Some(source) = &source {
-            args.extend(["src", source]);
-        }
-        ip(&args).map(drop)
+    fn direct(&self, (_, network, source): &Route) -> String {
+        let source = source.map(|source| format!(" src {source}")).unwrap_or_default();
+        format!("route replace {network} dev {} table {}{source}", self.tun, self.table)
     }
 
-    fn remove(&self, (v6, network, _): &Route) {
-        let _ = ip(&[family(*v6), "route", "del", network, "dev", &self.tun, "table", &self.table]);
-        let last = ["route", "del", "unreachable", network, "table", &self.table, "metric", LAST_METRIC];
-        let _ = ip(&[&[family(*v6)], &last[..]].concat());
+    fn remove<'a>(&self, v6: bool, networks: impl Iterator<Item = &'a str>) {
+        for network in networks {
+            // Each by itself: one that is gone already shall not keep the next.
+            let _ = ip(&[family(v6), "route", "del", network, "dev", &self.tun, "table", &self.table]);
+            let last = ["route", "del", "unreachable", network, "table", &self.table, "metric", LAST_METRIC];
+            let _ = ip(&[&[family(v6)], &last[..]].concat());
+        }
     }
 
     /// Undoes a first [`Routes::apply`] that failed: what a killed daemon left unreachable stays so.
@@ -213,18 +262,19 @@ fn whole_network(line: &str, v6: bool) -> String {
 }
 
 /// The routes that selectors ask for, given the addresses of the device and of this host. The first selector
-/// of a network decides from which address.
-fn wanted(captured: &[&Selector], own: &[IpAddr], host: &[IpAddr]) -> BTreeSet<Route> {
-    let (mut routes, mut known) = (BTreeSet::new(), BTreeSet::new());
+/// of a network decides from which address; false when one has none.
+fn wanted(captured: &[&Selector], own: &[IpAddr], host: &[IpAddr]) -> (BTreeSet<Route>, bool) {
+    let (mut routes, mut known, mut sourced) = (BTreeSet::new(), BTreeSet::new(), true);
     for selector in captured {
         let source = own.iter().chain(host).find(|addr| selector.src.contains(**addr));
         for network in networks(&selector.dst) {
             if known.insert(network.clone()) {
+                sourced &= source.is_some();
                 routes.insert((selector.dst.is_v6(), network, source.copied()));
             }
         }
     }
-    routes
+    (routes, sourced)
 }
 
 /// Whether this host has IPv6 at all.
@@ -276,21 +326,21 @@ fn networks(range: &AddrRange) -> Vec<String> {
     networks
 }
 
-/// The way to a host, for packets with Weir's mark: device and its MTU in bytes.
-pub(crate) struct Way {
-    pub(crate) device: String,
-    pub(crate) mtu: u32,
+/// MTU of the way to a host in bytes, for packets with Weir's mark; `None` when there is no way. Nothing is sent.
+pub(crate) fn way_mtu(to: IpAddr, mark: u32) -> Option<u32> {
+    let any: SocketAddr = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" }.parse().ok()?;
+    let socket = socket2::Socket::from(UdpSocket::bind(any).ok()?);
+    socket.set_mark(mark).ok()?;
+    socket.connect(&SocketAddr::new(to, wire::registry::PORT_IKE).into()).ok()?;
+    let mtu =
+        if to.is_ipv6() { rustix::net::sockopt::ipv6_mtu(&socket) } else { rustix::net::sockopt::ip_mtu(&socket) };
+    mtu.ok().map(|mtu| mtu.min(65_535))
 }
 
-/// Looks up the way to `to`; `None` when there is none or `ip` is missing.
-pub(crate) fn way(to: IpAddr, mark: u32) -> Option<Way> {
-    let (to, mark) = (to.to_string(), format!("{mark:#x}"));
-    let route = ip(&["-o", "route", "get", &to, "mark", &mark]).ok()?;
-    let device = word_after(&route, "dev")?.to_owned();
-    let link = ip(&["-o", "link", "show", "dev", &device]).ok()?;
-    let of_link: u32 = word_after(&link, "mtu")?.parse().ok()?;
-    let of_route = word_after(&route, "mtu").and_then(|mtu| mtu.parse().ok());
-    Some(Way { device, mtu: of_route.unwrap_or(of_link).min(65_535) })
+/// The device on the way to a host, for packets with Weir's mark; `None` when there is no way or `ip` is missing.
+fn device_towards(to: IpAddr, mark: u32) -> Option<String> {
+    let route = ip(&["-o", "route", "get", &to.to_string(), "mark", &format!("{mark:#x}")]).ok()?;
+    word_after(&route, "dev").map(str::to_owned)
 }
 
 fn word_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
@@ -319,13 +369,12 @@ pub(crate) fn warn_about_kernel(config: &Config) {
     };
     let mut warned = BTreeSet::new();
     for peer in config.sas.iter().map(|sa| sa.peer.remote).filter(|peer| peer.is_ipv4() && protected(*peer)) {
-        let Some(way) = way(peer, config.gateway.fwmark) else { continue };
-        let strict = ["all", &way.device]
+        let Some(device) = device_towards(peer, config.gateway.fwmark) else { continue };
+        let strict = ["all", &device]
             .iter()
             .filter_map(|name| read(format!("/proc/sys/net/ipv4/conf/{name}/rp_filter"))?.parse::<u8>().ok())
             .max();
-        if strict == Some(1) && warned.insert(way.device.clone()) {
-            let device = way.device;
+        if strict == Some(1) && warned.insert(device.clone()) {
             tracing::warn!(
                 target: "routes",
                 "strict reverse path filtering on {device} will drop packets of {peer}: sysctl -w \

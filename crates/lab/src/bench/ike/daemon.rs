@@ -218,7 +218,7 @@ fn config(dir: &Path) -> String {
     let dir = dir.display();
     let (own, peer) = (Pki::name(End::Sun), Pki::name(End::Moon));
     format!(
-        "gateway {{\n    socket = \"{dir}/weir.sock\"\n    vici = \"{dir}/weir.vici\"\n    state_dir = \"{dir}/state\"\n    \
+        "gateway {{\n    socket = \"{dir}/weir.vici\"\n    state_dir = \"{dir}/state\"\n    \
          log = warn\n}}\n\
          connections {{\n    peers {{\n        version = 2\n        local_addrs = {local}\n        \
          proposals = aes128gcm16-prfsha256-x25519\n        unique = never\n        \
