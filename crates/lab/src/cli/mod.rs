@@ -100,7 +100,8 @@ pub enum Lab {
     Import(ImportArgs),
     /// How much a subject can take: throughput by RFC 9971, loss against load, latency below throughput
     #[command(after_help = "Examples:\n  weir lab search weir-esp-tunnel-aes128gcm16 --goal short --latency\n  \
-        weir lab search weir-psp-transport-aes128gcm16 --traffic imix:aaaaaaaddddg --goal ndr,pdr --curve\n\n\
+        weir lab search weir-psp-transport-aes128gcm16 --traffic imix:aaaaaaaddddg --goal ndr,pdr --curve\n  \
+        weir lab search --from 10.1.0.1@left --to 10.2.0.1@right --traffic 1400,flows=8\n\n\
         Exit status: 0 every goal has both bounds, 1 one has not, 2 it cannot be measured, 130 after a signal.")]
     Search(search::SearchArgs),
     /// What protection costs besides the cipher, and where, by two methods; one ping through each suite

@@ -9,17 +9,26 @@ use anyhow::Context;
 use clap::Args;
 use comfy_table::{CellAlignment, Table, presets};
 
-use crate::meter::{Load, MemoryMeter, MemoryOptions, MemorySubject, MeterError};
+use crate::meter::{
+    Load, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort,
+    SendPort,
+};
 use crate::search::{self, Goal, Options, Outcome, Step};
-use crate::traffic::Traffic;
-use crate::trial::{Direction, Measurement};
+use crate::traffic::{Addresses, Traffic};
+use crate::trial::{Direction, Lost, Measurement};
 
 /// Options of `weir lab search`.
 #[derive(Debug, Args)]
 pub struct SearchArgs {
     /// Subject in memory: plain, weir-PROTOCOL-MODE-SUITE, cipher-PROTOCOL-MODE-SUITE
-    #[arg(value_name = "SUBJECT")]
-    subject: MemorySubject,
+    #[arg(value_name = "SUBJECT", required_unless_present_all = ["from", "to"], conflicts_with_all = ["from", "to"])]
+    subject: Option<MemorySubject>,
+    /// Instead: send from this address of this host, ADDR or ADDR@NETNS, in real time
+    #[arg(long, value_name = "ADDR[@NETNS]", requires = "to")]
+    from: Option<Place>,
+    /// and receive at this one; what lies between is measured
+    #[arg(long, value_name = "ADDR[@NETNS]", requires = "from")]
+    to: Option<Place>,
     /// Goals: rfc2544, tst009, ndr, pdr, short, or codes such as 1f21d0.5l50e
     #[arg(long, value_delimiter = ',', default_value = "short")]
     goal: Vec<Goal>,
@@ -101,9 +110,8 @@ impl SearchArgs {
             budget_s: self.budget,
             ..Options::default()
         };
-        let memory = MemoryOptions { real_time: self.real_time, stop, packet_bytes: 9500, ..MemoryOptions::default() };
-        let mut meter =
-            MemoryMeter::new(self.subject.clone(), memory).with_context(|| format!("subject '{}'", self.subject))?;
+        let mut meter = self.meter(stop)?;
+        let meter = meter.as_mut();
         let load = Load {
             traffic: self.traffic.clone(),
             direction: self.direction,
@@ -122,16 +130,16 @@ impl SearchArgs {
             ));
             bar.tick();
         };
-        let outcome = search::search(&mut meter, &load, &options, &mut show)?;
+        let outcome = search::search(meter, &load, &options, &mut show)?;
         let mut extra = Extra::default();
         if self.curve {
-            extra.curve = search::loss_curve(&mut meter, &load, outcome.max_pps, &mut show)?;
+            extra.curve = search::loss_curve(meter, &load, outcome.max_pps, &mut show)?;
         }
         let throughput = outcome.found.last().and_then(|found| found.lower);
         if self.latency
             && let Some(pps) = throughput
         {
-            extra.latency = search::latency(&mut meter, &load, pps, self.poisson, &mut show)?;
+            extra.latency = search::latency(meter, &load, pps, self.poisson, &mut show)?;
         }
         bar.finish_and_clear();
         if self.json {
@@ -142,15 +150,45 @@ impl SearchArgs {
         Ok(outcome.found.iter().all(|found| found.irregular.is_none()))
     }
 
+    /// What is measured: a subject in memory, or what lies between two addresses.
+    fn meter(&self, stop: Arc<AtomicBool>) -> anyhow::Result<Box<dyn Meter>> {
+        if let (Some(from), Some(to)) = (&self.from, &self.to) {
+            anyhow::ensure!(from.addr.is_ipv4() == to.addr.is_ipv4(), "{from} and {to} are of different families");
+            let addresses = Addresses { src: from.addr, dst: to.addr };
+            let options = PortOptions { stop, packet_bytes: 9500, ..PortOptions::default() };
+            let rx = ReceivePort::open(to, from.addr)?;
+            let tx = SendPort::open(from, to.addr, self.traffic.flows)?;
+            let lost = Box::new(Lost::default);
+            return Ok(Box::new(PortMeter::new(&self.name(), Box::new(tx), Box::new(rx), addresses, lost, options)));
+        }
+        let subject = self.subject.clone().context("name a subject, or --from and --to")?;
+        let memory = MemoryOptions { real_time: self.real_time, stop, packet_bytes: 9500, ..MemoryOptions::default() };
+        let meter = MemoryMeter::new(subject, memory).with_context(|| format!("subject '{}'", self.name()))?;
+        Ok(Box::new(meter))
+    }
+
+    fn name(&self) -> String {
+        match (&self.subject, &self.from, &self.to) {
+            (Some(subject), ..) => subject.to_string(),
+            (_, Some(from), Some(to)) => format!("{from} to {to}"),
+            _ => String::new(),
+        }
+    }
+
+    /// Whether trials are in virtual time.
+    fn virtual_time(&self) -> bool {
+        self.subject.is_some() && !self.real_time
+    }
+
     fn to_json(&self, outcome: &Outcome, extra: &Extra) -> serde_json::Value {
         let points = |points: &[(f64, Measurement)]| {
             points.iter().map(|(at, measured)| serde_json::json!({"at": at, "measured": measured})).collect::<Vec<_>>()
         };
         serde_json::json!({
-            "subject": self.subject.to_string(),
+            "subject": self.name(),
             "traffic": self.traffic,
             "direction": self.direction,
-            "virtual_time": !self.real_time,
+            "virtual_time": self.virtual_time(),
             "cpu": crate::host::cpu_model(),
             "kernel": crate::host::kernel(),
             "commit": crate::host::commit(),
@@ -161,10 +199,10 @@ impl SearchArgs {
     }
 
     fn table(&self, outcome: &Outcome, extra: &Extra) -> String {
-        let time = if self.real_time { "real" } else { "virtual" };
+        let time = if self.virtual_time() { "in virtual time, on one core" } else { "in real time, on a core" };
         let mut text = format!(
-            "{}, traffic {}, in {time} time on one core of {}; {} trials of {:.1} s in all\n",
-            self.subject,
+            "{}, traffic {}, {time} of {}; {} trials of {:.1} s in all\n",
+            self.name(),
             self.traffic,
             crate::host::cpu_model(),
             outcome.trials,

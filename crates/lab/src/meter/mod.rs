@@ -4,6 +4,7 @@ mod device;
 mod latency;
 mod memory;
 mod ports;
+mod sockets;
 
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ pub use device::{MemorySubject, SubjectError};
 pub use latency::{Latency, PERCENTILES};
 pub use memory::{Memory, MemoryMeter, MemoryOptions};
 pub use ports::{LiveDevice, PortMeter, PortOptions};
+pub use sockets::{MAX_SOCKETS, Place, ReceivePort, SendPort};
 
 /// What one trial offers to a subject.
 #[derive(Clone, Debug, PartialEq)]

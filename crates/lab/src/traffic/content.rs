@@ -19,9 +19,9 @@ const SEQ_LEN: usize = 8;
 const TAG_LEN: usize = 8;
 
 /// UDP destination port of every packet.
-pub(super) const DST_PORT: u16 = 5001;
+pub const DST_PORT: u16 = 5001;
 /// UDP source port of flow 0; the others follow.
-pub(super) const FIRST_SRC_PORT: u16 = 10_000;
+pub const FIRST_SRC_PORT: u16 = 10_000;
 
 /// The contents that belong to one seed.
 pub struct Content {

@@ -8,7 +8,7 @@ mod generator;
 mod genome;
 mod notation;
 
-pub use content::{Checker, Content, Fault, Seen};
+pub use content::{Checker, Content, DST_PORT, FIRST_SRC_PORT, Fault, Seen};
 pub use generator::{Addresses, Due, Generator, TrafficError, is_generated};
 pub use genome::{Genome, GenomeError, Z_DEFAULT};
 pub use notation::NotationError;
