@@ -47,7 +47,7 @@ pub(crate) enum Outcome {
     /// The peer was refused and told so. What is left answers retransmissions for a while.
     Refused(String),
     /// It is over.
-    Over(Over),
+    Over(Box<Over>),
 }
 
 /// An IKE SA that came up and what is still to be done for it.
@@ -78,7 +78,7 @@ pub(crate) struct Over {
 impl Outcome {
     /// A failure of a responder: nobody waits.
     pub(crate) fn over(reason: impl Into<String>) -> Self {
-        Self::Over(Over { reason: reason.into(), ..Over::default() })
+        Self::Over(Box::new(Over { reason: reason.into(), ..Over::default() }))
     }
 }
 

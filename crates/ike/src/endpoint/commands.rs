@@ -219,7 +219,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     fn cancel(&mut self, now: Instant, spi: &IkeSpi, reason: &str) {
         self.step(now, spi, |sa, ctx| match sa {
-            IkeSa::Handshake(handshake) => crate::handshake::Outcome::Over(handshake.cancel(ctx, reason)),
+            IkeSa::Handshake(handshake) => crate::handshake::Outcome::Over(Box::new(handshake.cancel(ctx, reason))),
             IkeSa::Established(_) => crate::handshake::Outcome::Pending,
         });
     }

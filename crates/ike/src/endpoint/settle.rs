@@ -34,7 +34,7 @@ impl<R: CryptoRng> Endpoint<R> {
         match outcome {
             Outcome::Pending => (),
             Outcome::Refused(reason) => self.tell_refused(now, spi, &reason),
-            Outcome::Over(over) => return self.end(now, spi, over),
+            Outcome::Over(over) => return self.end(now, spi, *over),
             Outcome::Up(up) => self.up(now, spi, *up),
         }
         let Some(slot) = self.sas.get_mut(spi) else { return };

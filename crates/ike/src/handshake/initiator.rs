@@ -261,7 +261,7 @@ impl Initiator {
             let again = self.start.again(&mut over, attempt, self.start.initiation.remote);
             over.next = Some((again, self.start.redirects, true));
         }
-        Outcome::Over(over)
+        Outcome::Over(Box::new(over))
     }
 }
 
@@ -297,13 +297,13 @@ impl Start {
     pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: SocketAddr) -> Outcome {
         let from = self.path.remote;
         let Some(redirects) = self.redirects.follow(ctx.now, from.ip()) else {
-            return Outcome::Over(self.over(format!("{from} redirects once more: this is a loop")));
+            return Outcome::Over(Box::new(self.over(format!("{from} redirects once more: this is a loop"))));
         };
         ctx.count(counters::REDIRECTED);
         let mut over = self.over(format!("{from} redirects to {}", to.ip()));
         let again = self.again(&mut over, self.initiation.attempt, Some(to));
         over.next = Some((again, redirects, false));
-        Outcome::Over(over)
+        Outcome::Over(Box::new(over))
     }
 }
 

@@ -90,6 +90,6 @@ impl Authenticating {
         self.abandon(ctx);
         let text = format!("authentication with {} failed: {reason}", start.path.remote);
         ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
-        Outcome::Over(start.over(reason))
+        Outcome::Over(Box::new(start.over(reason)))
     }
 }
