@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ike::Settings;
-use ike::config::{AuthMethod, Connection};
+use ike::config::{AuthMethod, Connection, PerCpuSas};
 use ike::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use ike::testkit::{child, connection, id};
 use sim::{Edge, World};
 
 const SECOND: Duration = Duration::from_secs(1);
-const EDGE: Edge = Edge { host: 1, children: 2, both: false, nat: false, moves: false, client: false, per_cpu: false };
+const EDGE: Edge = Edge { host: 1, children: 2, both: false, nat: false, moves: false, client: false, per_cpu: true };
 
 /// Two hosts with two Child SAs; in the second kind with signatures, certificates in fragments and ML-KEM.
 fn hosts(signed: bool) -> World {
@@ -21,6 +21,10 @@ fn hosts(signed: bool) -> World {
         let net = |number: u8, at: u8| format!("10.{}.{at}.0/24", 100 + number);
         let section = |at: u8| Arc::new(child(&format!("c{at}"), &net(number, at), &net(peer, at)));
         one.children = (0..2).map(section).collect();
+        one.mobike = true;
+        for child in &mut one.children {
+            Arc::make_mut(child).per_cpu_sas = PerCpuSas::Yes;
+        }
         if signed {
             one.local[0].method = AuthMethod::PublicKey(Vec::new());
             one.remote[0].method = AuthMethod::PublicKey(Vec::new());
@@ -39,15 +43,18 @@ fn hosts(signed: bool) -> World {
     world
 }
 
-/// A life: up, a second Child SA, every rekeying, authentication anew, the end.
+/// A life: up, a second Child SA and one for a CPU, every rekeying, authentication anew, another address, the end.
 fn live(world: &mut World) {
     let step = 40 * SECOND;
     for name in ["c0", "c1"] {
         world.act(1, |host, now| host.endpoint.initiate(now, "2-1", Some(name), 1)).expect("can be started");
         world.run(step);
     }
+    world.act(1, |host, now| host.endpoint.acquire(now, "2-1", "c0", None, Some(3)));
+    world.run(step);
     world.settle(600 * SECOND);
     world.check_agreement(&EDGE);
+    assert_eq!(world.hosts[0].children(1).len(), 3, "c0, c1, and c0 for a CPU");
     for host in [0, 1] {
         let (ike, child) = (world.hosts[host].ikes(1 - host)[0], world.hosts[host].children(1 - host)[0]);
         world.act(host, |host, now| host.endpoint.rekey_child(now, child, 2));
@@ -71,6 +78,12 @@ fn live(world: &mut World) {
     let ike = world.hosts[1].ikes(0)[0];
     world.act(1, |host, now| host.endpoint.rekey_ike(now, ike, true, 6));
     stay_protected(world, step);
+    world.settle(600 * SECOND);
+    world.check_agreement(&EDGE);
+    let elsewhere = vec![[10, 0, 0, 77].into()];
+    world.hosts[1].addrs.clone_from(&elsewhere);
+    world.act(1, |host, now| host.endpoint.local_addresses(now, &elsewhere));
+    world.run(step);
     world.settle(600 * SECOND);
     world.check_agreement(&EDGE);
     let ike = world.hosts[0].ikes(1)[0];
