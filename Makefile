@@ -1,10 +1,11 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test sim demo lint doc bench fuzz clean
+.PHONY: help setup build test sim load demo lint doc bench fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
+MBIT ?= 1000
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +28,10 @@ test: ## unit tests, then real peers (scapy, tshark, Linux); ends with one line 
 sim: ## many IKE endpoints under simulated time, SEEDS stories (default 10000): make sim SEEDS=100000
 	@scripts/setup.sh build
 	@SIM_SEEDS=$(SEEDS) scripts/cargo.sh test --release --locked --quiet --package weir-sim --test seeds -- --nocapture
+
+load: ## packets lost while SAs are replaced under load, two namespaces: make load MBIT=500
+	@scripts/setup.sh test
+	@MBIT=$(MBIT) scripts/load.sh
 
 lint: ## formatting, clippy, documentation, licences: no warnings allowed
 	@scripts/setup.sh build

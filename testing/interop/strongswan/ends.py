@@ -1,5 +1,6 @@
 """The two ends of a scenario: Weir; strongSwan here, in another root, or in a kernel of its own. All are driven alike."""
 
+import json
 import os
 import re
 import shutil
@@ -171,6 +172,12 @@ class Weir(End):
         before = len(self.log())
         self.process.send_signal(signal.SIGHUP)
         wait_for(lambda: f"it did not reload: {self.last_words()}", lambda: "reloaded" in self.log()[before:])
+
+    def drops(self):
+        """Packets by the reason for which they went no further."""
+        done = subprocess.run([WEIR, "status", "--json", "--socket", self.socket],
+                              capture_output=True, text=True, timeout=10, check=False)
+        return json.loads(done.stdout or "{}").get("total", {}).get("drops", {})
 
     def log(self):
         if not os.path.exists(self.said):

@@ -95,7 +95,7 @@ class Host:
 class Network:
     """Two hosts and what lies between them."""
 
-    def __init__(self, scenario, topology, outer=None, weirs=("weir",)):
+    def __init__(self, scenario, topology, outer=None, weirs=("weir",), mtu=1500):
         self.outer = outer or OUTER
         self.hosts = {name: Host(scenario, name) for name in OUTER}
         self.device = "wire"
@@ -111,6 +111,7 @@ class Network:
             sh(f"ip link add wire netns {weir.namespace} type veth peer name wire netns {peer.namespace}")
             for host in self.hosts.values():
                 self.address(host, "wire", self.outer[host.name], None if topology == "ipv4" else OUTER6[host.name])
+                host.sh(f"ip link set wire mtu {mtu}")
         for host in self.hosts.values():
             if topology == "lossy":
                 self.lose(host)
@@ -208,12 +209,12 @@ class Pings:
 class Capture:
     """Everything on one end of the wire for as long as the scenario lasts."""
 
-    def __init__(self, host, device, path):
+    def __init__(self, host, device, path, what=""):
         self.path = path
         self.log = open(path + ".log", "w", encoding="utf-8")
         # Without -Z it would become a user that may not write here.
         self.process = host.popen(["tcpdump", "-Z", "root", "-i", device, "--immediate-mode", "-U", "-n", "-s", "600",
-                                   "-B", "16384", "-w", path], stderr=self.log)
+                                   "-B", "16384", "-w", path, what], stderr=self.log)
         wait_for("tcpdump", lambda: os.path.exists(path) and os.path.getsize(path) >= 24)
 
     def stop(self):

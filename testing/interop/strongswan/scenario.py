@@ -7,6 +7,8 @@ A step is a line of words; the first names a method of `Run` (with `_` for `-`),
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -37,6 +39,10 @@ class Scenario:
     initiators: list = field(default_factory=lambda: ["weir", "peer"])
     # Addresses of the two on the wire, instead of the usual ones.
     outer: dict = field(default_factory=dict)
+    # MTU of the wire.
+    mtu: int = 1500
+    # What is captured of what is on the wire: everything, unless that would be too much.
+    captured: str = ""
     # What pings go between: "inner" networks, or the "outer" addresses themselves.
     pings: str = "inner"
     # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT.
@@ -101,6 +107,8 @@ class Run:
         self.scenario, self.network, self.ends, self.capture, self.pki = scenario, network, ends, capture, pki
         self.who = {"weir": "weir", "peer": "peer", "initiator": initiator, "responder": OTHER[initiator]}
         self.pings = {}
+        # Figures for who reads the line of this run.
+        self.figures = []
         self.outer = network.outer
         self.inner = dict(INNER if scenario.pings == "inner" else self.outer)
         self.inner6 = dict(INNER6 if scenario.pings == "inner" else OUTER6)
@@ -258,6 +266,52 @@ class Run:
             raise Failed(f"only {sent} pings were sent")
         if sent - came > int(allowed):
             raise Failed(f"{sent - came} of {sent} packets were lost")
+
+    def load(self, sender, mbit, size, during, count):
+        """Datagrams with so many bytes of payload from `sender` at so many Mbit/s `for` so many seconds, or during so many
+        `rekeys` of Child SA and IKE SA by either end in turn; none is lost. LOAD_MBIT, LOAD_FOR and LOAD_REKEYS in the
+        environment say otherwise."""
+        mbit, count = os.environ.get("LOAD_MBIT", mbit), int(os.environ.get(f"LOAD_{during.upper()}", count))
+        receiver = self._load(OTHER[sender], "receive", self.inner[OTHER[sender]])
+        source = None
+        try:
+            receiver.stdout.readline()
+            source = self._load(sender, "send", self.inner[sender], self.inner[OTHER[sender]], mbit, size)
+            time.sleep(count if during == "for" else 0.5)
+            for n in range(count if during == "rekeys" else 0):
+                self.rekey(("child", "ike")[n // 2 % 2], ("weir", "peer")[n % 2])
+            said = []
+            for process in (source, receiver):
+                process.send_signal(signal.SIGINT)
+                said.append(process.communicate(timeout=60)[0].strip())
+        finally:
+            for process in (receiver, source):
+                if process and process.poll() is None:
+                    process.kill()
+        sent, rate = map(int, re.search(r"(\d+) sent at (\d+)", said[0]).groups())
+        lost = sent - int(re.search(r"(\d+) came", said[1])[1])
+        rekeys = f"during {count} rekeys" if during == "rekeys" else "without a rekey"
+        self.figures.append(f"from {sender} {rekeys} {sent} packets of {size} bytes at {rate} Mbit/s, {lost} lost")
+        if lost:
+            raise Failed(f"{'; '.join(self.figures)}; {said[1]}; {self._dropped()}")
+
+    def _dropped(self):
+        """Where packets were dropped, for each end: at its devices, its sockets, by Weir."""
+        found = []
+        for name, host in self.network.hosts.items():
+            for line in host.run(["sh", "-c", "cat /proc/net/dev /proc/net/raw /proc/net/udp"]).stdout.splitlines():
+                words = line.split()
+                device = len(words) == 17 and [words[4], words[12]] != ["0", "0"]
+                if device or len(words) == 13 and words[12] not in ("0", "drops"):
+                    dropped = f"{words[4]} in, {words[12]} out" if device else f"socket {words[1]}, {words[12]}"
+                    found.append(f"{name} {words[0]} {dropped}")
+            said = self.ends[name].drops() if self.ends[name].kind == "weir" else {}
+            found += [f"{name} {reason} {count}" for reason, count in said.items() if count]
+        return f"dropped: {', '.join(found) or 'nowhere'}"
+
+    def _load(self, end, *arguments):
+        return self.network.hosts[end].popen(["/usr/bin/python3", os.path.join(HERE, "load.py"), *arguments],
+                                             stdout=subprocess.PIPE, text=True)
 
     def iperf(self, seconds="2"):
         """TCP through the tunnel, Weir to peer."""

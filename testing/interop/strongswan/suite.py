@@ -135,19 +135,21 @@ class Suite:
         folder = os.path.join(self.lab, name)
         os.makedirs(folder, exist_ok=True)
         guest, network, both, capture = self.in_guest(scenario), None, {}, None
-        why = None
+        why, figures = None, []
         try:
             weirs = [actor for actor in net.OUTER if STANDS_AT[actor] == "weir"]
             topology = "direct" if scenario.topology == "uml" else scenario.topology
-            network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer, weirs)
-            capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"))
+            network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer, weirs, scenario.mtu)
+            capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"), scenario.captured)
             for actor in net.OUTER:
                 both[actor] = self.end(actor, scenario, network, os.path.join(folder, actor))
                 both[actor].clock = Clock(self.lab, both[actor].folder) if scenario.clock else None
                 self.certificates(scenario, actor, both[actor].folder)
             for actor in net.OUTER:
                 both[actor].start()
-            Run(scenario, initiator, network, both, capture, self.pki).go()
+            under_way = Run(scenario, initiator, network, both, capture, self.pki)
+            under_way.go()
+            figures = under_way.figures
         except Failed as wrong:
             why = str(wrong)
         except Exception as error:  # A line for this run, and the others go on.
@@ -169,7 +171,7 @@ class Suite:
             self.failed += 1
             say(f"FAIL {self.name}/{name}: {' '.join(why.split())}")
         else:
-            say(f"PASS {self.name}/{name} ({took:.1f} s)")
+            say(f"PASS {self.name}/{name} ({took:.1f} s){': ' if figures else ''}{'; '.join(figures)}")
 
     def certificates(self, scenario, actor, folder):
         own = scenario.certificates.get(actor, [])

@@ -18,7 +18,7 @@ use super::{Refused, rebuild};
 use crate::{Batch, Packet, Port};
 
 /// Bytes asked for each socket buffer.
-const SOCKET_BUFFER: i32 = 4 << 20;
+const SOCKET_BUFFER: i32 = 16 << 20;
 /// Sockets that may be found ready by one call.
 const EVENTS: usize = 16;
 /// Linux, `IPPROTO_RAW` level: which ICMP types a socket does not want, one bit each.

@@ -16,7 +16,7 @@ use super::{Refused, rebuild};
 use crate::{Batch, Packet, Port};
 
 /// Bytes asked for each socket buffer.
-const SOCKET_BUFFER: i32 = 4 << 20;
+const SOCKET_BUFFER: i32 = 16 << 20;
 /// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1 wants none).
 const SO_NO_CHECK: i32 = 11;
 /// Linux: accept UDP over IPv6 without a checksum (RFC 6935).

@@ -81,6 +81,18 @@ impl Host {
 
     /// The `id`th Child SA of the two comes up; its SPIs are 0x1000 and 0x2000 more than `id`.
     fn up(&mut self, id: u32, cpu: Option<u32>, answered: bool, suite: ChildSuite, now: Instant) {
+        self.install(id, cpu, answered, true, suite, now);
+    }
+
+    fn install(
+        &mut self,
+        id: u32,
+        cpu: Option<u32>,
+        answered: bool,
+        outbound_now: bool,
+        suite: ChildSuite,
+        now: Instant,
+    ) {
         let [inbound, outbound] = [self.number, 3 - self.number].map(|number| HalfSa {
             spi: Spi::try_from(u32::from(number) * 0x1000 + id).unwrap(),
             enc: Secret::new(vec![number * 16 + id as u8; if suite.sskdf.is_some() { 32 } else { 20 }]),
@@ -102,7 +114,7 @@ impl Host {
             remote_ts: inner(3 - self.number),
             path: Path { local: outer(self.number), remote: outer(3 - self.number), encap: false },
             replaces: None,
-            outbound_now: true,
+            outbound_now,
             initiator: !answered,
             cpu,
             peer_max_sub_sa_id: None,
@@ -241,6 +253,42 @@ fn after_an_end_what_is_under_way_comes_in_and_the_next_packet_asks_anew() {
     peer.publish();
     assert!(!peer.receives(&host.sends(Some(&PING))[0]), "it has ended");
     assert!(peer.asks().is_empty(), "the trap is the same");
+}
+
+/// The order of a rekeying (RFC 7296 §2.8): whoever answers installs first and sends on the new one last.
+#[test]
+fn a_rekeying_loses_nothing_however_long_packets_are_under_way() {
+    for steps_under_way in 0..4 {
+        let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
+        host.up(1, None, false, gcm(), t0);
+        peer.up(1, None, false, gcm(), t0);
+        let mut under_way = std::collections::VecDeque::new();
+        for step in 0..10 {
+            match step {
+                2 => peer.install(2, None, true, false, gcm(), t0),
+                3 => host.install(2, None, false, true, gcm(), t0),
+                4 => {
+                    // The Delete is there.
+                    peer.negotiated.child_mut(ChildId(2)).unwrap().sending = true;
+                    assert!(peer.negotiated.end(ChildId(1), t0 + SIGN));
+                    peer.publish();
+                }
+                5 => {
+                    assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+                    host.publish();
+                }
+                _ => (),
+            }
+            under_way.extend([(step, host.sends(Some(&PING)), true), (step, peer.sends(Some(&PONG)), false)]);
+            while let Some((_, packets, to_peer)) = under_way.pop_front_if(|(sent, ..)| *sent + steps_under_way <= step)
+            {
+                assert_eq!(packets.len(), 1, "sent in step {step}");
+                let receiver = if to_peer { &mut peer } else { &mut host };
+                assert!(receiver.receives(&packets[0]), "step {step}, {steps_under_way} under way, to peer: {to_peer}");
+            }
+        }
+        assert_eq!((spis(&host.sends(Some(&PING))), spis(&peer.sends(Some(&PONG)))), (vec![0x2002], vec![0x1002]));
+    }
 }
 
 #[test]
