@@ -276,8 +276,9 @@ pub struct ChildSa {
     pub peer_max_crypt_offset: Option<u8>,
     /// The peer accepts TFC padding.
     pub tfc: bool,
-    /// Inner addresses of transport mode behind NAT as the peer sees them are not checked (RFC 7296 §2.23.1).
-    pub nat: bool,
+    /// Transport mode through a NAT: the source and the destination that the peer gives its packets, from which it computes
+    /// the checksums inside (RFC 7296 §2.23.1, RFC 3948 §3.1.2). On the wire and here they have others.
+    pub original: Option<(IpAddr, IpAddr)>,
 }
 
 /// Keys of one direction.

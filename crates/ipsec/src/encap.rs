@@ -19,6 +19,7 @@ use wire::{IpPacket, IpProto, checksum};
 pub(crate) use header::{HeaderTemplate, identification};
 
 use crate::ecn::{self, Ecn};
+use crate::repair::Repair;
 use crate::{DfPolicy, Drop, DscpPolicy, Frame, Mode, Outer, PendingIn, SaCommon, UdpPorts};
 
 /// What of the packet becomes the payload of the protocol.
@@ -100,7 +101,7 @@ pub fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
 ///
 /// Tunnel: the payload is the packet, and what follows it (RFC 4303 §2.7) is cut off; its version
 /// must agree with `next`; ECN per RFC 6040 into the inner header. Transport: original header with
-/// protocol, lengths and checksum restored. BEET: inner header rebuilt from the SA's addresses and
+/// protocol, lengths and checksum restored, and behind a NAT the checksum inside. BEET: inner header rebuilt from the SA's addresses and
 /// the outer header, RFC 7402 pseudo header undone.
 ///
 /// # Errors
@@ -120,7 +121,7 @@ pub fn decapsulate(
     frame.truncate(payload_end)?;
     match &common.mode {
         Mode::Tunnel => untunnel(&common.outer, frame, pending, payload_start, next),
-        Mode::Transport => untransport(frame, pending, payload_start, next),
+        Mode::Transport => untransport(frame, pending, payload_start, next, common.repair),
         Mode::Beet(beet) => beet::decapsulate(beet, frame, pending, payload_start, next),
     }
 }
@@ -251,10 +252,20 @@ pub(crate) fn check_inner(outer: &Outer, payload: &mut [u8], outer_tos: u8, next
 }
 
 #[inline]
-fn untransport(frame: &mut Frame<'_>, pending: &PendingIn, payload_start: usize, next: IpProto) -> Result<(), Drop> {
+fn untransport(
+    frame: &mut Frame<'_>,
+    pending: &PendingIn,
+    payload_start: usize,
+    next: IpProto,
+    repair: Option<Repair>,
+) -> Result<(), Drop> {
     let ip_end = usize::from(pending.ip_end);
     frame.close_gap(ip_end, payload_start.checked_sub(ip_end).ok_or(Drop::Inconsistent)?)?;
-    relabel(frame.bytes_mut(), usize::from(pending.proto_at), next)
+    relabel(frame.bytes_mut(), usize::from(pending.proto_at), next)?;
+    if let Some(repair) = repair {
+        repair.apply(frame.bytes_mut());
+    }
+    Ok(())
 }
 
 /// The IPv4 header `own` as [`relabel`] leaves it, in registers: read and written whole.

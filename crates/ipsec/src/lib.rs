@@ -22,6 +22,7 @@ pub mod pmtu;
 pub mod psp;
 mod reassembly;
 mod recipe;
+mod repair;
 mod replay;
 mod sa;
 mod sad;

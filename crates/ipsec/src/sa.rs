@@ -14,6 +14,7 @@ use wire::SessionId;
 
 use crate::encap::HeaderTemplate;
 use crate::recipe::{InRecipe, OutRecipe};
+use crate::repair::Repair;
 use crate::{Drop, ReplayWindow, SeqCounter, ah, eesp, esp, psp};
 
 /// The four protocols.
@@ -196,6 +197,10 @@ pub struct SaCommon {
     pub expired: AtomicBool,
     /// The outer IP header of `outer.peer`, as far as all packets share it.
     pub(crate) header: HeaderTemplate,
+    /// As in [`SaCommon::with_original`].
+    original: Option<Peer>,
+    /// What follows from it for checksums inside.
+    pub(crate) repair: Option<Repair>,
 }
 
 impl SaCommon {
@@ -209,12 +214,23 @@ impl SaCommon {
             counters: SaCounters::default(),
             expired: AtomicBool::new(false),
             header: HeaderTemplate::new(outer.peer.local, outer.peer.remote),
+            original: None,
+            repair: None,
         }
+    }
+
+    /// The same for an SA in transport mode through a NAT: `original` are the addresses that the peer gives its packets,
+    /// its own as `remote`. The checksums inside are made to fit those that packets have here (RFC 3948 §3.1.2).
+    #[must_use]
+    pub fn with_original(mut self, original: Option<Peer>) -> Self {
+        self.repair = original.and_then(|original| Repair::new(original, self.outer.peer));
+        self.original = original;
+        self
     }
 
     /// The same between other addresses. Counters go on from where they are.
     fn moved(&self, outer: Outer) -> Self {
-        let moved = Self::new(&self.name, self.mode, outer, self.lifetime);
+        let moved = Self::new(&self.name, self.mode, outer, self.lifetime).with_original(self.original);
         let copy = |to: &AtomicU64, from: &AtomicU64| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
         copy(&moved.counters.packets, &self.counters.packets);
         copy(&moved.counters.bytes, &self.counters.bytes);

@@ -326,6 +326,19 @@ class Run:
             server.kill()
             server.wait()
 
+    def streams(self, end, target):
+        """TCP and UDP from `end` to the other end, which is `target` there, come back as they went."""
+        program = ["/usr/bin/python3", os.path.join(HERE, "streams.py")]
+        server = self.network.hosts[OTHER[end]].popen([*program, "serve"], stdout=subprocess.PIPE, text=True)
+        try:
+            server.stdout.readline()
+            asked = self.network.hosts[end].run([*program, "ask", target])
+            if asked.returncode != 0:
+                raise Failed(f"{' '.join(asked.stderr.split())[-300:]}; {self._counts()}; {self._last_words()}")
+        finally:
+            server.kill()
+            server.wait()
+
     # Steps: what has to hold.
 
     def up(self, *expected):

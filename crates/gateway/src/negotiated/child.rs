@@ -105,7 +105,11 @@ impl Child {
         let suite = Suite { enc: child.suite.enc, integ: child.suite.integ };
         let mode = mode(child)?;
         let name = format!("{}.{}-{}", child.connection.name, child.config.name, child.id.0);
-        let common = || SaCommon::new(&name, mode, outer(child.path, &child.config), lifetime(&child.config));
+        let original = child.original.map(|(remote, local)| Peer { local, remote });
+        let common = || {
+            SaCommon::new(&name, mode, outer(child.path, &child.config), lifetime(&child.config))
+                .with_original(original)
+        };
         let inbound = inbound(child, suite, site, common(), keys)?;
         let outbound = match outbound(child, suite, site, common(), keys) {
             Ok(outbound) => outbound,

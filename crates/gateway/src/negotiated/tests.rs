@@ -120,7 +120,7 @@ impl Host {
             peer_max_sub_sa_id: None,
             peer_max_crypt_offset: None,
             tfc: true,
-            nat: false,
+            original: None,
         };
         let site =
             Site { engine: Engine::AwsLc, workers: WORKERS, code_points: CodePoints::default(), path_mtu: &|_| 1500 };

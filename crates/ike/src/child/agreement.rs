@@ -1,5 +1,6 @@
 //! What both ends agreed on for a Child SA, and its way to the data plane.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crypto::ike::Secret;
@@ -30,6 +31,7 @@ pub(crate) struct Agreement {
     pub(crate) peer_max_sub_sa_id: Option<u16>,
     pub(crate) peer_max_crypt_offset: Option<u8>,
     pub(crate) tfc: bool,
+    pub(crate) original: Option<(IpAddr, IpAddr)>,
 }
 
 impl Agreement {
@@ -67,7 +69,7 @@ impl Agreement {
             peer_max_sub_sa_id: self.peer_max_sub_sa_id,
             peer_max_crypt_offset: self.peer_max_crypt_offset,
             tfc: self.tfc,
-            nat: parent.nat.0 || parent.nat.1,
+            original: self.original,
         })));
         self.tell(ctx, parent);
         let life = self.config.time;

@@ -1,11 +1,12 @@
 //! The responder's half of a negotiation.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use wire::TrafficSelector;
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 
-use super::offer::{EespLimits, emit_eesp_limits, emit_mode, peer_spi, substitute};
+use super::offer::{EespLimits, emit_eesp_limits, emit_mode, original, peer_spi, substitute};
 use super::{Agreement, Child, Nonces, Parent, Parts, Refused, syntax};
 use crate::config::{ChildConfig, ChildMode, PerCpuSas};
 use crate::context::Context;
@@ -24,9 +25,6 @@ pub(crate) struct Answer {
     resource: bool,
     /// Selectors that were cut off may be had in another SA.
     additional: bool,
-    /// As the peer sees them.
-    ts_i: Vec<TrafficSelector>,
-    ts_r: Vec<TrafficSelector>,
 }
 
 /// Answers SA, TSi, TSr of an IKE_AUTH request: writes [N(…)], SA, TSi, TSr, pushes `Output::Install`
@@ -109,9 +107,8 @@ struct Candidate {
     mode: ChildMode,
     local: Vec<TrafficSelector>,
     remote: Vec<TrafficSelector>,
-    /// As the peer wrote them, where that differs.
-    ts_i: Vec<TrafficSelector>,
-    ts_r: Vec<TrafficSelector>,
+    /// As [`crate::output::ChildSa::original`].
+    original: Option<(IpAddr, IpAddr)>,
     narrowed: bool,
 }
 
@@ -137,15 +134,14 @@ fn candidate(parent: &Parent<'_>, config: &Arc<ChildConfig>, asked: &Asked, old:
         _ => ChildMode::Tunnel,
     };
     let (mut ts_i, mut ts_r) = (asked.ts_i.clone(), asked.ts_r.clone());
+    let original = original(parent, mode, &ts_i, &ts_r);
     if mode == ChildMode::Transport {
         substitute(&mut ts_i, parent.nat.1, parent.path.remote.ip());
         substitute(&mut ts_r, parent.nat.0, parent.path.local.ip());
     }
     let (ours, theirs) = match old {
         // A rekeying may widen again to what the section allows, never narrow below what is in use.
-        Some(old) if asked.ts_r == old.local_ts && asked.ts_i == old.remote_ts => {
-            (old.local_ts.clone(), old.remote_ts.clone())
-        }
+        Some(old) if ts_r == old.local_ts && ts_i == old.remote_ts => (old.local_ts.clone(), old.remote_ts.clone()),
         _ => (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts)),
     };
     let (local, remote) = (narrow::narrow(&ours, &ts_r), narrow::narrow(&theirs, &ts_i));
@@ -153,20 +149,7 @@ fn candidate(parent: &Parent<'_>, config: &Arc<ChildConfig>, asked: &Asked, old:
         return None;
     }
     let narrowed = !super::same(&local, &ts_r) || !super::same(&remote, &ts_i);
-    let (mut seen_i, mut seen_r) = (remote.clone(), local.clone());
-    if mode == ChildMode::Transport {
-        restore(&mut seen_i, parent.nat.1, &asked.ts_i);
-        restore(&mut seen_r, parent.nat.0, &asked.ts_r);
-    }
-    Some(Candidate { config: config.clone(), mode, local, remote, ts_i: seen_i, ts_r: seen_r, narrowed })
-}
-
-/// Undoes [`substitute`] for the answer: the peer knows that end under the address it wrote.
-fn restore(selectors: &mut [TrafficSelector], natted: bool, written: &[TrafficSelector]) {
-    let single = written.iter().map(|ts| ts.addrs).find(|addrs| addrs.start == addrs.end);
-    if let Some(addrs) = single.filter(|_| natted) {
-        selectors.iter_mut().filter(|ts| ts.addrs.start == ts.addrs.end).for_each(|ts| ts.addrs = addrs);
-    }
+    Some(Candidate { config: config.clone(), mode, local, remote, original, narrowed })
 }
 
 /// Turns a choice into an agreement.
@@ -202,13 +185,12 @@ fn settle(
             peer_max_sub_sa_id: limits.sub_sa_id,
             peer_max_crypt_offset: limits.crypt_offset,
             tfc: eesp || parts.notify(NotifyType::ESP_TFC_PADDING_NOT_SUPPORTED).is_none(),
+            original: candidate.original,
         },
         proposal,
         mode: candidate.mode,
         resource: per_cpu,
         additional: candidate.narrowed,
-        ts_i: candidate.ts_i,
-        ts_r: candidate.ts_r,
     })
 }
 
@@ -283,7 +265,9 @@ impl Answer {
         let spi = agreement.spi_in.get().to_be_bytes();
         proposal::emit_child_choice(chain, &agreement.suite, self.proposal, &spi, &ctx.settings.code_points.ike);
         middle(chain);
-        chain.ts(PayloadType::TSi, &self.ts_i);
-        chain.ts(PayloadType::TSr, &self.ts_r);
+        // Through a NAT those of this host's side of it: with these its checksums are computed, and the peer has to know
+        // them to repair what it receives. It substitutes in turn (RFC 7296 §2.23.1).
+        chain.ts(PayloadType::TSi, &agreement.remote_ts);
+        chain.ts(PayloadType::TSr, &agreement.local_ts);
     }
 }

@@ -1,5 +1,7 @@
 //! The initiator's half of a negotiation.
 
+use std::net::IpAddr;
+
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 use wire::{Spi, TrafficSelector};
 
@@ -181,6 +183,7 @@ impl Offer {
             super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error.to_string()))?,
             super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error.to_string()))?,
         );
+        let original = original(parent, mode, &remote, &local);
         if mode == ChildMode::Transport {
             substitute(&mut local, parent.nat.0, parent.path.local.ip());
             substitute(&mut remote, parent.nat.1, parent.path.remote.ip());
@@ -210,6 +213,7 @@ impl Offer {
             peer_max_sub_sa_id: limits.sub_sa_id,
             peer_max_crypt_offset: limits.crypt_offset,
             tfc: eesp || parts.notify(NotifyType::ESP_TFC_PADDING_NOT_SUPPORTED).is_none(),
+            original,
             suite,
         })
     }
@@ -309,7 +313,7 @@ pub(super) fn peer_spi(parent: &Parent<'_>, suite: &ChildSuite, spi: &[u8]) -> R
 
 /// RFC 7296 §2.23.1: in transport mode the single address of a selector is that of an end, and where
 /// a NAT is in between it is known here under another one.
-pub(super) fn substitute(selectors: &mut [TrafficSelector], natted: bool, addr: std::net::IpAddr) {
+pub(super) fn substitute(selectors: &mut [TrafficSelector], natted: bool, addr: IpAddr) {
     if !natted {
         return;
     }
@@ -318,6 +322,21 @@ pub(super) fn substitute(selectors: &mut [TrafficSelector], natted: bool, addr: 
             (ts.addrs.start, ts.addrs.end) = (addr, addr);
         }
     }
+}
+
+/// The single addresses under which a peer in transport mode through a NAT knows itself (`source`) and this host.
+pub(super) fn original(
+    parent: &Parent<'_>,
+    mode: ChildMode,
+    source: &[TrafficSelector],
+    destination: &[TrafficSelector],
+) -> Option<(IpAddr, IpAddr)> {
+    let single = |written: &[TrafficSelector]| {
+        let mut addrs = written.iter().map(|ts| ts.addrs);
+        addrs.find(|addrs| addrs.start == addrs.end).map(|addrs| addrs.start)
+    };
+    let natted = mode == ChildMode::Transport && (parent.nat.0 || parent.nat.1);
+    single(source).zip(single(destination)).filter(|_| natted)
 }
 
 fn put_first(selectors: &mut Vec<TrafficSelector>, packet: TrafficSelector) {

@@ -58,11 +58,13 @@ pub(crate) enum Number {
 impl InRecipe {
     /// The recipe of `sa`, when it is of the kind that has one.
     pub(crate) fn of(sa: &InboundSa) -> Option<Self> {
-        match &sa.proto {
+        let recipe = match &sa.proto {
             InProto::Esp(esp) => esp.recipe(sa),
             InProto::Eesp(eesp) => eesp.recipe(sa),
             InProto::Ah(_) | InProto::Psp(_) => None,
-        }
+        };
+        // Checksums are repaired on the way for packets of every kind, so that this one asks nothing.
+        recipe.map(|recipe| Self { inside: recipe.inside.filter(|_| sa.common.repair.is_none()), ..recipe })
     }
 
     /// What [`crate::prepare_in`] does, the result given to `put`. False when the packet is not like

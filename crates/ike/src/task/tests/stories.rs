@@ -226,6 +226,15 @@ fn transport_mode_crosses_a_nat() {
     assert_eq!((of(A).mode, of(B).mode), (ChildMode::Transport, ChildMode::Transport));
     assert_eq!(of(A).ts, (vec![ts("10.9.9.9/32")], vec![ts("192.0.2.2/32")]));
     assert_eq!(of(B).ts, (vec![ts("192.0.2.2/32")], vec![ts("198.51.100.9/32")]));
+    // Each knows with which addresses the other computes the checksums of what it sends: source, destination.
+    let addr = |text: &str| text.parse::<IpAddr>().expect("an address");
+    assert_eq!(of(A).original, Some((addr("192.0.2.2"), public)));
+    assert_eq!(of(B).original, Some((addr("10.9.9.9"), addr("192.0.2.2"))));
+    pair.act(B, |ctx, sa| assert!(sa.rekey_child(ctx, sa.children.last().expect("is there").id, None)));
+    pair.run(REST);
+    let last = |host: usize| pair.hosts[host].plane.values().last().expect("is there");
+    assert_eq!(last(A).original, Some((addr("192.0.2.2"), public)), "a rekeying says the same");
+    assert_eq!(last(B).original, Some((addr("10.9.9.9"), addr("192.0.2.2"))));
 
     let mut pair = pair_with_new(&transport("t"), &ChildConfig { mode: ChildMode::Tunnel, ..transport("t") });
     assert_eq!(create(&mut pair, &transport("t")), Ok(()));
