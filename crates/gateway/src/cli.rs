@@ -10,6 +10,7 @@ use wire::registry::CodePoints;
 use crate::config::problem::Problems;
 use crate::offline::{self, Capture, Direction};
 use crate::remote::{Remote, Where};
+use crate::resolver::{self, Resolver};
 use crate::{check, config, doctor, status, up};
 
 /// Packets were refused, or something is not healthy.
@@ -40,6 +41,9 @@ pub enum Command {
     /// Protect, unprotect and look at captures, offline
     #[command(subcommand)]
     Pcap(Pcap),
+    /// Put name servers where the resolver looks for them, for weir up, which starts this
+    #[command(hide = true)]
+    KeepResolver(KeepResolverArgs),
     /// Say what this host can do and what that means
     #[command(after_help = "Example:\n  weir doctor\n\nExit status 1 when weir up cannot work here.")]
     Doctor(DoctorArgs),
@@ -94,6 +98,17 @@ pub struct DoctorArgs {
     /// List the suites and the lengths of their keys instead
     #[arg(long)]
     suites: bool,
+}
+
+/// Options of `weir keep-resolver`.
+#[derive(Debug, Args)]
+pub struct KeepResolverArgs {
+    /// Device of the gateway
+    #[arg(long, value_name = "NAME")]
+    tun: String,
+    /// Change this file; otherwise resolvconf is run
+    #[arg(long, value_name = "PATH")]
+    file: Option<PathBuf>,
 }
 
 /// The commands of `weir pcap`.
@@ -160,6 +175,7 @@ impl Command {
             Self::Pcap(Pcap::Open(args)) => run_transform(&args, Direction::Open),
             Self::Pcap(Pcap::Inspect(args)) => run_inspect(&args),
             Self::Doctor(args) => run_doctor(&args),
+            Self::KeepResolver(args) => run_keep_resolver(args),
         })
     }
 }
@@ -227,6 +243,14 @@ fn run_remote(remote: &Remote) -> u8 {
             crate::log::say(format_args!("weir: {}", failure.text));
             if failure.unusable { UNUSABLE } else { UNHEALTHY }
         }
+    }
+}
+
+fn run_keep_resolver(args: KeepResolverArgs) -> u8 {
+    let resolver = args.file.map_or(Resolver::Resolvconf, Resolver::File);
+    match resolver::keep(&resolver, &args.tun, std::io::stdin().lock(), std::io::stdout().lock()) {
+        Ok(()) => 0,
+        Err(()) => UNUSABLE,
     }
 }
 

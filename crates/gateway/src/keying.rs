@@ -3,6 +3,7 @@
 //! One thread, the control side, owns all of it. Each [`Keying::turn`] takes what has arrived, lets the
 //! endpoint think, and carries out what it wants; what packets are to see becomes visible once at the end.
 
+mod names;
 mod sockets;
 
 use std::io;
@@ -17,10 +18,12 @@ use ike::{Endpoint, Settings};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::time::Timespec;
 
-use crate::config::Config;
+use crate::config::{self, Config, Named};
 use crate::credentials::Credentials;
 use crate::keylog::KeyLog;
 use crate::plane::Plane;
+use crate::resolver::Servers;
+use names::{Found, Names};
 use sockets::Sockets;
 
 /// How often the packet side is asked what it has seen.
@@ -80,6 +83,11 @@ pub(crate) struct Keying {
     unsent_told: Instant,
     /// Where keys are written for Wireshark.
     key_log: Option<KeyLog>,
+    /// Name servers that peers gave.
+    servers: Servers,
+    names: Names,
+    /// Connections whose names have addresses now, for whoever loads them.
+    pub(crate) resolved: Vec<(Box<Named>, Arc<Connection>)>,
 }
 
 impl Keying {
@@ -87,7 +95,7 @@ impl Keying {
     ///
     /// # Errors
     /// A port that is taken, a missing privilege.
-    pub(crate) fn open(config: &Config, credentials: Credentials, bell: Bell) -> io::Result<Self> {
+    pub(crate) fn open(config: &Config, credentials: Credentials, bell: Bell, servers: Servers) -> io::Result<Self> {
         let gateway = &config.gateway;
         let sockets = Sockets::open(gateway.ike_port, gateway.code_points.nat_t_port, gateway.fwmark)?;
         let key_log = gateway.log_secrets.as_deref().map(KeyLog::open).transpose()?;
@@ -98,8 +106,22 @@ impl Keying {
             ..Settings::default()
         };
         let now = Instant::now();
+        let ring = bell.clone();
+        let names = Names::spawn(config::resolve_name, move || ring.ring())?;
         let endpoint = Endpoint::new(settings, SystemRandom);
-        Ok(Self { endpoint, credentials, sockets, bell, look_at: now, unsent: 0, unsent_told: now, key_log })
+        Ok(Self {
+            endpoint,
+            credentials,
+            sockets,
+            bell,
+            look_at: now,
+            unsent: 0,
+            unsent_told: now,
+            key_log,
+            servers,
+            names,
+            resolved: Vec::new(),
+        })
     }
 
     /// Puts connections and pools in force: what did not change goes on.
@@ -122,6 +144,11 @@ impl Keying {
             }
         }
         self.endpoint.load(now, connections);
+    }
+
+    /// These connections wait for an address of their peer, or of this host.
+    pub(crate) fn want_addresses(&mut self, connections: &[Named]) {
+        self.names.want(Instant::now(), connections);
     }
 
     /// Certificates changed: what connections trust is asked for anew.
@@ -161,6 +188,13 @@ impl Keying {
         self.sockets.receive(|local, from, message| endpoint.handle_datagram(now, local, from, message));
         for (ticket, answer) in self.credentials.answers() {
             self.endpoint.answer(now, ticket, answer);
+        }
+        for found in self.names.turn(now) {
+            match found {
+                Found::Host(number, outcome) => self.endpoint.resolved(now, number, outcome),
+                Found::Connection(named, Ok(connection)) => self.resolved.push((named, connection)),
+                Found::Connection(_, Err(_)) => (),
+            }
         }
         for wanted in plane.wanted() {
             let (connection, child) = (&wanted.connection.name, &wanted.config.name);
@@ -205,9 +239,15 @@ impl Keying {
                 Output::Trap(connection, child, on) => {
                     plane.stand(&connection, &child, on, true, dynamic(&connection));
                 }
-                Output::VirtualAddress(_, address, on) => {
+                Output::VirtualAddress(ike, address, on) => {
+                    self.servers.given(ike, address.addr, &address.dns, on);
                     if let Err(error) = plane.virtual_address(address.addr, on) {
                         tracing::error!(target: "ike", "virtual address {}: {error}", address.addr);
+                    }
+                }
+                Output::Resolve(number, host) => {
+                    if let Err(why) = self.names.find(number, host) {
+                        self.endpoint.resolved(now, number, Err(why));
                     }
                 }
                 Output::Secrets(secrets) => {

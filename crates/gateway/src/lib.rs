@@ -21,6 +21,7 @@ mod offline;
 mod plane;
 pub mod psp_keys;
 pub mod remote;
+mod resolver;
 mod routes;
 mod state;
 mod status;

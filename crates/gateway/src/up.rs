@@ -30,6 +30,7 @@ use crate::keying::{Bell, Keying};
 use crate::metrics::{self, Metrics};
 use crate::plane::{self, Foundation, Plane};
 use crate::psp_keys::{self, PspService};
+use crate::resolver::Servers;
 use crate::routes::{self, Routes};
 use crate::state::Store;
 use crate::tables::{self, Tables};
@@ -146,8 +147,10 @@ pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> 
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
     warn(&config);
     // Before the first thread, and held to the end.
+    let resolver = config.gateway.resolver.as_ref().filter(|_| config.ike_wanted());
+    let servers = Servers::start(resolver, &config.gateway.tun)?;
     let _confinement = config.gateway.confine.then(|| confine::enter(&Needs::of(path, &config)));
-    let mut gateway = Gateway::start(config, path)?;
+    let mut gateway = Gateway::start(config, path, servers)?;
     let ended = gateway.serve(signals);
     let stopped = gateway.stop();
     ended.and(stopped).map_err(Failure::Running)
@@ -180,7 +183,8 @@ struct KeyedSide {
 
 impl KeyedSide {
     /// Opens sockets; nothing is in force yet.
-    fn open(config: &Config, path: &Path) -> anyhow::Result<Self> {
+    fn open(config: &Config, path: &Path, mut servers: Servers) -> anyhow::Result<Self> {
+        servers.listen()?;
         let bell = Bell::new()?;
         let (ring, ring_psp) = (bell.clone(), bell.clone());
         let credentials = Credentials::spawn(move || ring.ring());
@@ -191,7 +195,7 @@ impl KeyedSide {
             identities: credentials.identities(),
             bell: Box::new(move || ring_psp.ring()),
         })?;
-        let keying = Keying::open(config, credentials, bell)?;
+        let keying = Keying::open(config, credentials, bell, servers)?;
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let loaded = Loaded::new(config.keyed.clone(), folder);
         Ok(Self { keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
@@ -206,6 +210,7 @@ impl KeyedSide {
         self.tell_addresses(plane);
         self.keying.credentials_changed();
         self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
+        self.keying.want_addresses(&self.loaded.unresolved());
         let peers = plane.config.keyed.psp.clone();
         for fault in self.psp.load(Instant::now(), &peers, &config::resolve_name, plane) {
             tracing::warn!(target: "psp", "{fault}");
@@ -225,6 +230,22 @@ impl KeyedSide {
         Realm { keying, psp, plane, loaded }
     }
 
+    /// Puts connections in force whose names have addresses now.
+    fn take_in(&mut self, plane: &mut Plane) {
+        let Self { keying, loaded, .. } = self;
+        let mut changed = false;
+        for (named, connection) in std::mem::take(&mut keying.resolved) {
+            let name = connection.name.clone();
+            if loaded.resolved(&named, connection) {
+                tracing::info!(target: "cfg", "connection '{name}' has addresses now");
+                changed = true;
+            }
+        }
+        if changed {
+            keying.load(loaded.connections(), loaded.pools(), plane);
+        }
+    }
+
     /// One turn of IKE.
     fn work(&mut self, plane: &mut Plane, control: &mut Control, metrics: Option<&mut Metrics>) {
         let now = Instant::now();
@@ -242,11 +263,12 @@ impl KeyedSide {
             control.tell(keying, plane, what);
         }
         psp.turn(Instant::now(), plane);
+        self.take_in(plane);
     }
 }
 
 impl Gateway {
-    fn start(config: Config, path: &Path) -> Result<Self, Failure> {
+    fn start(config: Config, path: &Path, servers: Servers) -> Result<Self, Failure> {
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
         let foundation = Foundation::lay(&config, store)?;
         let publisher = foundation.publisher(&config)?;
@@ -255,7 +277,7 @@ impl Gateway {
         // Sockets first: they tell of a missing privilege, and leave nothing behind. Those of IKE before those
         // of packets, which share a port with them.
         let mut control = Control::open(&config.gateway.socket).map_err(anyhow::Error::from)?;
-        let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path)).transpose()?;
+        let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path, servers)).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
         let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
         let mtu = device_mtu(&config, &foundation.tables);
@@ -448,6 +470,7 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("socket", a.socket != b.socket),
         ("ike", old.ike_wanted() != new.ike_wanted()),
         ("ike_port", a.ike_port != b.ike_port),
+        ("resolver", a.resolver != b.resolver),
         ("confine", a.confine != b.confine),
         ("metrics", a.metrics != b.metrics),
         ("log", a.log != b.log),

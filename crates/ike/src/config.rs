@@ -29,6 +29,8 @@ pub struct Connection {
     pub proposals: Vec<IkeProposal>,
     /// Virtual addresses to ask for: the unspecified address of a family asks for any.
     pub vips: Vec<IpAddr>,
+    /// Ask for name servers with them, and take what is given.
+    pub dns: bool,
     /// IKEv1: aggressive mode.
     pub aggressive: bool,
     /// IKEv1 Mode Config: ask for addresses (`true`) or wait for them.

@@ -15,7 +15,7 @@ mod settle;
 mod tables;
 mod view;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Instant;
@@ -56,6 +56,9 @@ pub struct Endpoint<R> {
     timers: BTreeSet<(Instant, IkeSpi)>,
     /// Attempts that wait for their time.
     later: Vec<(Instant, Initiation, Redirects)>,
+    /// Attempts that wait for the address of a host, by the number of the question.
+    naming: BTreeMap<u64, (Initiation, Redirects)>,
+    next_name: u64,
     /// Duplicates that end unless their peer ends them first.
     retiring: Vec<(Instant, IkeId)>,
     /// Questions about trusted authorities, by connection.
@@ -140,6 +143,8 @@ impl<R: CryptoRng> Endpoint<R> {
             cookies: Cookies::default(),
             timers: BTreeSet::new(),
             later: Vec::new(),
+            naming: BTreeMap::new(),
+            next_name: 0,
             retiring: Vec::new(),
             asked: HashMap::new(),
             authorities_at: HashMap::new(),

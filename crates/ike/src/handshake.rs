@@ -24,7 +24,7 @@ use std::time::Instant;
 use wire::ike::Header;
 
 pub(crate) use self::initiator::Initiator;
-pub(crate) use self::redirect::Redirects;
+pub(crate) use self::redirect::{Gateway, Redirects, target as redirection};
 pub(crate) use self::responder::{Refusing, Responder, accept};
 pub(crate) use self::secured::Secured;
 use crate::config::Connection;

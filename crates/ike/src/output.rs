@@ -45,6 +45,9 @@ pub enum Output {
     Trap(Arc<Connection>, Arc<ChildConfig>, bool),
     /// A byte of 0xff to keep a NAT mapping alive (RFC 3948 §2.3).
     Keepalive(Path),
+    /// Find an address of this host and answer once with [`Endpoint::resolved`](crate::Endpoint::resolved): a peer named it as the
+    /// gateway to go to (RFC 5685).
+    Resolve(u64, String),
     /// New keys of an IKE SA, for a debugger; only with [`Settings::log_secrets`](crate::Settings::log_secrets).
     Secrets(Box<IkeSecrets>),
     /// Something that a person or a monitor may want to know.

@@ -46,6 +46,8 @@ pub(crate) struct Initiation {
     pub(crate) children: Vec<ChildRequest>,
     /// Where to, if not where the connection says.
     pub(crate) remote: Option<std::net::SocketAddr>,
+    /// The host whose address `remote` is to be, once it is known.
+    pub(crate) host: Option<String>,
     /// Number of this attempt, from 1.
     pub(crate) attempt: u32,
     /// The IKE SA that ends when this one has taken its Child SAs over (make before break).

@@ -271,6 +271,11 @@ impl Host {
                 self.traps.remove(&(connection.name.clone(), child.name.clone()));
             }
             Output::Keepalive(_) => self.keepalives += 1,
+            // Host n of the net is known as `gwn`.
+            Output::Resolve(number, host) => {
+                let last = host.strip_prefix("gw").and_then(|last| last.parse().ok());
+                self.endpoint.resolved(now, number, last.map(addr).ok_or_else(|| format!("there is no {host}")));
+            }
             Output::Secrets(secrets) => self.secrets.push(*secrets),
             Output::Event(event) => self.events.push(event),
         }
@@ -419,6 +424,7 @@ pub fn connection(local: u8, remote: u8) -> Connection {
         dpd_timeout: Duration::ZERO,
         fragmentation: Fragmentation::Yes,
         childless: Childless::Allow,
+        dns: true,
         send_certreq: true,
         send_cert: SendCert::IfAsked,
         ppk_id: None,

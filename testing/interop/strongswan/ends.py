@@ -142,7 +142,8 @@ class Weir(End):
             "log": os.environ.get("WEIR_LOG", "info"),
         }
         lines = "".join(f"    {key} = {value}\n" for key, value in own.items())
-        self.write("swanctl.conf", f"{self.config}\ngateway {{\n{lines}{self.more}\n}}\n")
+        more = self.more.replace("$FOLDER", self.folder)
+        self.write("swanctl.conf", f"{self.config}\ngateway {{\n{lines}{more}\n}}\n")
 
     def start(self):
         self.configure()

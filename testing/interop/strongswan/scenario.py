@@ -396,6 +396,16 @@ class Run:
         if not held:
             raise Failed(f"{end} did not give itself {address}")
 
+    def resolves(self, end, *servers):
+        """The file of the resolver of `end` names these servers, in this order, before those of its own."""
+        path = os.path.join(self.ends[end].folder, "resolv.conf")
+
+        def lines():
+            with open(path, encoding="utf-8") as file:
+                return [line.split("#")[0].split() for line in file.read().splitlines()]
+        want = [["nameserver", server] for server in (*servers, "192.0.2.53")]
+        wait_for(lambda: f"{end} has {lines()}", lambda: lines() == want, 5)
+
     def says(self, end, pattern, patience_s="10"):
         """The log of `end` has a line like this."""
         found = re.compile(pattern)

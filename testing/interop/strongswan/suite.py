@@ -145,6 +145,8 @@ class Suite:
                 both[actor] = self.end(actor, scenario, network, os.path.join(folder, actor))
                 both[actor].clock = Clock(self.lab, both[actor].folder) if scenario.clock else None
                 self.certificates(scenario, actor, both[actor].folder)
+                with open(os.path.join(both[actor].folder, "resolv.conf"), "w", encoding="ascii") as file:
+                    file.write("nameserver 192.0.2.53\n")
             for actor in net.OUTER:
                 both[actor].start()
             under_way = Run(scenario, initiator, network, both, capture, self.pki)

@@ -149,6 +149,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
         remote_port: port("remote_port"),
         proposals,
         vips: fields.list("vips", vip).unwrap_or_default(),
+        dns: flag("dns", true),
         aggressive: flag("aggressive", false),
         pull: flag("pull", true),
         encap: flag("encap", false),

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use wire::IpProto;
 use wire::registry::{CodePoints, PORT_IKE};
 
+use crate::resolver::Resolver;
+
 use super::value::{Fields, Refusal, list, number, parsed, switch, word, word_or_number};
 
 /// An address of the TUN device with its prefix length.
@@ -42,6 +44,8 @@ pub struct Gateway {
     pub state_block: u64,
     /// Control socket, where swanctl and weir's own commands ask.
     pub socket: PathBuf,
+    /// Where name servers of peers go; `None`: nowhere.
+    pub resolver: Option<Resolver>,
     /// The process confines itself.
     pub confine: bool,
     /// Where metrics are served; `None`: nowhere.
@@ -82,6 +86,7 @@ impl Default for Gateway {
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
             socket: "/run/weir.vici".into(),
+            resolver: None,
             confine: true,
             metrics: None,
             log_secrets: None,
@@ -115,6 +120,7 @@ impl Gateway {
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
             state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),
+            resolver: fields.get("resolver", resolver).flatten(),
             confine: fields.get("confine", word(&[("auto", true), ("no", false)])).unwrap_or(true),
             metrics: fields.get("metrics", loopback),
             log_secrets: None,
@@ -158,6 +164,15 @@ fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
         return Err("port 0 is none that could be asked; write one from 1 to 65535".into());
     }
     Ok(address)
+}
+
+fn resolver(text: &str) -> Result<Option<Resolver>, Refusal> {
+    match text {
+        "none" => Ok(None),
+        "resolvconf" => Ok(Some(Resolver::Resolvconf)),
+        path if path.starts_with('/') => Ok(Some(Resolver::File(path.into()))),
+        _ => Err("write none, resolvconf, or the path of a file from the root, for example /etc/resolv.conf".into()),
+    }
 }
 
 fn device(text: &str) -> Result<String, Refusal> {

@@ -13,7 +13,7 @@ use ike::identity::IdPattern;
 use super::{Realm, listing};
 use crate::config::problem::Problems;
 use crate::config::syntax::Section;
-use crate::config::{self, Authority, Certificates, Gateway, Keyed, KeyedSections, Outside, SecretEntry};
+use crate::config::{self, Authority, Certificates, Gateway, Keyed, KeyedSections, Named, Outside, SecretEntry};
 use crate::credentials::{CertificateUse, Origin, Passphrase, Shared, SharedKind, Store};
 use crate::vici::listing::{AuthorityListing, CertListing};
 use crate::vici::message::Message;
@@ -42,11 +42,29 @@ impl Loaded {
         self.file = file;
     }
 
-    /// Connections in force. Names of hosts that had no address so far are asked for again.
+    /// Connections in force.
     pub(crate) fn connections(&self) -> Vec<Arc<Connection>> {
         let named = |name: &str| self.connections.iter().any(|connection| connection.name == name);
         let of_file = self.file.connections.iter().filter(|connection| !named(&connection.name));
         of_file.chain(&self.connections).cloned().collect()
+    }
+
+    /// Connections that are not in force for want of an address.
+    pub(crate) fn unresolved(&self) -> Vec<Named> {
+        let there = |name: &str| {
+            let mut all = self.file.connections.iter().chain(&self.connections);
+            all.any(|connection| connection.name == name)
+        };
+        self.file.named.iter().filter(|named| !there(&named.connection.name)).cloned().collect()
+    }
+
+    /// The names of a connection have addresses now. False when it is not wanted any more.
+    pub(crate) fn resolved(&mut self, named: &Named, connection: Arc<Connection>) -> bool {
+        let wanted = self.unresolved().contains(named);
+        if wanted {
+            self.file.connections.push(connection);
+        }
+        wanted
     }
 
     /// Pools in force.

@@ -139,6 +139,7 @@ pub(super) fn connection(local: Auth, remote: Auth) -> Connection {
         dpd_timeout: Duration::ZERO,
         fragmentation: Fragmentation::Yes,
         childless: Childless::Allow,
+        dns: true,
         send_certreq: true,
         send_cert: SendCert::Always,
         ppk_id: None,

@@ -10,6 +10,7 @@ use wire::{Spi, TrafficSelector};
 use super::{Endpoint, IkeSpi, InitiateError};
 use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
 use crate::handshake::{Handshake, Redirects};
+use crate::nat::IKE_PORT;
 use crate::output::{ChildId, Event, IkeId, Output, Question};
 use crate::pool::Pools;
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
@@ -167,6 +168,11 @@ impl<R: CryptoRng> Endpoint<R> {
             self.initiate_now(now, initiation, redirects);
             return Ok(());
         }
+        if let Some((waiting, _)) = self.naming.values_mut().find(|(one, _)| one.connection.name == connection.name) {
+            waiting.children.extend(child);
+            waiting.commands.extend(command);
+            return Ok(());
+        }
         if self.sas.len() >= self.shared.settings.ike_sas_max {
             return Err(InitiateError::TooMany(self.sas.len()));
         }
@@ -174,6 +180,7 @@ impl<R: CryptoRng> Endpoint<R> {
             connection: connection.clone(),
             children: child.into_iter().collect(),
             remote: None,
+            host: None,
             attempt: 1,
             replaces: None,
             addresses: Vec::new(),
@@ -273,6 +280,18 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
+    /// Answers [`Output::Resolve`]: an address of the host, or why there is none.
+    pub fn resolved(&mut self, now: Instant, number: u64, found: Result<IpAddr, String>) {
+        let Some((mut initiation, redirects)) = self.naming.remove(&number) else { return };
+        match found {
+            Ok(addr) => {
+                initiation.remote = Some((addr, IKE_PORT).into());
+                self.initiate_now(now, initiation, redirects);
+            }
+            Err(reason) => self.fail_initiation(&initiation, reason),
+        }
+    }
+
     /// An SPI that somebody else on this host receives with: no Child SA will choose it.
     pub fn reserve_spi(&mut self, spi: Spi) {
         self.shared.names.child_spis.entry(spi.get()).or_insert(None);
@@ -282,6 +301,7 @@ impl<R: CryptoRng> Endpoint<R> {
     pub fn shutdown(&mut self, now: Instant) {
         self.closing = true;
         self.later.clear();
+        self.naming.clear();
         for spi in self.all_spis() {
             if self.with(now, &spi, |sa, ctx| sa.terminate(ctx, true, "", None)).is_none() {
                 self.cancel(now, &spi, "the endpoint is closing");

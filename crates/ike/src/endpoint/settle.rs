@@ -288,7 +288,17 @@ impl<R: CryptoRng> Endpoint<R> {
         self.later.push((now + wait, initiation, redirects));
     }
 
-    fn fail_initiation(&mut self, initiation: &Initiation, reason: String) {
+    /// Asks for an address of the host that an attempt is to go to.
+    fn find_host(&mut self, host: String, initiation: Initiation, redirects: Redirects) {
+        if self.naming.len() >= LATER_MAX {
+            return self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
+        }
+        self.next_name += 1;
+        self.naming.insert(self.next_name, (initiation, redirects));
+        self.shared.out.push_back(Output::Resolve(self.next_name, host));
+    }
+
+    pub(super) fn fail_initiation(&mut self, initiation: &Initiation, reason: String) {
         let waiting = initiation.children.iter().filter_map(|child| child.command);
         for command in initiation.commands.iter().copied().chain(waiting) {
             self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(reason.clone()))));
@@ -297,9 +307,12 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     /// Starts an IKE SA as initiator.
-    pub(super) fn initiate_now(&mut self, now: Instant, initiation: Initiation, redirects: Redirects) {
+    pub(super) fn initiate_now(&mut self, now: Instant, mut initiation: Initiation, redirects: Redirects) {
         if self.closing {
             return self.fail_initiation(&initiation, "the endpoint is closing".to_owned());
+        }
+        if let Some(host) = initiation.host.take() {
+            return self.find_host(host, initiation, redirects);
         }
         if self.sas.len() >= self.shared.settings.ike_sas_max {
             let reason = format!("there are {} IKE SAs, which is the limit", self.sas.len());

@@ -6,7 +6,7 @@ use super::Endpoint;
 
 impl<R: CryptoRng> Endpoint<R> {
     /// How many entries each table has that grows with IKE SAs, Child SAs, attempts or questions.
-    pub fn tables(&self) -> [(&'static str, usize); 12] {
+    pub fn tables(&self) -> [(&'static str, usize); 13] {
         let names = &self.shared.names;
         [
             ("sas", self.sas.len()),
@@ -16,6 +16,7 @@ impl<R: CryptoRng> Endpoint<R> {
             ("half_open", self.half_open.len()),
             ("timers", self.timers.len()),
             ("later", self.later.len()),
+            ("naming", self.naming.len()),
             ("retiring", self.retiring.len()),
             ("asked", self.asked.len()),
             ("child_spis", names.child_spis.len()),

@@ -20,10 +20,10 @@ pub(super) fn emit_request(connection: &Connection, current: &[IpAddr], chain: &
         return;
     }
     let mut attributes: Vec<(CfgAttr, Vec<u8>)> = connection.vips.iter().map(|vip| wanted(vip, current)).collect();
-    if connection.vips.iter().any(IpAddr::is_ipv4) {
+    if connection.dns && connection.vips.iter().any(IpAddr::is_ipv4) {
         attributes.push((CfgAttr::INTERNAL_IP4_DNS, Vec::new()));
     }
-    if connection.vips.iter().any(IpAddr::is_ipv6) {
+    if connection.dns && connection.vips.iter().any(IpAddr::is_ipv6) {
         attributes.push((CfgAttr::INTERNAL_IP6_DNS, Vec::new()));
     }
     emit(chain, CfgType::REQUEST, &attributes);
@@ -51,8 +51,8 @@ fn emit(chain: &mut Chain<'_>, kind: CfgType, attributes: &[(CfgAttr, Vec<u8>)])
     chain.cfg(kind, &attributes);
 }
 
-/// Reads what a gateway gives.
-pub(super) fn read_reply(cfg: &Cfg<'_>) -> Vec<Virtual> {
+/// Reads what a gateway gives; name servers only where they are wanted (`dns`).
+pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<Virtual> {
     let (mut addresses, mut servers) = (Vec::new(), Vec::new());
     for (attr, value) in cfg.attributes().map_while(Result::ok) {
         let list = match attr {
@@ -65,7 +65,7 @@ pub(super) fn read_reply(cfg: &Cfg<'_>) -> Vec<Virtual> {
         }
     }
     let mut virtuals: Vec<Virtual> = addresses.into_iter().map(|addr| Virtual { addr, dns: Vec::new() }).collect();
-    if let Some(first) = virtuals.first_mut() {
+    if let Some(first) = virtuals.first_mut().filter(|_| dns) {
         first.dns = servers;
     }
     virtuals
@@ -147,7 +147,8 @@ mod tests {
             (CfgAttr::INTERNAL_IP4_ADDRESS, &[0, 0, 0, 0]),
         ];
         Cfg::emit(CfgType::REPLY, &attributes, &mut body);
-        let virtuals = read_reply(&Cfg::parse(&body).unwrap());
+        let virtuals = read_reply(&Cfg::parse(&body).unwrap(), true);
+        assert!(read_reply(&Cfg::parse(&body).unwrap(), false).iter().all(|virtual_| virtual_.dns.is_empty()));
         let addrs: Vec<String> = virtuals.iter().map(|virtual_| virtual_.addr.to_string()).collect();
         assert_eq!(addrs, ["10.9.0.7", "fd00::5"]);
         assert_eq!(virtuals[0].dns, [IpAddr::from([10, 9, 0, 1])]);

@@ -13,7 +13,7 @@ use wire::ike::{ExchangeType, Header, NotifyType, Payloads};
 use super::init::{self, Announced, status};
 use super::initiator_auth::Authenticating;
 use super::redirect;
-use super::{Outcome, Over, Redirects, Secured, counters};
+use super::{Gateway, Outcome, Over, Redirects, Secured, counters};
 use crate::child::Parts;
 use crate::config::Connection;
 use crate::context::Context;
@@ -283,6 +283,7 @@ impl Start {
     /// The next attempt: takes over who waits for this one.
     fn again(&self, over: &mut Over, attempt: u32, remote: Option<SocketAddr>) -> Initiation {
         Initiation {
+            host: None,
             connection: self.initiation.connection.clone(),
             children: std::mem::take(&mut over.children),
             remote,
@@ -294,14 +295,18 @@ impl Start {
     }
 
     /// Ends this attempt in favour of one with another gateway.
-    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: SocketAddr) -> Outcome {
+    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: Gateway) -> Outcome {
         let from = self.path.remote;
         let Some(redirects) = self.redirects.follow(ctx.now, from.ip()) else {
             return Outcome::Over(Box::new(self.over(format!("{from} redirects once more: this is a loop"))));
         };
         ctx.count(counters::REDIRECTED);
-        let mut over = self.over(format!("{from} redirects to {}", to.ip()));
-        let again = self.again(&mut over, self.initiation.attempt, Some(to));
+        let (name, remote, host) = match to {
+            Gateway::At(to) => (to.ip().to_string(), Some(to), None),
+            Gateway::Named(name) => (name.clone(), None, Some(name)),
+        };
+        let mut over = self.over(format!("{from} redirects to {name}"));
+        let again = Initiation { host, ..self.again(&mut over, self.initiation.attempt, remote) };
         over.next = Some((again, redirects, false));
         Outcome::Over(Box::new(over))
     }
@@ -310,7 +315,7 @@ impl Start {
 /// What an answer to IKE_SA_INIT leads to.
 enum Next {
     Wait,
-    Redirect(SocketAddr),
+    Redirect(Gateway),
     /// Keys, and the authorities that the responder asks for.
     Secured(Box<Secured>, Option<Vec<[u8; 20]>>),
 }

@@ -16,6 +16,19 @@ const WINDOW: Duration = Duration::from_secs(300);
 const IPV4: u8 = 1;
 /// GW Ident Type of an IPv6 address.
 const IPV6: u8 = 2;
+/// GW Ident Type of a name.
+const FQDN: u8 = 3;
+/// Longest name of a host, in bytes (RFC 1035 §3.1).
+const NAME_MAX: usize = 253;
+
+/// Where a redirection leads.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum Gateway {
+    /// To an address, on the usual port.
+    At(SocketAddr),
+    /// To a host whose addresses somebody has to find ([`Output::Resolve`](crate::Output::Resolve)).
+    Named(String),
+}
 
 /// Redirections that led to an attempt.
 #[derive(Clone, Copy, Debug, Default)]
@@ -49,9 +62,8 @@ impl Redirects {
 }
 
 /// Reads the data of a REDIRECT notify. `nonce` must be there in IKE_SA_INIT, where it shows that the
-/// sender has seen the request, and is `None` later. A gateway named by its FQDN cannot be followed:
-/// names are resolved by nobody here.
-pub(super) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<SocketAddr, String> {
+/// sender has seen the request, and is `None` later.
+pub(crate) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<Gateway, String> {
     let [kind, len, rest @ ..] = data else { return Err("REDIRECT is truncated".to_owned()) };
     let Some((gateway, rest)) = rest.split_at_checked(usize::from(*len)) else {
         return Err("REDIRECT is truncated".to_owned());
@@ -62,12 +74,27 @@ pub(super) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<SocketAddr, St
     let addr = match *kind {
         IPV4 => <[u8; 4]>::try_from(gateway).map(IpAddr::from).ok(),
         IPV6 => <[u8; 16]>::try_from(gateway).map(IpAddr::from).ok(),
-        _ => return Err(format!("REDIRECT to '{}', a name", String::from_utf8_lossy(gateway).escape_debug())),
+        FQDN => return name(gateway).map(Gateway::Named),
+        kind => return Err(format!("REDIRECT to an identity of the unknown type {kind}")),
     };
     match addr.filter(|addr| !addr.is_unspecified() && !addr.is_multicast()) {
-        Some(addr) => Ok(SocketAddr::new(addr, IKE_PORT)),
+        Some(addr) => Ok(Gateway::At(SocketAddr::new(addr, IKE_PORT))),
         None => Err("REDIRECT to no usable address".to_owned()),
     }
+}
+
+/// A name as hosts have them: letters, digits and hyphens between dots. Anything else is not for a resolver.
+fn name(octets: &[u8]) -> Result<String, String> {
+    let label = |label: &[u8]| {
+        (1..=63).contains(&label.len())
+            && !label.starts_with(b"-")
+            && label.iter().all(|octet| octet.is_ascii_alphanumeric() || *octet == b'-')
+    };
+    let whole = octets.strip_suffix(b".").unwrap_or(octets);
+    if whole.len() <= NAME_MAX && whole.split(|octet| *octet == b'.').all(label) {
+        return Ok(String::from_utf8_lossy(whole).into_owned());
+    }
+    Err(format!("REDIRECT to '{}', which is no name of a host", String::from_utf8_lossy(octets).escape_debug()))
 }
 
 #[cfg(test)]
@@ -89,12 +116,24 @@ mod tests {
     #[test]
     fn a_target_needs_the_nonce_in_ike_sa_init() {
         let data = [&[IPV4, 4, 192, 0, 2, 7][..], b"nonce"].concat();
-        let want = Ok("192.0.2.7:500".parse().unwrap());
+        let want = Ok(Gateway::At("192.0.2.7:500".parse().unwrap()));
         assert_eq!(target(&data, Some(b"nonce")), want);
         assert_eq!(target(&data[..6], None), want);
         assert!(target(&data, Some(b"nonse")).is_err() && target(&data[..6], Some(b"nonce")).is_err());
-        for bad in [&[][..], &[1], &[1, 5, 1, 2, 3, 4], &[1, 3, 1, 2, 3], &[3, 2, b'a', b'b'], &[1, 4, 0, 0, 0, 0]] {
+        for bad in [&[][..], &[1], &[1, 5, 1, 2, 3, 4], &[1, 3, 1, 2, 3], &[1, 4, 0, 0, 0, 0], &[4, 1, b'a']] {
             assert!(target(bad, None).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_target_may_be_the_name_of_a_host() {
+        let named = |name: &str| target(&[&[FQDN, name.len() as u8][..], name.as_bytes()].concat(), None);
+        assert_eq!(named("gw-2.example"), Ok(Gateway::Named("gw-2.example".into())));
+        assert_eq!(named("gw2."), Ok(Gateway::Named("gw2".into())));
+        let long = ["a.".repeat(126), "a".into()].concat();
+        assert_eq!(named(&long), Ok(Gateway::Named(long.clone())));
+        for bad in ["", ".", "a..b", "-a", "a b", "a\n", "a/b", "é", &"a".repeat(64), &["aa.", &long].concat()] {
+            assert!(named(bad).is_err(), "{bad:?}");
         }
     }
 }

@@ -170,7 +170,7 @@ impl Established {
         }
         if !again.is_empty() {
             let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
-            self.initiate_children(ctx, again, remote, None, None);
+            self.initiate_children(ctx, again, (remote, None), None, None);
         }
     }
 

@@ -1,6 +1,6 @@
 //! INFORMATIONAL exchanges (RFC 7296 §1.4): liveness, deletions, notifications.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
@@ -9,6 +9,7 @@ use super::end::Cause;
 use super::{Active, Task, counters};
 use crate::child::Parts;
 use crate::context::Context;
+use crate::handshake::{Gateway, redirection};
 use crate::output::Level;
 use crate::sa::{Ending, Established, Role};
 
@@ -81,14 +82,20 @@ impl Established {
                 "a redirection is ignored: one was followed, or it is not for us".into(),
             );
         }
-        let Some(gateway) = gateway_of(data) else {
-            return self.log(ctx, Level::Warn, "a redirection is ignored: it does not name an address".into());
+        let to = match redirection(data, None) {
+            Ok(to) => to,
+            Err(why) => return self.log(ctx, Level::Warn, format!("a redirection is ignored: {why}")),
         };
         self.tasks.redirected = true;
         ctx.count(counters::REDIRECTED);
-        self.log(ctx, Level::Info, format!("the peer redirects to {gateway}"));
-        let remote = SocketAddr::new(gateway, self.connection.remote_port);
-        self.initiate_anew(ctx, Some(remote), Some(self.id), None);
+        let (name, to) = match to {
+            Gateway::At(at) => {
+                (at.ip().to_string(), (Some(SocketAddr::new(at.ip(), self.connection.remote_port)), None))
+            }
+            Gateway::Named(name) => (name.clone(), (None, Some(name))),
+        };
+        self.log(ctx, Level::Info, format!("the peer redirects to {name}"));
+        self.initiate_anew(ctx, to, Some(self.id), None);
     }
 
     /// A sign of life is due.
@@ -98,29 +105,6 @@ impl Established {
         // Whatever is out is a question to the peer as well.
         if quiet && self.tasks.is_empty() && self.exchanges.idle() {
             self.queue(ctx, Task::Liveness { cookie: false });
-        }
-    }
-}
-
-/// New Responder GW Identity of a REDIRECT (RFC 5685 §9.2), when it is an address: names are for a resolver.
-fn gateway_of(data: &[u8]) -> Option<IpAddr> {
-    match data {
-        [1, 4, addr @ ..] => addr.first_chunk::<4>().map(|addr| IpAddr::from(*addr)),
-        [2, 16, addr @ ..] => addr.first_chunk::<16>().map(|addr| IpAddr::from(*addr)),
-        _ => None,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_redirection_names_an_address() {
-        assert_eq!(gateway_of(&[1, 4, 192, 0, 2, 7]), Some("192.0.2.7".parse().unwrap()));
-        assert_eq!(gateway_of(&[&[2, 16][..], &[0; 15], &[1]].concat()), Some("::1".parse().unwrap()));
-        for bad in [&[][..], &[1], &[1, 4, 1, 2, 3], &[3, 3, b'a', b'.', b'b'], &[1, 16, 0, 0, 0, 0]] {
-            assert_eq!(gateway_of(bad), None, "{bad:?}");
         }
     }
 }

@@ -393,20 +393,20 @@ impl Established {
         ctx.count(counters::IKE_REAUTH);
         self.log(ctx, Level::Info, "a new IKE SA is started to authenticate anew".to_owned());
         let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
-        self.initiate_anew(ctx, remote, Some(self.id), command);
+        self.initiate_anew(ctx, (remote, None), Some(self.id), command);
     }
 
     /// A new IKE SA with this one's live Child SAs; per-resource SAs come again on demand.
     pub(super) fn initiate_anew(
         &self,
         ctx: &mut Context<'_>,
-        remote: Option<std::net::SocketAddr>,
+        (remote, host): (Option<std::net::SocketAddr>, Option<String>),
         replaces: Option<crate::output::IkeId>,
         command: Option<u64>,
     ) {
         let wanted = self.children.iter().filter(|child| child.is_live() && child.cpu.is_none());
         let children = wanted.map(|child| child.config.clone()).collect();
-        self.initiate_children(ctx, children, remote, replaces, command);
+        self.initiate_children(ctx, children, (remote, host), replaces, command);
     }
 
     /// A new IKE SA with Child SAs of these sections.
@@ -414,7 +414,7 @@ impl Established {
         &self,
         ctx: &mut Context<'_>,
         children: Vec<std::sync::Arc<crate::config::ChildConfig>>,
-        remote: Option<std::net::SocketAddr>,
+        (remote, host): (Option<std::net::SocketAddr>, Option<String>),
         replaces: Option<crate::output::IkeId>,
         command: Option<u64>,
     ) {
@@ -428,7 +428,7 @@ impl Established {
         let children = children.into_iter().map(request).collect();
         let commands = command.into_iter().collect();
         let addresses = self.virtual_local.iter().map(|address| address.addr).collect();
-        let initiation = Initiation { connection, children, remote, attempt: 1, replaces, addresses, commands };
+        let initiation = Initiation { connection, children, remote, host, attempt: 1, replaces, addresses, commands };
         ctx.born.push(Birth::Initiate(initiation));
     }
 }

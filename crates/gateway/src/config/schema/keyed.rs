@@ -38,6 +38,7 @@ pub(crate) const CONNECTION: &[Key] = &[
     key("proposals", List("IKE proposals"), "default", "Algorithms for the IKE SA, the best first"),
     key("allow_legacy", Switch, "that of gateway", "Permits weak algorithms in this connection"),
     key("vips", List("addresses"), "", "Virtual addresses to ask for; 0.0.0.0 and :: ask for any"),
+    key("dns", Switch, "yes", "Ask for name servers with virtual addresses, and take them; see 'resolver' of gateway"),
     key("aggressive", Switch, "no", "IKEv1: Aggressive Mode"),
     key("pull", Switch, "yes", "IKEv1: ask for virtual addresses instead of waiting for them"),
     key("dscp", Dscp, "000000", "DSCP of IKE packets"),

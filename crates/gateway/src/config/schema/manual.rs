@@ -17,6 +17,7 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("state_dir", Text, "/var/lib/weir", "Where sequence numbers are saved"),
     key("state_block", Number(1024, 1 << 28), "1048576", "Sequence numbers that one write makes usable"),
     key("socket", Text, "/run/weir.vici", "Control socket of swanctl and of weir's own commands"),
+    key("resolver", Text, "none", "Where name servers of peers go: none, resolvconf, or a file like /etc/resolv.conf"),
     key("confine", Words(&["auto", "no"]), "auto", "Whether the process gives up what it does not need"),
     key("metrics", Text, "none", "Loopback address and port where Prometheus may ask"),
     key("ike", Words(&["auto", "yes", "no"]), "auto", "Whether IKE is spoken; auto: when there is a connection"),

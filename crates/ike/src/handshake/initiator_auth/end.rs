@@ -26,7 +26,7 @@ impl Authenticating {
             remote_id: self.remote_id.take().map_or_else(|| address_id(start.path.remote), |id| id.id),
             eap_name: None,
             virtual_local: match parts.cfg(CfgType::REPLY) {
-                Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg),
+                Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg, connection.dns),
                 _ => Vec::new(),
             },
             virtual_remote: Vec::new(),

@@ -179,6 +179,7 @@ pub(super) fn connection(children: Vec<ChildConfig>) -> Connection {
         dpd_timeout: Duration::ZERO,
         fragmentation: Fragmentation::Yes,
         childless: Childless::Allow,
+        dns: true,
         send_certreq: true,
         send_cert: SendCert::IfAsked,
         ppk_id: None,

@@ -637,6 +637,14 @@ fn a_redirected_client_goes_there_once() {
     assert_eq!(initiations.len(), 1);
     assert_eq!(initiations[0].remote, Some("203.0.113.9:500".parse().expect("an address")));
     assert!(initiations[0].replaces.is_some() && initiations[0].children.len() == 1);
+
+    let mut pair = Pair::new(3, one_child());
+    pair.act(B, |_, sa| sa.tasks.origin = Role::Initiator);
+    ask(&mut pair, ExchangeType::INFORMATIONAL, |chain| {
+        chain.notify(ProtocolId::NONE, &[], NotifyType::REDIRECT, b"\x03\x0bgw2.example");
+    });
+    let initiations = &pair.hosts[B].initiations;
+    assert_eq!((initiations[0].remote, initiations[0].host.as_deref()), (None, Some("gw2.example")));
 }
 
 #[test]

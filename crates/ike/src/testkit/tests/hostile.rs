@@ -236,7 +236,7 @@ fn error_notifies_in_the_clear_are_waited_out() {
 
 #[test]
 fn a_redirection_is_followed_with_the_right_nonce_only() {
-    for right in [true, false] {
+    for (right, gateway) in [(true, &[1, 4, 10, 0, 0, 3][..]), (false, &[1, 4, 10, 0, 0, 3]), (true, b"\x03\x03gw3")] {
         let mut net = Net::new(35, 3);
         let mut a = connection(1, 2);
         a.remote[0].id = IdPattern::Any;
@@ -255,7 +255,7 @@ fn a_redirection_is_followed_with_the_right_nonce_only() {
                     nonce[0] ^= 1;
                 }
                 let spi: [u8; 8] = bytes[..8].try_into().expect("eight bytes");
-                let data = [&[1, 4, 10, 0, 0, 3][..], &nonce].concat();
+                let data = [gateway, &nonce].concat();
                 datagram.datagram = init::message((spi, [0; 8]), true, |chain| {
                     chain.notify(wire::ike::ProtocolId::NONE, &[], NotifyType::REDIRECT, &data);
                 });

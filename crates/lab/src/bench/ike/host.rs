@@ -153,6 +153,7 @@ fn connection(name: &str, own: &str) -> Connection {
         dpd_timeout: Duration::ZERO,
         fragmentation: Fragmentation::Yes,
         childless: Childless::Allow,
+        dns: true,
         send_certreq: false,
         send_cert: SendCert::Never,
         ppk_id: None,

@@ -1,0 +1,303 @@
+//! Name servers that peers give (RFC 7296 §3.15.1), brought to where the resolver of this host looks for them.
+//!
+//! The file of the resolver belongs to others as well, and `resolvconf` runs whatever the host put in its folders. So the
+//! confined daemon does neither. A keeper, a process of its own that is started before the confinement, takes lists of
+//! addresses from a pipe and nothing else, and answers with what went wrong. It ignores signals: its end is that of the
+//! pipe, and so of the daemon, whatever ended that; then it takes out what it put in. What a keeper that was killed left
+//! behind goes with the next start.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::net::IpAddr;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use ike::output::IkeId;
+
+/// Name servers in force at the same time: more than any resolver asks. What is beyond is left out.
+const SERVERS_MAX: usize = 16;
+/// What a file of a resolver may hold, in bytes.
+const FILE_MAX: u64 = 1 << 20;
+/// How long the keeper may take to undo everything.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// What it says when it can do its work.
+const READY: &str = "ready";
+
+/// Where name servers go.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Resolver {
+    /// Into this file, in the format of resolv.conf(5).
+    File(PathBuf),
+    /// To the program `resolvconf`.
+    Resolvconf,
+}
+
+/// The daemon's side: what peers gave, and the pipe to the keeper.
+pub(crate) struct Servers {
+    keeper: Option<Keeper>,
+    /// By the virtual address that they came with: it may go with another IKE SA than the one that brought it.
+    given: BTreeMap<IpAddr, Vec<IpAddr>>,
+}
+
+struct Keeper {
+    process: Child,
+    orders: Option<ChildStdin>,
+    /// Answers, until somebody listens.
+    answers: Option<BufReader<ChildStdout>>,
+    /// What it was told last.
+    told: Vec<IpAddr>,
+}
+
+impl Servers {
+    /// Starts the keeper where there is something to keep. To be called before the confinement, and by the only thread.
+    ///
+    /// # Errors
+    /// The file cannot be changed, or the program is not there; with a remedy.
+    pub(crate) fn start(resolver: Option<&Resolver>, tun: &str) -> anyhow::Result<Self> {
+        let keeper = resolver.map(|resolver| Keeper::start(resolver, tun)).transpose()?;
+        Ok(Self { keeper, given: BTreeMap::new() })
+    }
+
+    /// From now on what the keeper cannot do is logged.
+    pub(crate) fn listen(&mut self) -> io::Result<()> {
+        let Some(answers) = self.keeper.as_mut().and_then(|keeper| keeper.answers.take()) else { return Ok(()) };
+        let log = move || {
+            for line in answers.lines().map_while(Result::ok) {
+                tracing::warn!(target: "control", "{line}");
+            }
+        };
+        std::thread::Builder::new().name("weir-resolver".into()).spawn(log).map(drop)
+    }
+
+    /// A peer gave (`on`) or took back a virtual address with these name servers.
+    pub(crate) fn given(&mut self, ike: IkeId, address: IpAddr, servers: &[IpAddr], on: bool) {
+        if on && !servers.is_empty() {
+            let list: Vec<String> = servers.iter().map(IpAddr::to_string).collect();
+            let what =
+                if self.keeper.is_some() { "are used" } else { "are not used: there is no 'resolver' in 'gateway'" };
+            tracing::info!(target: "ike", "[{}] name servers {} {what}", ike.0, list.join(", "));
+            self.given.insert(address, servers.to_vec());
+        } else {
+            self.given.remove(&address);
+        }
+        let Some(keeper) = &mut self.keeper else { return };
+        let mut all: Vec<IpAddr> = Vec::new();
+        for server in self.given.values().flatten() {
+            if all.len() < SERVERS_MAX && !all.contains(server) {
+                all.push(*server);
+            }
+        }
+        keeper.tell(all);
+    }
+}
+
+impl Keeper {
+    fn start(resolver: &Resolver, tun: &str) -> anyhow::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["keep-resolver", "--tun", tun]);
+        if let Resolver::File(path) = resolver {
+            command.arg("--file").arg(path);
+        }
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start the keeper of name servers; remove 'resolver' from the section 'gateway'")?;
+        let (orders, answers) = (process.stdin.take(), process.stdout.take());
+        let mut answers = BufReader::new(answers.context("the keeper of name servers has no output")?);
+        let mut first = String::new();
+        answers.read_line(&mut first).context("the keeper of name servers ended")?;
+        let keeper = Self { process, orders, answers: Some(answers), told: Vec::new() };
+        match first.trim() {
+            READY => Ok(keeper),
+            why => anyhow::bail!("resolver: {why}; set another 'resolver' in the section 'gateway', or none"),
+        }
+    }
+
+    fn tell(&mut self, servers: Vec<IpAddr>) {
+        let Some(orders) = self.orders.as_mut().filter(|_| servers != self.told) else { return };
+        let list: Vec<String> = servers.iter().map(IpAddr::to_string).collect();
+        if let Err(error) = writeln!(orders, "{}", list.join(" ")) {
+            tracing::error!(target: "control", "the keeper of name servers is gone: {error}");
+            self.orders = None;
+        }
+        self.told = servers;
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.orders = None;
+        let end = Instant::now() + PATIENCE;
+        while Instant::now() < end && matches!(self.process.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// The keeper's life: puts in force what it reads, line by line, and nothing when nothing more comes.
+///
+/// # Errors
+/// It could not even begin; this was said on `output` already.
+pub(crate) fn keep(resolver: &Resolver, tun: &str, input: impl BufRead, mut output: impl Write) -> Result<(), ()> {
+    // A terminal or a service manager signals everybody; the daemon still needs its keeper then.
+    let ignored = Arc::new(AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        let _ = signal_hook::flag::register(signal, Arc::clone(&ignored));
+    }
+    let mut say = |line: &str| {
+        let _ = writeln!(output, "{line}").and_then(|()| output.flush());
+    };
+    if let Err(error) = put(resolver, tun, &[]) {
+        say(&error.to_string());
+        return Err(());
+    }
+    say(READY);
+    for line in input.lines().map_while(Result::ok) {
+        let servers: Vec<IpAddr> =
+            line.split_whitespace().filter_map(|word| word.parse().ok()).take(SERVERS_MAX).collect();
+        if let Err(error) = put(resolver, tun, &servers) {
+            say(&error.to_string());
+        }
+    }
+    let _ = put(resolver, tun, &[]);
+    Ok(())
+}
+
+/// Makes `servers` those that Weir, with this device, has in force.
+fn put(resolver: &Resolver, tun: &str, servers: &[IpAddr]) -> io::Result<()> {
+    match resolver {
+        Resolver::File(path) => {
+            let explained = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", path.display()));
+            edit(path, tun, servers).map_err(explained)
+        }
+        Resolver::Resolvconf => run(tun, servers),
+    }
+}
+
+/// How the lines end that are Weir's.
+fn mark(tun: &str) -> String {
+    format!(" # weir, {tun}")
+}
+
+/// What becomes of `text`: Weir's lines first, so that they are asked first, and everything else as it was.
+fn edited(text: &str, tun: &str, servers: &[IpAddr]) -> String {
+    let mark = mark(tun);
+    let ours = servers.iter().map(|server| format!("nameserver {server}{mark}\n"));
+    let others = text.split_inclusive('\n').filter(|line| !line.trim_end().ends_with(&mark)).map(str::to_owned);
+    ours.chain(others).collect()
+}
+
+/// Changes the file in its place, where it may be mounted or linked; whoever reads it meanwhile sees it old or new, as both
+/// are written at once.
+fn edit(path: &Path, tun: &str, servers: &[IpAddr]) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let text = read(&file)?;
+    let edited = edited(&text, tun, servers);
+    if edited == text {
+        return Ok(());
+    }
+    file.write_all_at(edited.as_bytes(), 0)?;
+    file.set_len(edited.len() as u64)?;
+    file.sync_data()
+}
+
+fn read(file: &File) -> io::Result<String> {
+    let mut text = String::new();
+    file.take(FILE_MAX).read_to_string(&mut text)?;
+    if text.len() as u64 == FILE_MAX {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "too large for a file of a resolver"));
+    }
+    Ok(text)
+}
+
+fn run(tun: &str, servers: &[IpAddr]) -> io::Result<()> {
+    let interface = format!("{tun}.weir");
+    let verb = if servers.is_empty() { "-d" } else { "-a" };
+    let mut command = Command::new("resolvconf");
+    command.args([verb, &interface]).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
+    let explained = |error: io::Error| io::Error::new(error.kind(), format!("cannot run resolvconf: {error}"));
+    let mut process = command.spawn().map_err(explained)?;
+    if let Some(mut input) = process.stdin.take() {
+        let lines: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
+        // One that does not read says so by its status.
+        let _ = input.write_all(lines.as_bytes());
+    }
+    let output = process.wait_with_output().map_err(explained)?;
+    // There may be nothing to take out, and some versions say so.
+    if output.status.success() || servers.is_empty() {
+        return Ok(());
+    }
+    let said = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
+    Err(io::Error::other(format!("resolvconf {verb} {interface}: {said}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn servers(text: &str) -> Vec<IpAddr> {
+        text.split_whitespace().map(|word| word.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn lines_come_first_and_leave_nothing_behind() {
+        let usual = "# by the installer\nsearch example\nnameserver 192.0.2.53\noptions rotate";
+        let with = edited(usual, "weir0", &servers("10.2.0.53 fd02::53"));
+        let first = "nameserver 10.2.0.53 # weir, weir0\nnameserver fd02::53 # weir, weir0\n";
+        assert_eq!(with, format!("{first}{usual}"));
+        // Those of another gateway are its own; what one that was killed left goes.
+        let both = edited(&with, "weir1", &servers("10.9.0.1"));
+        assert!(both.starts_with("nameserver 10.9.0.1 # weir, weir1\nnameserver 10.2.0.53"));
+        assert_eq!(edited(&edited(&both, "weir0", &[]), "weir1", &[]), usual);
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_stands_in_the_file_stays(text in "([a-z# ,.0]{0,12}\n?){0,6}", count in 0..3usize) {
+            let given = &servers("10.2.0.53 10.2.0.54")[..count.min(2)];
+            let with = edited(&text, "weir0", given);
+            prop_assert_eq!(edited(&with, "weir0", given), with.clone());
+            prop_assert_eq!(edited(&with, "weir0", &[]), edited(&text, "weir0", &[]));
+        }
+    }
+
+    #[test]
+    fn a_keeper_follows_its_orders_and_undoes_them_at_the_end() {
+        let path = std::env::temp_dir().join(format!("weir-resolv-{}.conf", std::process::id()));
+        let resolver = Resolver::File(path.clone());
+        let mut said = Vec::new();
+        assert_eq!(keep(&resolver, "weir0", io::empty(), &mut said), Err(()));
+        assert!(String::from_utf8_lossy(&said).contains("No such file"), "there has to be a file");
+
+        let left = "nameserver 10.9.9.9 # weir, weir0\nnameserver 192.0.2.53\n";
+        std::fs::write(&path, left).unwrap();
+        /// Gives its lines one by one and keeps what is in the file before each.
+        struct Orders<'a>(&'a Path, Vec<&'static str>, Vec<String>);
+        impl Read for Orders<'_> {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                self.2.push(std::fs::read_to_string(self.0)?);
+                let Some(line) = self.1.pop() else { return Ok(0) };
+                into[..line.len()].copy_from_slice(line.as_bytes());
+                Ok(line.len())
+            }
+        }
+        let mut orders = Orders(&path, vec!["\n", "10.2.0.53 rm -rf / 10.2.0.54\n"], Vec::new());
+        let mut said = Vec::new();
+        keep(&resolver, "weir0", BufReader::with_capacity(64, &mut orders), &mut said).unwrap();
+        assert_eq!(String::from_utf8_lossy(&said), "ready\n");
+        let usual = "nameserver 192.0.2.53\n";
+        let with = format!("nameserver 10.2.0.53 # weir, weir0\nnameserver 10.2.0.54 # weir, weir0\n{usual}");
+        assert_eq!(orders.2, [usual, &with, usual]);
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), usual);
+        std::fs::remove_file(&path).unwrap();
+    }
+}
