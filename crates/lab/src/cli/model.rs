@@ -10,11 +10,13 @@ use crypto::Engine;
 use ipsec::Protocol;
 
 use crate::model::{
-    Basis, Calibration, Candidate, CostTable, Curve, Errors, Family, Form, Identity, Interval, Layout, Machine,
-    Profile, ROUNDINGS, Rounding, Selection, SizeFn, Standing, Verdict, Verification, Work, calibrate, measure_cost,
-    read_measurements, validate, verify_paper,
+    Basis, Calibration, Candidate, CostTable, Curve, Errors, Family, Form, Identity, Interval, Layout, MIN_CORE_COUNTS,
+    Machine, Profile, ROUNDINGS, Rounding, Selection, SizeFn, Standing, Usl, Verdict, Verification, Work, calibrate,
+    fit_asynchronous, karp_flatt, mean_largest, measure_cost, pipeline, read_measurements, read_scaling, spread_limit,
+    used_queues, validate, verify_paper,
 };
 use crate::pair::{Shape, Subject};
+use crate::stats::{Rng, median};
 use crate::trial::Direction;
 
 /// `weir lab model`.
@@ -47,6 +49,51 @@ pub enum Model {
     #[command(after_help = "Example:\n  weir lab model validate esp.toml other-day/trials.jsonl\n\n\
         Exit status: 0 accepted, 1 not accepted, 2 nothing could be judged.")]
     Validate(ValidateArgs),
+    /// Fit Gunther's law to throughput at several core counts, and show what hashing wastes
+    ///
+    /// FILE is trials.jsonl with trials of one kind at several core counts, or CSV with cores and pps or mpps.
+    #[command(after_help = "Example:\n  weir lab model scale cores.csv --sas 8")]
+    Scale(ScaleArgs),
+    /// Fit the asynchronous form: a processor and an engine that work at the same time, and their breakpoint
+    #[command(after_help = "Example:\n  weir lab model engine offload.csv --sizes s2-esp16 --ring 64")]
+    Engine(EngineArgs),
+}
+
+/// Options of `weir lab model scale`.
+#[derive(Debug, Args)]
+pub struct ScaleArgs {
+    /// Measurements
+    file: PathBuf,
+    /// Subject, where the file has several
+    #[arg(long)]
+    subject: Option<String>,
+    /// Direction, where the file has several
+    #[arg(long, value_parser = direction)]
+    direction: Option<Direction>,
+    /// SAs that are hashed onto cores
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    sas: u32,
+}
+
+/// Options of `weir lab model engine`.
+#[derive(Debug, Args)]
+pub struct EngineArgs {
+    /// Measurements, as for fit
+    file: PathBuf,
+    /// Subject, where the file has several
+    #[arg(long)]
+    subject: Option<String>,
+    /// Direction, where the file has several
+    #[arg(long, value_parser = direction)]
+    direction: Option<Direction>,
+    /// Size function (weir lab model sizes)
+    #[arg(long, value_name = "NAME")]
+    sizes: Option<String>,
+    #[command(flatten)]
+    protection: Protection,
+    /// Packets that fit between processor and engine: what it costs is simulated with exponential times
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    ring: u32,
 }
 
 /// `--json` alone.
@@ -128,7 +175,7 @@ pub struct CostArgs {
     /// Step between lengths in bytes
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     step: u32,
-    /// Rounds over all lengths, in random order each; the median counts
+    /// Rounds over all lengths, in random order each; the lowest tenth counts
     #[arg(long, default_value_t = 21, value_parser = clap::value_parser!(u32).range(3..=1001))]
     rounds: u32,
     /// File to write
@@ -230,6 +277,8 @@ impl Model {
             Self::Cost(args) => cost(&args),
             Self::Fit(args) => fit(&args),
             Self::Validate(args) => judge(&args),
+            Self::Scale(args) => scale(&args),
+            Self::Engine(args) => engine(&args),
         };
         match outcome {
             Ok(true) => ExitCode::SUCCESS,
@@ -641,4 +690,76 @@ fn judge(args: &ValidateArgs) -> Result<bool, String> {
     println!("{rows}");
     println!("{}", if validation.accepted() { "accepted" } else { "not accepted" });
     Ok(validation.accepted())
+}
+
+fn scale(args: &ScaleArgs) -> Result<bool, String> {
+    let selection = Selection { subject: args.subject.clone(), direction: args.direction, ..Selection::default() };
+    let points = read_scaling(&args.file, &selection).map_err(|e| e.to_string())?;
+    let fit = Usl::fit(&points).ok_or_else(|| {
+        format!("{}: Gunther's law needs at least {MIN_CORE_COUNTS} different core counts", args.file.display())
+    })?;
+    let mut counts: Vec<f64> = points.iter().map(|p| p.0).collect();
+    counts.sort_by(f64::total_cmp);
+    counts.dedup();
+    let mut rows =
+        table(&["cores", "measured pps", "law", "error %", "serial share", "used", "fullest", "hashed SAs reach"]);
+    for n in counts {
+        let measured = median(&points.iter().filter(|p| p.0 == n).map(|p| p.1).collect::<Vec<_>>());
+        let law = fit.law.throughput(n);
+        let serial = if n > 1.0 { format!("{:.4}", karp_flatt(measured / fit.law.one, n)) } else { String::new() };
+        let queues = n as u32;
+        rows.add_row([
+            n.to_string(),
+            digits(measured),
+            digits(law),
+            format!("{:+.2}", 100.0 * (law / measured - 1.0)),
+            serial,
+            format!("{:.2}", used_queues(queues, args.sas)),
+            format!("{:.2}", mean_largest(queues, args.sas)),
+            format!("{:.2}", spread_limit(queues, args.sas)),
+        ]);
+    }
+    println!("{rows}");
+    let range = |i: Interval| format!("{:.5} (95 %: {:.5} to {:.5})", i.value, i.low, i.high);
+    println!("one core {} packets/s", digits(fit.law.one));
+    println!("contention {}", range(fit.contention));
+    println!("coherency  {}", range(fit.coherency));
+    if fit.law.coherency > 0.0 && fit.law.contention < 1.0 {
+        println!("no more throughput beyond {:.0} cores", fit.law.peak());
+    }
+    println!("used, fullest, reach: {} SAs of equal rate hashed onto that many cores", args.sas);
+    Ok(true)
+}
+
+fn engine(args: &EngineArgs) -> Result<bool, String> {
+    let selection = Selection { subject: args.subject.clone(), direction: args.direction, ..Selection::default() };
+    let measurements = read_measurements(&args.file, &selection).map_err(|e| e.to_string())?;
+    let layout = args.protection.layout()?.or_else(|| layout_of(&measurements.identity));
+    let basis = Basis { size_fn: size_fn(args.sizes.as_deref(), layout.as_ref())?, cost: None };
+    let samples: Vec<_> = measurements.rows.iter().map(|m| m.sample).collect();
+    let fit = fit_asynchronous(&basis, &samples).ok_or(
+        "no breakpoint can be fitted: measure at least two sizes that take the same time and two larger ones that take longer",
+    )?;
+    println!("time over {}", basis.size_fn.id());
+    println!(
+        "t_fix {} ns, t_oh {} ns, R_alg {} Mbps, largest error {:.2} %",
+        digits(fit.system.fixed_ns),
+        digits(fit.system.overhead_ns),
+        digits(fit.system.rate_mbps),
+        fit.max_percent
+    );
+    let b = fit.breakpoint;
+    println!("breakpoint {} bytes (95 %: {} to {})", digits(b.value), digits(b.low), digits(b.high));
+    let stages = [fit.system.fixed_ns; 2];
+    let mut rng = Rng::new(1);
+    let drawn: Vec<[f64; 2]> = (0..50_000)
+        .map(|_| stages.map(|mean| -mean * (((rng.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64).ln()))
+        .collect();
+    let with = |ring| pipeline(2, drawn.len(), ring, |stage, n| drawn[n][stage]);
+    println!(
+        "at the breakpoint, if times vary exponentially, a ring of {} is {:.1} % slower than an endless one",
+        args.ring,
+        100.0 * (with(Some(args.ring as usize)) / with(None) - 1.0)
+    );
+    Ok(true)
 }

@@ -32,14 +32,15 @@ impl Sample {
     }
 }
 
-/// Sizes of `samples` in ascending order, each once, with the median time of its samples.
+/// Sizes of `samples` in ascending order, each once, with the median time and the mean weight of its samples.
 pub fn medians(samples: &[Sample]) -> Vec<Sample> {
     let mut sizes: Vec<f64> = samples.iter().map(|s| s.size).collect();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
     let median_of = |size: f64| {
-        let times: Vec<f64> = samples.iter().filter(|s| s.size == size).map(|s| s.time_ns).collect();
-        Sample::new(size, median(&times))
+        let (times, weights): (Vec<f64>, Vec<f64>) =
+            samples.iter().filter(|s| s.size == size).map(|s| (s.time_ns, s.weight)).unzip();
+        Sample { size, time_ns: median(&times), weight: weights.iter().sum::<f64>() / weights.len() as f64 }
     };
     sizes.into_iter().map(median_of).collect()
 }

@@ -37,7 +37,7 @@ pub enum MeasureError {
     Refused(usize, String),
 }
 
-/// Seals bodies of every length of `lengths` with `suite`, `rounds` times in random order, and keeps the median. Lengths that
+/// Seals bodies of every length of `lengths` with `suite`, `rounds` times in random order, and keeps the lowest tenth. Lengths that
 /// the cipher's block does not divide are left out. `progress` gets (done, total).
 ///
 /// # Errors

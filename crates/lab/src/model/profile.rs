@@ -10,8 +10,8 @@ use crypto::ike::Hash;
 use serde::{Deserialize, Serialize};
 
 use super::equation::Synchronous;
-use super::fit::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, residuals, sign_runs, theil_sen};
-use super::form::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, choose, held_out, two_point_sizes};
+use super::fit::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, sign_runs, theil_sen, weighted};
+use super::form::{Baseline, Basis, Candidate, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
 use super::input::{Identity, Measurements};
 use super::size::Layout;
 
@@ -210,9 +210,8 @@ pub fn calibrate(
 }
 
 fn line_fit(basis: &Basis, samples: &[Sample]) -> Option<LineFit> {
-    let fitted = Fitted::best(Family::Line, basis, samples)?;
-    let Curve::Linear { form, fit } = &fitted.curve else { return None };
-    let rows: Vec<Vec<f64>> = samples.iter().map(|s| form.row(basis, s.size)).collect();
+    let rows: Vec<Vec<f64>> = samples.iter().map(|s| Form::Line.row(basis, s.size)).collect();
+    let fit = weighted(&rows, samples)?;
     let huber = huber(&rows, samples, None)?;
     let (x, y): (Vec<f64>, Vec<f64>) =
         medians(samples).iter().map(|s| (basis.size_fn.bytes(s.size), s.time_ns)).unzip();
@@ -222,17 +221,8 @@ fn line_fit(basis: &Basis, samples: &[Sample]) -> Option<LineFit> {
         correlation: fit.correlation(),
         huber: (huber.coef[0], huber.coef[1]),
         theil_sen: theil_sen(&x, &y)?,
-        lack_of_fit: lack_of_fit(fit, &rows, samples),
+        lack_of_fit: lack_of_fit(&fit, &rows, samples),
     })
-}
-
-/// The residuals of a line over `samples` in order of size, in percent: what a curve looks like that a line does not see.
-pub fn line_residuals(basis: &Basis, samples: &[Sample]) -> Option<SignRuns> {
-    let points = medians(samples);
-    let fitted = Fitted::best(Family::Line, basis, &points)?;
-    let Curve::Linear { form, fit } = &fitted.curve else { return None };
-    let rows: Vec<Vec<f64>> = points.iter().map(|s| form.row(basis, s.size)).collect();
-    Some(sign_runs(&residuals(fit, &rows, &points)))
 }
 
 impl Profile {

@@ -135,19 +135,36 @@ impl Queue {
 
     /// Probability of each cell of waiting time, up to where 0.01 % remain.
     fn wait_cells(&self, cell: f64) -> Vec<f64> {
-        // Residual service time: density P(t > x) / E[t], each cell at its nearest grid point.
+        // Residual service time has the density P(t > x) / E[t]; each cell counts at its middle, the first is half a cell.
         let mean = self.service.moment(1);
-        let below = |x: f64| self.service.parts.iter().map(|(t, p)| p * x.clamp(0.0, *t)).sum::<f64>() / mean;
-        let residual: Vec<f64> =
-            (0..=CELLS).map(|j| below((j as f64 + 0.5) * cell) - below((j as f64 - 0.5) * cell)).collect();
-        let scale = self.rho / (1.0 - self.rho * residual[0]);
-        let mut wait = vec![(1.0 - self.rho) / (1.0 - self.rho * residual[0])];
-        let mut sum = wait[0];
-        while sum < 0.9999 && wait.len() < MAX_CELLS {
+        let first = self.service.parts.iter().map(|(t, p)| p * t.min(cell / 2.0)).sum::<f64>() / mean;
+        // A service time covers whole cells and a part of the last.
+        let spans: Vec<(f64, usize, f64)> = self
+            .service
+            .parts
+            .iter()
+            .map(|(t, p)| {
+                let last = (t / cell + 0.5).floor();
+                (p * cell / mean, last as usize, t / cell - (last - 0.5))
+            })
+            .filter(|(_, last, _)| *last > 0)
+            .collect();
+        let scale = self.rho / (1.0 - self.rho * first);
+        let mut wait = vec![(1.0 - self.rho) / (1.0 - self.rho * first)];
+        // below[i]: sum of the first i cells, so that whole cells cost one difference.
+        let mut below = vec![0.0, wait[0]];
+        while below[wait.len()] < 0.9999 && wait.len() < MAX_CELLS {
             let k = wait.len();
-            let next: f64 = scale * (1..=k.min(CELLS)).map(|j| residual[j] * wait[k - j]).sum::<f64>();
-            sum += next;
-            wait.push(next);
+            let sum: f64 = spans
+                .iter()
+                .map(|(weight, last, part)| {
+                    let whole = below[k] - below[k - (last - 1).min(k)];
+                    let rest = if *last <= k { part * wait[k - last] } else { 0.0 };
+                    weight * (whole + rest)
+                })
+                .sum();
+            wait.push(scale * sum);
+            below.push(below[k] + scale * sum);
         }
         wait
     }
