@@ -49,12 +49,14 @@ pub(crate) fn ip(args: &[&str]) -> Result<String, RouteError> {
     Err(RouteError::Refused { command: args.join(" "), stderr })
 }
 
-/// Lets one `ip` carry out many commands of a family, in order; the first that is refused is the last.
-fn batch(v6: bool, commands: &[String]) -> Result<(), RouteError> {
+/// Lets one `ip` carry out many commands of a family, in order; the first that is refused is the last, unless
+/// refusals do not matter (`-force`).
+fn batch(v6: bool, force: bool, commands: &[String]) -> Result<(), RouteError> {
     if commands.is_empty() {
         return Ok(());
     }
     let mut child = Command::new("ip")
+        .args(force.then_some("-force"))
         .args([family(v6), "-batch", "-"])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
@@ -142,11 +144,11 @@ impl Routes {
             };
             let mut commands: Vec<String> = of_family().map(last).collect();
             if families.contains(&v6) {
-                batch(v6, &std::mem::take(&mut commands))?;
+                batch(v6, false, &std::mem::take(&mut commands))?;
                 self.add_rule(v6)?;
             }
             commands.extend(of_family().map(|route| self.direct(route)));
-            batch(v6, &commands)?;
+            batch(v6, false, &commands)?;
             self.routes.extend(of_family().cloned());
         }
         let stale: Vec<Route> = self.routes.difference(&wanted).cloned().chain(left).collect();
@@ -206,13 +208,16 @@ impl Routes {
         format!("route replace {network} dev {} table {}{source}", self.tun, self.table)
     }
 
+    /// Best effort: what is gone already is as good.
     fn remove<'a>(&self, v6: bool, networks: impl Iterator<Item = &'a str>) {
-        for network in networks {
-            // Each by itself: one that is gone already shall not keep the next.
-            let _ = ip(&[family(v6), "route", "del", network, "dev", &self.tun, "table", &self.table]);
-            let last = ["route", "del", "unreachable", network, "table", &self.table, "metric", LAST_METRIC];
-            let _ = ip(&[&[family(v6)], &last[..]].concat());
-        }
+        let Self { tun, table, .. } = self;
+        let both = |network| {
+            [
+                format!("route del {network} dev {tun} table {table}"),
+                format!("route del unreachable {network} table {table} metric {LAST_METRIC}"),
+            ]
+        };
+        let _ = batch(v6, true, &networks.flat_map(both).collect::<Vec<_>>());
     }
 
     /// Undoes a first [`Routes::apply`] that failed: what a killed daemon left unreachable stays so.
