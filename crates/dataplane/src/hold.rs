@@ -44,6 +44,8 @@ pub(crate) struct Hold {
     /// Some of them wait for a sign of the peer, which no tables tell.
     for_sign: bool,
     acquires: rtrb::Producer<Acquire>,
+    /// The control side was asked since [`Hold::take_asked`].
+    asked: bool,
     /// Trap, whether for a core, and when it may be reported again.
     reported: [(u32, bool, u64); REMEMBERED],
 }
@@ -72,6 +74,7 @@ impl Hold {
             generation: 0,
             for_sign: false,
             acquires,
+            asked: false,
             reported: [(0, false, 0); REMEMBERED],
         }
     }
@@ -109,7 +112,14 @@ impl Hold {
         }
         if self.acquires.push(acquire).is_ok() {
             *last = (about.0, about.1, now_ms + QUIET_MS);
+            self.asked = true;
         }
+    }
+
+    /// True when something was asked for since the last call: the control side is to be woken.
+    #[inline]
+    pub(crate) fn take_asked(&mut self) -> bool {
+        std::mem::take(&mut self.asked)
     }
 
     /// True when nothing is held.

@@ -6,7 +6,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -69,6 +69,8 @@ pub struct Runner {
     threads: Vec<Thread>,
     counters: Vec<Arc<CoreCounters>>,
     stop: Arc<Stop>,
+    /// What packets asked for waits to be fetched.
+    asked: Arc<OwnedFd>,
 }
 
 struct Thread {
@@ -91,9 +93,10 @@ impl Runner {
     /// [`RunnerError::Start`]; nothing is left running then.
     pub fn start(workers: Vec<(WorkerConfig, Links)>, tables: Publisher) -> Result<Self, RunnerError> {
         let failed = |core| move |source| RunnerError::Start { core, source };
-        let event = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(0)(e.into()))?;
+        let silent = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(0)(e.into()));
+        let (event, asked) = (silent()?, Arc::new(silent()?));
         let stop = Arc::new(Stop { asked: AtomicBool::new(false), event });
-        let mut runner = Self { threads: Vec::new(), counters: Vec::new(), stop };
+        let mut runner = Self { threads: Vec::new(), counters: Vec::new(), stop, asked };
         for (config, links) in workers {
             let core = config.core;
             runner.spawn(config, links, tables.clone()).map_err(failed(core))?;
@@ -108,7 +111,8 @@ impl Runner {
         let counters = worker.counters();
         let stop = Arc::clone(&self.stop);
         let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
-        let mut post = Post::new(links, &stop.event, Arc::clone(&wake), shape, worker)?;
+        let bells = (Arc::clone(&wake), Arc::clone(&self.asked));
+        let mut post = Post::new(links, &stop.event, bells, shape, worker)?;
         let handle = std::thread::Builder::new().name(format!("weir-{core}")).spawn(move || {
             pin_to(core, pin);
             post.run(&tables, &stop.asked)
@@ -130,8 +134,15 @@ impl Runner {
         records.take(limit).collect()
     }
 
+    /// Readable when packets have asked for SAs since the last [`Runner::acquires`].
+    pub fn asked(&self) -> BorrowedFd<'_> {
+        self.asked.as_fd()
+    }
+
     /// SAs that packets have asked for since the last call, at most `limit`.
     pub fn acquires(&mut self, limit: usize) -> Vec<Acquire> {
+        // Before the rings, so that what comes meanwhile is seen or rings again.
+        let _ = rustix::io::read(&*self.asked, &mut [0; 8]);
         let records =
             self.threads.iter_mut().flat_map(|thread| std::iter::from_fn(|| thread.reports.acquires.pop().ok()));
         records.take(limit).collect()
@@ -202,6 +213,8 @@ struct Post {
     links: Links,
     ready: OwnedFd,
     wake: Arc<OwnedFd>,
+    /// Wakes the control side.
+    asked: Arc<OwnedFd>,
     /// Ports that may have something: inner first, then `outer_rx` in order.
     open: Vec<bool>,
     /// Ports that cannot be waited on.
@@ -216,7 +229,7 @@ impl Post {
     fn new(
         links: Links,
         stop: &OwnedFd,
-        wake: Arc<OwnedFd>,
+        (wake, asked): (Arc<OwnedFd>, Arc<OwnedFd>),
         (packets, bytes): (usize, usize),
         worker: Worker,
     ) -> io::Result<Self> {
@@ -234,6 +247,7 @@ impl Post {
             counters: worker.counters(),
             ready,
             wake,
+            asked,
             open: vec![true; unwaitable.len()],
             seen: vec![Refused::default(); unwaitable.len() + 1],
             unwaitable,
@@ -269,6 +283,9 @@ impl Post {
                     let snapshot = reader.load();
                     self.inbound(snapshot, i)?;
                 }
+            }
+            if self.worker.hold.take_asked() {
+                let _ = rustix::io::write(&*self.asked, &1_u64.to_ne_bytes());
             }
             self.wait()?;
         }
@@ -520,10 +537,14 @@ mod tests {
         let tables_now = tables(Action::Trap(5));
         let mut runner = Runner::start(vec![(small(0), links)], tables_now.clone()).unwrap();
         send(&mut inner, 3);
-        let (mut acquires, start) = (vec![], Instant::now());
-        while acquires.is_empty() && start.elapsed() < Duration::from_secs(5) {
-            acquires = runner.acquires(10);
-        }
+        let rings = |runner: &Runner, patience| {
+            let timeout = Timespec { tv_sec: patience, tv_nsec: 0 };
+            let fd = rustix::event::PollFd::new(&runner.asked, rustix::event::PollFlags::IN);
+            rustix::event::poll(&mut [fd], Some(&timeout)).unwrap() == 1
+        };
+        assert!(rings(&runner, 5));
+        let acquires = runner.acquires(10);
+        assert!(!rings(&runner, 0));
         let key = acquires[0].key;
         assert_eq!((acquires.len(), acquires[0].trap, acquires[0].core), (1, 5, None));
         assert_eq!(key.proto, wire::IpProto::UDP);

@@ -344,7 +344,7 @@ impl Gateway {
                 return Ok(());
             }
             match &self.keyed {
-                Some(keyed) => keyed.keying.wait(&[self.control.ready()], TICK),
+                Some(keyed) => keyed.keying.wait(&[self.control.ready(), self.plane.runner().asked()], TICK),
                 None => self.control.wait(TICK),
             }
         }
