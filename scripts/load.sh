@@ -9,5 +9,5 @@ export PATH
 
 cargo build --release --locked --package weir
 target=$(cargo metadata --no-deps --locked --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
-export WEIR="$target/release/weir" LOAD_MBIT="${MBIT:-1000}" LOAD_REKEYS="${REKEYS:-200}" LOAD_FOR="${SECONDS_WITHOUT:-15}"
+export WEIR="$target/release/weir" LOAD_MBIT="${MBIT:-1000}" LOAD_REKEYS="${REKEYS:-400}" LOAD_FOR="${SECONDS_WITHOUT:-15}"
 exec testing/interop/ike/run.sh rekey-load

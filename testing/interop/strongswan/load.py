@@ -37,20 +37,21 @@ def send(source, target, mbit, size):
     sock.connect((target, PORT))
     datagram = bytearray(size)
     per_s = mbit * 1e6 / 8 / size
-    # Less than twice the rate, however long nothing could be sent.
-    gap_s = BURST / per_s / 2
-    start = due = time.monotonic()
+    every_s = BURST / per_s
+    start = due = next_burst = time.monotonic()
     sent = 0
     while going:
         now = time.monotonic()
-        if now < due:
-            time.sleep(due - now)
+        if now < next_burst:
+            time.sleep(next_burst - now)
             continue
         for _ in range(BURST):
             struct.pack_into("!Q", datagram, 0, sent)
             sock.send(datagram)
             sent += 1
-        due = max(due + 2 * gap_s, now + gap_s if now - due > gap_s else 0)
+        due += every_s
+        # A quarter more than the rate at most, however long nothing could be sent.
+        next_burst = max(due, now + every_s * 0.8)
     took = time.monotonic() - start
     print(f"{sent} sent at {sent * size * 8 / took / 1e6:.0f} Mbit/s")
 
