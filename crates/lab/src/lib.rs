@@ -1,6 +1,7 @@
 //! The lab: Weir and its rivals, measured in the same way.
 
 pub mod bench;
+pub mod campaign;
 pub mod cli;
 pub mod compare;
 pub mod demo;
@@ -13,6 +14,7 @@ pub mod packet;
 pub mod pair;
 pub mod search;
 pub mod series;
+pub mod report;
 pub mod stats;
 mod svg;
 pub mod traffic;

@@ -98,6 +98,12 @@ pub fn run(options: &IkeOptions, progress: Progress<'_>) -> IkeOutcome {
     }
 }
 
+/// One round of each rate: IKE SAs with a Child SA, rekeyed Child SAs, rekeyed IKE SAs; per second, both ends on one core.
+pub fn rates(count: usize) -> [f64; 3] {
+    let [child, ike] = rekeys(count);
+    [handshakes(count), child, ike]
+}
+
 /// Brings so many IKE SAs up and lets their initiators go; how many there are and what they take.
 fn hold(count: usize, steps: usize, step: &mut dyn FnMut()) -> (usize, u64) {
     let mut net = Net::new(gateway());

@@ -9,7 +9,7 @@ pub(crate) use blocks::FORMAT as BLOCK_FORMAT;
 pub use blocks::{BlockHeader, BlockResult, serve};
 pub use ike::{
     DaemonOptions, DaemonOutcome, Flood, IkeOptions, IkeOutcome, daemon_json, daemon_table, ike_json, ike_table,
-    run as run_ike, run_daemon,
+    rates as ike_rates, run as run_ike, run_daemon,
 };
 pub use path::{Case, Options, Outcome, Progress, run};
 pub use report::{json, table};

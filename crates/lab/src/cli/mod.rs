@@ -8,6 +8,8 @@ mod model;
 mod overheads;
 mod plan;
 mod search;
+mod run;
+mod verify;
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -127,6 +129,17 @@ pub enum Lab {
     /// Name what binds each result of a run: fixed cost, cost per byte, cipher, link, rings, or something else
     #[command(after_help = "Example:\n  weir lab explain lab-out --profile esp.toml --link 10Gbps")]
     Explain(explain::ExplainArgs),
+    /// Run a campaign: subjects, traffic, repetitions; trials and a report in a folder
+    ///
+    /// Every trial is on disk before the next one starts. A run that was interrupted goes on with the same command.
+    #[command(after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # goes on with it\n  weir lab run --preset model --print > mine.toml\n\n\
+        Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
+        130 after a signal.")]
+    Run(run::RunArgs),
+    /// Compute the report of a run again from its trials, and say what differs
+    #[command(after_help = "Example:\n  weir lab verify lab-out\n\n\
+        Exit status: 0 everything is the same to the bit, 1 something differs, 2 the folder is no run's.")]
+    Verify(verify::VerifyArgs),
 }
 
 /// Options of `weir lab demo`.
@@ -171,6 +184,8 @@ impl Lab {
             Self::Model(command) => command.run(),
             Self::Plan(args) => args.run(),
             Self::Explain(args) => args.run(),
+            Self::Run(args) => args.run(),
+            Self::Verify(args) => args.run(),
         }
     }
 }

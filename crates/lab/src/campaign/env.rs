@@ -1,0 +1,183 @@
+//! The machine, the program and their state: what every trial names by its hash.
+
+use std::fs;
+use std::path::Path;
+
+use crypto::ike::Hash;
+use serde::{Deserialize, Serialize};
+
+use crate::host;
+
+/// One environment. What changes from run to run (load, steal) stands beside the hash, not in it.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Environment {
+    /// Hash over `fixed`, 16 hex digits; trials name it.
+    pub hash: String,
+    /// What does not change while a run lasts.
+    pub fixed: Fixed,
+    /// Ticks of the time-stamp counter per second, as measured when the run began.
+    pub tsc_hz: f64,
+    /// Load average over one minute when the run began.
+    pub load_before: f64,
+    /// Share of processor time that the hypervisor gave to others since boot, in percent.
+    pub steal_percent: f64,
+    /// Start, in milliseconds since 1970.
+    pub at_ms: u64,
+}
+
+/// What makes two environments the same.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+pub struct Fixed {
+    /// Processor model.
+    pub cpu: String,
+    /// Microcode revision, where the kernel tells it.
+    pub microcode: String,
+    /// Processors that may run us.
+    pub cpus: usize,
+    /// Instruction sets that decide which code of the engine runs.
+    pub isa: Vec<String>,
+    /// Frequency policy; `unknown` in most guests.
+    pub governor: String,
+    /// Hypervisor, `none` on bare metal.
+    pub hypervisor: String,
+    /// Kernel release.
+    pub kernel: String,
+    /// Mitigations that are switched on, where the kernel tells them.
+    pub mitigations: Vec<String>,
+    /// Memory in MiB.
+    pub memory_mib: u64,
+    /// Version of Weir.
+    pub weir: String,
+    /// Commit it was run in; `unknown` outside of a working directory.
+    pub commit: String,
+    /// `debug` or `release`.
+    pub build: String,
+    /// SHA-256 of the program, 16 hex digits.
+    pub binary: String,
+}
+
+impl Environment {
+    /// That of this process.
+    pub fn here() -> Self {
+        let fixed = Fixed::here();
+        let text = serde_json::to_vec(&fixed).expect("a record has string keys");
+        Self {
+            hash: short_hash(&text),
+            fixed,
+            tsc_hz: dataplane::clock::ticks_per_second().round(),
+            load_before: load(),
+            steal_percent: steal_percent(&fs::read_to_string("/proc/stat").unwrap_or_default()),
+            at_ms: now_ms(),
+        }
+    }
+}
+
+impl Fixed {
+    fn here() -> Self {
+        let cpuinfo = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+        let field = |name: &str| cpu_field(&cpuinfo, name);
+        let flags = field("flags").unwrap_or_default();
+        let has = |flag: &str| flags.split(' ').any(|have| have == flag);
+        let isa = ["aes", "pclmulqdq", "avx2", "avx512f", "vaes", "vpclmulqdq", "sha_ni"].into_iter().filter(|f| has(f));
+        let program = std::env::current_exe().ok().and_then(|path| fs::read(path).ok()).unwrap_or_default();
+        Self {
+            cpu: host::cpu_model(),
+            microcode: field("microcode").unwrap_or_else(|| "unknown".into()),
+            cpus: host::cpus(),
+            isa: isa.map(str::to_owned).collect(),
+            governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+            hypervisor: hypervisor(has("hypervisor")),
+            kernel: host::kernel(),
+            mitigations: mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities")),
+            memory_mib: memory_mib(&fs::read_to_string("/proc/meminfo").unwrap_or_default()),
+            weir: env!("CARGO_PKG_VERSION").into(),
+            commit: host::commit(),
+            build: if cfg!(debug_assertions) { "debug".into() } else { "release".into() },
+            binary: short_hash(&program),
+        }
+    }
+}
+
+/// Milliseconds since 1970.
+pub fn now_ms() -> u64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_millis() as u64)
+}
+
+/// The first 16 hex digits of SHA-256.
+pub fn short_hash(bytes: &[u8]) -> String {
+    Hash::Sha256.digest(&[bytes]).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn cpu_field(cpuinfo: &str, name: &str) -> Option<String> {
+    let value = |line: &str| Some(line.strip_prefix(name)?.trim_start().strip_prefix(':')?.trim().to_owned());
+    cpuinfo.lines().find_map(value)
+}
+
+fn read(path: &str) -> String {
+    fs::read_to_string(path).map_or_else(|_| "unknown".into(), |text| text.trim().to_owned())
+}
+
+fn hypervisor(flag: bool) -> String {
+    if !flag {
+        return "none".into();
+    }
+    let product = read("/sys/class/dmi/id/product_name");
+    if product == "unknown" { "present".into() } else { product }
+}
+
+fn mitigations(dir: &Path) -> Vec<String> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten();
+    let mut found: Vec<String> = entries
+        .filter_map(|entry| {
+            let text = fs::read_to_string(entry.path()).ok()?;
+            text.starts_with("Mitigation").then(|| entry.file_name().to_string_lossy().into_owned())
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn memory_mib(meminfo: &str) -> u64 {
+    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) / 1024
+}
+
+fn load() -> f64 {
+    let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    text.split(' ').next().and_then(|word| word.parse().ok()).unwrap_or(0.0)
+}
+
+/// The eighth figure of the line `cpu` over all of them.
+fn steal_percent(stat: &str) -> f64 {
+    let line = stat.lines().next().unwrap_or_default();
+    let ticks: Vec<f64> = line.split_whitespace().skip(1).take(8).filter_map(|word| word.parse().ok()).collect();
+    let all: f64 = ticks.iter().sum();
+    if ticks.len() == 8 && all > 0.0 { ticks[7] / all * 100.0 } else { 0.0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_and_shares_are_read() {
+        let cpuinfo = "processor\t: 0\nmodel name\t: A & B\nmicrocode\t: 0x1\nflags\t\t: fpu aes hypervisor\n";
+        assert_eq!(cpu_field(cpuinfo, "microcode").as_deref(), Some("0x1"));
+        assert_eq!(cpu_field(cpuinfo, "flags").as_deref(), Some("fpu aes hypervisor"));
+        assert_eq!(steal_percent("cpu  10 0 10 60 0 0 0 20 0 0\n"), 20.0);
+        assert_eq!(steal_percent(""), 0.0);
+        assert_eq!(memory_mib("MemTotal:  2048 kB\n"), 2);
+    }
+
+    /// NIST FIPS 180-2, appendix B.1.
+    #[test]
+    fn the_hash_is_sha_256() {
+        assert_eq!(short_hash(b"abc"), "ba7816bf8f01cfea");
+    }
+
+    #[test]
+    fn two_looks_at_one_machine_are_alike() {
+        assert_eq!(Fixed::here(), Fixed::here());
+    }
+}

@@ -1,0 +1,152 @@
+//! Campaigns: what to measure, written down before it is measured.
+//!
+//! A campaign is a list of studies; a study is subjects × traffic × directions × further factors, measured in rounds, rounds in
+//! sessions. [`format`] reads it, [`schedule`] puts its trials in order, [`run`] starts one process per session, which
+//! opens subjects through [`runner`] and appends each trial to the folder ([`store`]). [`crate::report`] reads that folder and nothing else.
+
+pub mod env;
+pub mod format;
+mod memory;
+pub mod preset;
+mod progress;
+pub mod run;
+pub mod runner;
+pub mod schedule;
+pub mod store;
+pub mod subject;
+
+use std::time::Duration;
+
+pub use format::CampaignError;
+pub use preset::Preset;
+pub use run::{Finish, RunError};
+use serde::Serialize;
+pub use subject::Subject;
+
+use crate::trial::Direction;
+
+/// What a study is for; decides how its trials are made and which part of the report shows them.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Kind {
+    /// The same subject against itself: what this machine calls different although it is not.
+    Noise,
+    /// Cost of a packet by size: verdict, throughput, model.
+    Sizes,
+    /// Sizes that the model has not seen, in processes of their own.
+    Validate,
+    /// Loss and latency at shares of the capacity.
+    Loss,
+    /// Where the time of a packet goes.
+    Overheads,
+    /// Tunnel against transport, with and without UDP.
+    Modes,
+    /// Bytes on the wire.
+    Wire,
+    /// Throughput and cores over time.
+    Series,
+    /// Replay windows.
+    Replay,
+    /// Numbers of SAs.
+    Sas,
+    /// Numbers of cores.
+    Scaling,
+    /// IKE SAs, rekeyings.
+    Keying,
+}
+
+impl Kind {
+    /// All, with the word that a campaign uses.
+    pub const ALL: [(&'static str, Self); 12] = [
+        ("noise", Self::Noise),
+        ("sizes", Self::Sizes),
+        ("validate", Self::Validate),
+        ("loss", Self::Loss),
+        ("overheads", Self::Overheads),
+        ("modes", Self::Modes),
+        ("wire", Self::Wire),
+        ("series", Self::Series),
+        ("replay", Self::Replay),
+        ("sas", Self::Sas),
+        ("scaling", Self::Scaling),
+        ("keying", Self::Keying),
+    ];
+
+    /// The word that a campaign uses.
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(_, kind)| *kind == self).expect("every kind is in the list").0
+    }
+}
+
+/// Where packets run.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// Buffers of one process: no sockets, no kernel.
+    #[default]
+    Memory,
+    /// Two network namespaces with a cable.
+    Namespaces,
+}
+
+/// One study of a campaign.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Study {
+    /// Its name, once in a campaign.
+    pub name: String,
+    /// What for.
+    pub kind: Kind,
+    /// Where.
+    pub place: Place,
+    /// Subjects by name.
+    pub subjects: Vec<String>,
+    /// Traffic as it is written, e.g. `1400`, `imix:aaaaaaaddddg`, `64-1500`.
+    pub traffic: Vec<String>,
+    /// Ways through a subject.
+    pub directions: Vec<Direction>,
+    /// Processes, each with new memory and keys.
+    pub sessions: u32,
+    /// Rounds in each session; every round measures everything once.
+    pub rounds: u32,
+    /// Length of a trial.
+    pub duration: Duration,
+    /// Flows that packets belong to in turn.
+    pub flows: u32,
+    /// Shares of the capacity that are offered; empty: as much as goes.
+    pub loads: Vec<f64>,
+    /// Replay windows in packets.
+    pub replay: Vec<u32>,
+    /// Numbers of SAs.
+    pub sas: Vec<u32>,
+    /// Numbers of cores.
+    pub cores: Vec<u32>,
+    /// Packets per batch.
+    pub batch: u32,
+}
+
+/// A campaign.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Campaign {
+    /// Name; the run is called after it.
+    pub name: String,
+    /// One sentence for people.
+    pub title: String,
+    /// Seed of order, sizes and contents.
+    pub seed: u64,
+    /// Studies in the order in which they run.
+    pub studies: Vec<Study>,
+}
+
+impl Campaign {
+    /// Trials in all.
+    pub fn trials(&self) -> u64 {
+        self.studies.iter().map(Study::trials).sum()
+    }
+}
+
+impl Study {
+    /// Trials in all.
+    pub fn trials(&self) -> u64 {
+        schedule::cells(self).len() as u64 * u64::from(self.rounds) * u64::from(self.sessions)
+    }
+}

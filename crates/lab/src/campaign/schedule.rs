@@ -1,0 +1,148 @@
+//! Which trials a study consists of, and in which order they run.
+//!
+//! Everything that is compared is in one round. Rounds come in pairs: the second is the first one backwards, so that a drift of
+//! the machine meets both halves of every comparison alike (A B C C B A); each pair has a random order of its own.
+
+use super::{Kind, Study};
+use crate::stats::Rng;
+use crate::trial::Direction;
+
+/// One combination of all factors of a study.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Cell {
+    /// Subject by name.
+    pub subject: String,
+    /// Traffic as it is written.
+    pub traffic: String,
+    /// Way.
+    pub direction: Direction,
+    /// Share of the capacity that is offered; `None`: as much as goes.
+    pub load: Option<f64>,
+    /// Replay window in packets.
+    pub replay: u32,
+    /// SAs.
+    pub sas: u32,
+    /// Cores.
+    pub cores: u32,
+    /// Which of two identical halves, in a study of noise.
+    pub arm: Option<u8>,
+}
+
+/// A trial that is to be made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Planned {
+    /// Round within the session.
+    pub round: u32,
+    /// Position within the session.
+    pub order: u32,
+    /// Seed of its traffic.
+    pub seed: u64,
+    /// What.
+    pub cell: Cell,
+}
+
+/// All combinations of a study, in the order in which it names them.
+pub fn cells(study: &Study) -> Vec<Cell> {
+    let loads: Vec<Option<f64>> =
+        if study.loads.is_empty() { vec![None] } else { study.loads.iter().copied().map(Some).collect() };
+    let arms: &[Option<u8>] = if study.kind == Kind::Noise { &[Some(0), Some(1)] } else { &[None] };
+    let mut cells = Vec::new();
+    for subject in &study.subjects {
+        for traffic in &study.traffic {
+            for &direction in &study.directions {
+                for &load in &loads {
+                    for &replay in &study.replay {
+                        for (&sas, &cores) in study.sas.iter().flat_map(|s| study.cores.iter().map(move |c| (s, c))) {
+                            cells.extend(arms.iter().map(|&arm| Cell {
+                                subject: subject.clone(),
+                                traffic: traffic.clone(),
+                                direction,
+                                load,
+                                replay,
+                                sas,
+                                cores,
+                                arm,
+                            }));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    cells
+}
+
+/// The trials of one session. The same for the same seed, always.
+pub fn session(study: &Study, campaign_seed: u64, session: u32) -> Vec<Planned> {
+    let cells = cells(study);
+    let mut rng = Rng::new(campaign_seed ^ fingerprint(&study.name) ^ (u64::from(session) << 48));
+    let mut order: Vec<usize> = (0..cells.len()).collect();
+    let mut planned = Vec::with_capacity(cells.len() * study.rounds as usize);
+    for round in 0..study.rounds {
+        // Series are in order of time, whatever else is random.
+        if study.kind != Kind::Series {
+            if round % 2 == 0 { shuffle(&mut order, &mut rng) } else { order.reverse() }
+        }
+        for &index in &order {
+            planned.push(Planned { round, order: planned.len() as u32, seed: rng.next_u64(), cell: cells[index].clone() });
+        }
+    }
+    planned
+}
+
+fn shuffle(order: &mut [usize], rng: &mut Rng) {
+    for at in (1..order.len()).rev() {
+        order.swap(at, rng.below(at + 1));
+    }
+}
+
+/// A number for a name (FNV-1a), so that studies of one campaign have orders of their own.
+fn fingerprint(name: &str) -> u64 {
+    name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn study(text: &str) -> Study {
+        let text = format!("name = \"t\"\n[[study]]\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\n{text}");
+        super::super::format::parse("t.toml", &text).unwrap().studies.remove(0)
+    }
+
+    #[test]
+    fn a_second_round_is_the_first_one_backwards() {
+        let study = study("kind = \"sizes\"\ntraffic = [64, 128, 256, 512]\ndirections = [\"out\", \"in\"]\nrounds = 4");
+        let trials = session(&study, 1, 0);
+        assert_eq!(trials.len(), 32);
+        let cell = |at: usize| (&trials[at].cell.traffic, trials[at].cell.direction);
+        for at in 0..8 {
+            assert_eq!(cell(at), cell(15 - at));
+            assert_eq!(cell(16 + at), cell(31 - at));
+        }
+        assert!((0..8).any(|at| cell(at) != cell(16 + at)), "each pair of rounds has an order of its own");
+        assert!(trials.iter().enumerate().all(|(at, trial)| trial.order as usize == at));
+    }
+
+    #[test]
+    fn order_and_seeds_repeat_from_the_seed_and_differ_between_sessions() {
+        let study = study("kind = \"sizes\"\ntraffic = [64, 128, 256, 512]\nrounds = 2");
+        assert_eq!(session(&study, 1, 0), session(&study, 1, 0));
+        assert_ne!(session(&study, 1, 0), session(&study, 1, 1));
+        assert_ne!(session(&study, 1, 0), session(&study, 2, 0));
+    }
+
+    #[test]
+    fn noise_has_both_arms_in_every_round_and_a_series_stays_in_order() {
+        let noise = study("kind = \"noise\"\nrounds = 3");
+        let trials = session(&noise, 1, 0);
+        for round in trials.chunks(2) {
+            let mut arms: Vec<_> = round.iter().map(|trial| trial.cell.arm).collect();
+            arms.sort_unstable();
+            assert_eq!(arms, [Some(0), Some(1)]);
+        }
+        let series = study("kind = \"series\"\ntraffic = [64, 128]\nrounds = 3");
+        let sizes: Vec<String> = session(&series, 1, 0).into_iter().map(|trial| trial.cell.traffic).collect();
+        assert_eq!(sizes, ["64", "128", "64", "128", "64", "128"]);
+    }
+}

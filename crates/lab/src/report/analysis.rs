@@ -1,0 +1,274 @@
+//! From trials to estimates. Everything here depends on the trials alone and repeats exactly.
+
+use std::collections::BTreeMap;
+
+use crate::campaign::env::Environment;
+use crate::campaign::store::Problem;
+use crate::campaign::{Campaign, Kind};
+use crate::stats::{Estimate, Rng, median, quantile_sorted};
+use crate::trial::{Direction, Trial};
+
+/// Seed of the intervals: the same trials give the same report.
+const SEED: u64 = 0x7765_6972;
+/// Resamples for an interval.
+const RESAMPLES: usize = 2000;
+
+/// All that a report is made from.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder {
+    pub(crate) campaign: Campaign,
+    pub(crate) trials: Vec<Trial>,
+    pub(crate) problems: Vec<Problem>,
+    pub(crate) environments: Vec<Environment>,
+}
+
+/// What is compared: a subject with one traffic in one direction.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) struct Key {
+    pub(super) subject: String,
+    pub(super) traffic: String,
+    pub(super) direction: Direction,
+}
+
+impl Key {
+    pub(super) fn of(trial: &Trial) -> Self {
+        Self { subject: trial.subject.clone(), traffic: trial.traffic.clone(), direction: trial.direction }
+    }
+}
+
+/// What a packet costs.
+#[derive(Clone, Debug)]
+pub(super) struct Cost {
+    pub(super) key: Key,
+    pub(super) size: Option<u32>,
+    /// Ticks of the time-stamp counter per packet.
+    pub(super) ticks: Estimate,
+    /// Packets per second.
+    pub(super) pps: f64,
+    /// Bits per second of inner packets.
+    pub(super) bps: f64,
+    pub(super) sessions: usize,
+    pub(super) trials: usize,
+}
+
+impl Folder {
+    /// Trials of studies of a kind, in the order in which they were measured.
+    pub(super) fn of(&self, kind: Kind) -> Vec<&Trial> {
+        let names: Vec<&str> =
+            self.campaign.studies.iter().filter(|study| study.kind == kind).map(|study| study.name.as_str()).collect();
+        self.trials.iter().filter(|trial| names.contains(&trial.study.as_str())).collect()
+    }
+
+    /// Why there are no trials of a kind.
+    pub(super) fn why_not(&self, kind: Kind) -> String {
+        let studies: Vec<_> = self.campaign.studies.iter().filter(|study| study.kind == kind).collect();
+        if studies.is_empty() {
+            return format!("This campaign has no study of the kind '{}'.", kind.name());
+        }
+        let mut why: Vec<String> = self
+            .problems
+            .iter()
+            .filter(|problem| studies.iter().any(|study| study.name == problem.study))
+            .map(|problem| problem.why.clone())
+            .collect();
+        why.dedup();
+        if why.is_empty() { "The run was interrupted before it.".into() } else { why.join("; ") + "." }
+    }
+
+    /// Costs of all combinations in studies of a kind, in the order of the campaign.
+    pub(super) fn costs(&self, kind: Kind) -> Vec<Cost> {
+        costs(&self.of(kind))
+    }
+
+    /// Ticks per second where the trials were measured.
+    pub(super) fn hz(&self) -> f64 {
+        self.environments.first().map_or(f64::NAN, |env| env.tsc_hz)
+    }
+
+    /// The noise floor: the half-width of what the machine calls a difference between equals, as a share; `None` when it was not measured.
+    pub(super) fn noise(&self) -> Option<f64> {
+        let bands = self.noise_ratios();
+        let widest = bands.iter().flat_map(|(_, ratio)| [ratio.low, ratio.high]).map(|end| (end.ln()).abs());
+        widest.filter(|w| w.is_finite()).max_by(f64::total_cmp).map(f64::exp_m1)
+    }
+
+    /// The second half over the first, for everything that was measured against itself.
+    pub(super) fn noise_ratios(&self) -> Vec<(Key, Estimate)> {
+        let trials = self.of(Kind::Noise);
+        let arm = |trial: &&&Trial, arm: f64| trial.measured.values.get("arm") == Some(&arm);
+        keys(&trials)
+            .into_iter()
+            .map(|key| {
+                let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
+                let of = |number: f64| -> Vec<&Trial> { mine.iter().filter(|t| arm(t, number)).copied().collect() };
+                (key, ratio(&of(1.0), &of(0.0)))
+            })
+            .filter(|(_, ratio)| ratio.value.is_finite())
+            .collect()
+    }
+}
+
+/// Each combination once, in the order in which the campaign has it, which is that of the names' first session.
+pub(super) fn keys(trials: &[&Trial]) -> Vec<Key> {
+    let mut keys: Vec<Key> = Vec::new();
+    for trial in trials {
+        let key = Key::of(trial);
+        if !keys.contains(&key) {
+            keys.push(key);
+        }
+    }
+    keys.sort();
+    keys
+}
+
+/// Costs of all combinations among `trials`.
+pub(super) fn costs(trials: &[&Trial]) -> Vec<Cost> {
+    let mut groups: BTreeMap<Key, Vec<&Trial>> = BTreeMap::new();
+    for trial in trials.iter().filter(|trial| trial.measured.ticks_per_packet().is_some()) {
+        groups.entry(Key::of(trial)).or_default().push(trial);
+    }
+    groups
+        .into_iter()
+        .map(|(key, mine)| {
+            let ticks = over_sessions(&values(&mine, |trial| trial.measured.ticks_per_packet()));
+            let rate = |read: fn(&Trial) -> f64| over_sessions(&values(&mine, |trial| Some(read(trial)))).value;
+            Cost {
+                key,
+                size: mine[0].size,
+                ticks,
+                pps: rate(|trial| trial.measured.pps()),
+                bps: rate(|trial| trial.measured.bps()),
+                sessions: values(&mine, |_| Some(0.0)).len(),
+                trials: mine.len(),
+            }
+        })
+        .collect()
+}
+
+/// Values by session, in order.
+pub(super) fn values(trials: &[&Trial], read: impl Fn(&Trial) -> Option<f64>) -> Vec<Vec<f64>> {
+    let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for trial in trials {
+        if let Some(value) = read(trial).filter(|value| value.is_finite()) {
+            sessions.entry(trial.session).or_default().push(value);
+        }
+    }
+    sessions.into_values().collect()
+}
+
+/// The mean of the sessions' medians with its 95 % interval. Sessions are the units: within one, trials share memory and keys.
+/// With one session, its trials are the units, and the interval says nothing about other sessions.
+pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
+    let mut rng = Rng::new(SEED);
+    match sessions {
+        [] => Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN },
+        [only] => crate::stats::median_with_interval(only, &mut rng),
+        several => {
+            let medians: Vec<f64> = several.iter().map(|session| median(session)).collect();
+            means_interval(&medians, &mut rng)
+        }
+    }
+}
+
+fn means_interval(units: &[f64], rng: &mut Rng) -> Estimate {
+    let n = units.len();
+    let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / n as f64;
+    let mut drawn: Vec<f64> =
+        (0..RESAMPLES).map(|_| mean(&mut (0..n).map(|_| units[rng.below(n)]))).collect();
+    drawn.sort_by(f64::total_cmp);
+    Estimate {
+        value: mean(&mut units.iter().copied()),
+        low: quantile_sorted(&drawn, 0.025),
+        high: quantile_sorted(&drawn, 0.975),
+    }
+}
+
+/// The cost of `a` over that of `b`: the geometric mean of ratios within rounds, with its 95 % interval over sessions.
+pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
+    let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    for x in a {
+        let partner = b.iter().find(|y| {
+            (y.session, y.round, &y.traffic, y.direction) == (x.session, x.round, &x.traffic, x.direction)
+        });
+        let pair = partner.and_then(|y| Some((x.measured.ticks_per_packet()?, y.measured.ticks_per_packet()?)));
+        if let Some((x_ticks, y_ticks)) = pair {
+            sessions.entry(x.session).or_default().push((x_ticks / y_ticks).ln());
+        }
+    }
+    let logs = over_sessions(&sessions.into_values().collect::<Vec<_>>());
+    Estimate { value: logs.value.exp(), low: logs.low.exp(), high: logs.high.exp() }
+}
+
+/// The 0.5 and other quantiles of unsorted values.
+pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    quantile_sorted(&sorted, q)
+}
+
+/// A subject's name for people: `ESP tunnel AES-128-GCM`.
+pub(super) fn shown(subject: &str) -> String {
+    let Some(rest) = subject.strip_prefix("weir-") else { return subject.to_owned() };
+    let mut words = rest.splitn(3, '-');
+    match (words.next(), words.next(), words.next()) {
+        (Some(protocol), Some(mode), Some(suite)) => format!("{} {mode} {suite}", protocol.to_uppercase()),
+        _ => subject.to_owned(),
+    }
+}
+
+/// A direction for people.
+pub(super) fn way(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Out => "protecting",
+        Direction::In => "opening",
+        Direction::Both => "both ways",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic;
+    use super::*;
+
+    #[test]
+    fn intervals_are_over_sessions_and_repeat() {
+        let sessions = [vec![1.0, 2.0, 3.0], vec![2.0, 3.0, 4.0], vec![3.0, 4.0, 5.0]];
+        let estimate = over_sessions(&sessions);
+        assert_eq!(estimate.value, 3.0);
+        assert!(estimate.low >= 2.0 && estimate.low < 3.0 && estimate.high <= 4.0);
+        assert_eq!(estimate, over_sessions(&sessions));
+        assert!(over_sessions(&[]).value.is_nan());
+    }
+
+    /// Between sessions the machine doubles its speed; within a round the ratio stays 1.1.
+    #[test]
+    fn ratios_are_taken_within_rounds() {
+        let mut trials = Vec::new();
+        for session in 0..4 {
+            for (name, factor) in [("a", 1.1), ("b", 1.0)] {
+                let mut trial = synthetic::trials().remove(0);
+                (trial.session, trial.round, trial.subject) = (session, 0, name.into());
+                trial.measured.received = 1000;
+                trial.measured.tsc = Some((1e6 * factor * f64::from(1 << session)) as u64);
+                trials.push(trial);
+            }
+        }
+        let of = |name: &str| trials.iter().filter(|t| t.subject == name).collect::<Vec<_>>();
+        let ratio = ratio(&of("a"), &of("b"));
+        assert!((ratio.value - 1.1).abs() < 1e-5 && ratio.high - ratio.low < 1e-5, "{ratio:?}");
+    }
+
+    #[test]
+    fn the_noise_floor_is_the_widest_band() {
+        let folder = synthetic::folder();
+        let noise = folder.noise().unwrap();
+        assert!((0.0..0.05).contains(&noise), "{noise}");
+    }
+
+    #[test]
+    fn names_are_shown_to_people() {
+        assert_eq!(shown("weir-esp-tunnel-aes128gcm16"), "ESP tunnel aes128gcm16");
+        assert_eq!(shown("weir-esp-transport-aes128-sha256-udp"), "ESP transport aes128-sha256-udp");
+        assert_eq!(shown("wireguard-go"), "wireguard-go");
+    }
+}

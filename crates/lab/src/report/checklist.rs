@@ -1,0 +1,197 @@
+//! The five papers, row by row: what they say, corrected, ours, verdict. The rows are data (`checklist.toml`); what this run
+//! measured goes into the places `{…}` of their texts.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::analysis::Folder;
+use super::facts;
+
+/// Papers in their order: short form, what it is.
+pub(super) const PAPERS: [(&str, &str); 5] = [
+    ("S0", "EESP against PSP, with SAs per CPU (thesis, 2025)."),
+    ("S1", "What IPsec costs a VPN server (Shue and others)."),
+    ("S2", "A throughput model of IPsec (Tisovsky, Baronak)."),
+    ("S3", "Tunnel against transport mode with ping (Chen)."),
+    ("S4", "IPsec on a Cavium OCTEON (Meng and others)."),
+];
+
+/// What became of a row.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Verdict {
+    /// Ours says the same.
+    Reproduced,
+    /// The printed value does not follow from its own data.
+    Corrected,
+    /// Other equipment or method; the text says how.
+    NotComparable,
+    /// There, as a mechanism with tests, without a number to compare.
+    Built,
+    /// Not in this run.
+    NotMeasured,
+}
+
+impl Verdict {
+    pub(super) fn class(self) -> &'static str {
+        match self {
+            Self::Reproduced => "reproduced",
+            Self::Corrected => "corrected",
+            Self::NotComparable => "not-comparable",
+            Self::Built => "built",
+            Self::NotMeasured => "not-measured",
+        }
+    }
+
+    pub(super) fn shown(self) -> &'static str {
+        match self {
+            Self::Reproduced => "✓ reproduced",
+            Self::Corrected => "≠ corrected",
+            Self::NotComparable => "~ not comparable",
+            Self::Built => "□ built",
+            Self::NotMeasured => "… not measured",
+        }
+    }
+
+    fn plain(self) -> &'static str {
+        self.shown().split_once(' ').map_or("", |(_, word)| word)
+    }
+}
+
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    row: Vec<Entry>,
+}
+
+/// A row as it is written down.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Entry {
+    id: String,
+    what: String,
+    printed: String,
+    #[serde(default)]
+    corrected: String,
+    ours: String,
+    verdict: Verdict,
+}
+
+/// A row as it is shown.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Row {
+    pub(super) id: String,
+    pub(super) paper: String,
+    pub(super) what: String,
+    pub(super) printed: String,
+    pub(super) corrected: String,
+    pub(super) ours: String,
+    pub(super) verdict: Verdict,
+}
+
+fn entries() -> Vec<Entry> {
+    let file: File = toml::from_str(include_str!("checklist.toml")).expect("a test reads it");
+    file.row
+}
+
+/// All rows, with what this run measured.
+pub(super) fn rows(folder: &Folder) -> Vec<Row> {
+    let facts = facts::of(folder);
+    entries().into_iter().map(|entry| row(entry, &facts)).collect()
+}
+
+fn row(entry: Entry, facts: &BTreeMap<&'static str, String>) -> Row {
+    let (ours, missing) = fill(&entry.ours, facts);
+    Row {
+        paper: entry.id.split('-').next().unwrap_or_default().to_owned(),
+        id: entry.id,
+        what: entry.what,
+        printed: entry.printed,
+        corrected: entry.corrected,
+        ours,
+        verdict: if missing { Verdict::NotMeasured } else { entry.verdict },
+    }
+}
+
+/// Puts facts into the places of a text; whether one was missing.
+fn fill(text: &str, facts: &BTreeMap<&'static str, String>) -> (String, bool) {
+    let (mut filled, mut missing, mut rest) = (String::new(), false, text);
+    while let Some((before, after)) = rest.split_once('{') {
+        let (name, behind) = after.split_once('}').unwrap_or((after, ""));
+        filled.push_str(before);
+        match facts.get(name) {
+            Some(fact) => filled.push_str(fact),
+            None => {
+                missing = true;
+                let study = facts::study(name).unwrap_or("?");
+                filled.push_str(&format!("(needs a study '{study}')"));
+            }
+        }
+        rest = behind;
+    }
+    filled.push_str(rest);
+    (filled, missing)
+}
+
+/// How many rows have each verdict.
+pub(super) fn counts(rows: &[Row]) -> BTreeMap<&'static str, usize> {
+    rows.iter().fold(BTreeMap::new(), |mut counts, row| {
+        *counts.entry(row.verdict.class()).or_default() += 1;
+        counts
+    })
+}
+
+/// The same in words.
+pub(super) fn sentence(rows: &[Row]) -> String {
+    let mut counts: BTreeMap<Verdict, usize> = BTreeMap::new();
+    rows.iter().for_each(|row| *counts.entry(row.verdict).or_default() += 1);
+    counts.into_iter().map(|(verdict, count)| format!("{count} {}", verdict.plain())).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::super::synthetic;
+    use super::*;
+
+    #[test]
+    fn every_row_is_complete_and_there_once() {
+        let entries = entries();
+        let ids: BTreeSet<&str> = entries.iter().map(|entry| entry.id.as_str()).collect();
+        assert_eq!(ids.len(), entries.len());
+        for entry in &entries {
+            assert!(PAPERS.iter().any(|(paper, _)| entry.id.starts_with(&format!("{paper}-"))), "{}", entry.id);
+            assert!(!entry.what.is_empty() && !entry.printed.is_empty() && !entry.ours.is_empty(), "{}", entry.id);
+            assert!(entry.verdict != Verdict::Corrected || !entry.corrected.is_empty(), "{}", entry.id);
+        }
+        for (paper, least) in [("S0", 28), ("S1", 21), ("S2", 25), ("S3", 8), ("S4", 14)] {
+            let have = entries.iter().filter(|entry| entry.id.starts_with(paper)).count();
+            assert!(have >= least, "{paper} has {have} rows, not {least}");
+        }
+    }
+
+    #[test]
+    fn every_place_in_a_text_is_a_fact() {
+        let every: BTreeSet<&str> = facts::NAMES.iter().map(|(name, _)| *name).collect();
+        for entry in entries() {
+            for place in entry.ours.split('{').skip(1) {
+                let name = place.split('}').next().unwrap_or_default();
+                assert!(every.contains(name), "{}: {name}", entry.id);
+            }
+        }
+    }
+
+    #[test]
+    fn a_whole_run_fills_all_facts() {
+        let mut folder = synthetic::folder();
+        let facts = facts::of(&folder);
+        for (name, study) in facts::NAMES {
+            assert!(facts.contains_key(name) || study == "scaling", "{name}");
+        }
+        folder.trials.clear();
+        let rows = rows(&folder);
+        assert!(rows.iter().any(|row| row.ours.contains("(needs a study 'sizes')") && row.verdict == Verdict::NotMeasured));
+    }
+}

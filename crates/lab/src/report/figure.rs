@@ -1,0 +1,148 @@
+//! A figure: a drawing, what it says, and the numbers in it, as a table and as CSV within the page.
+
+use std::fmt::Write;
+
+use crate::svg::escape;
+
+/// Numbers of a figure.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Data {
+    pub(super) head: Vec<String>,
+    pub(super) rows: Vec<Vec<String>>,
+}
+
+impl Data {
+    pub(super) fn new(head: &[&str]) -> Self {
+        Self { head: head.iter().map(|cell| (*cell).to_owned()).collect(), rows: vec![] }
+    }
+
+    pub(super) fn push(&mut self, row: impl IntoIterator<Item = String>) {
+        self.rows.push(row.into_iter().collect());
+    }
+
+    /// Comma-separated values (RFC 4180).
+    pub(super) fn csv(&self) -> String {
+        let mut writer = csv::WriterBuilder::new().flexible(true).from_writer(Vec::new());
+        for row in std::iter::once(&self.head).chain(&self.rows) {
+            writer.write_record(row).expect("memory takes everything");
+        }
+        String::from_utf8(writer.into_inner().expect("memory takes everything")).expect("it was text")
+    }
+}
+
+/// A figure, or why there is none.
+#[derive(Clone, Debug)]
+pub(super) struct Figure {
+    /// Anchor and name of the CSV file.
+    pub(super) id: &'static str,
+    pub(super) title: String,
+    pub(super) text: String,
+    pub(super) body: Body,
+}
+
+/// What a figure shows.
+#[derive(Clone, Debug)]
+pub(super) enum Body {
+    /// Drawings beside each other.
+    Drawn(Vec<String>, Data),
+    /// Why there is nothing to draw.
+    Absent(String),
+}
+
+impl Figure {
+    pub(super) fn drawn(id: &'static str, title: &str, text: &str, drawing: String, data: Data) -> Self {
+        Self { id, title: title.into(), text: text.into(), body: Body::Drawn(vec![drawing], data) }
+    }
+
+    pub(super) fn absent(id: &'static str, title: &str, why: &str) -> Self {
+        Self { id, title: title.into(), text: String::new(), body: Body::Absent(why.into()) }
+    }
+
+    pub(super) fn is_drawn(&self) -> bool {
+        matches!(self.body, Body::Drawn(..))
+    }
+
+    pub(super) fn html(&self) -> String {
+        let (id, title) = (self.id, escape(&self.title));
+        match &self.body {
+            Body::Absent(why) => format!(
+                "<figure id=\"{id}\" class=\"absent\"><figcaption><h3>{title}</h3></figcaption>\
+                 <p><b>Not measured.</b> {}</p></figure>\n",
+                escape(why)
+            ),
+            Body::Drawn(drawings, data) => {
+                let wide = if drawings.len() > 1 { " class=\"wide\"" } else { "" };
+                let mut html = format!(
+                    "<figure id=\"{id}\"{wide}><figcaption><h3>{title}</h3><p>{}</p></figcaption>",
+                    escape(&self.text)
+                );
+                if drawings.len() > 1 {
+                    let parts: String = drawings.iter().map(|drawing| format!("<div>{drawing}</div>")).collect();
+                    let _ = write!(html, "<div class=\"parts\">{parts}</div>");
+                } else {
+                    html.extend(drawings.iter().map(String::as_str));
+                }
+                let _ = write!(
+                    html,
+                    "<details><summary>Data ({} rows)</summary><p><a download=\"{id}.csv\" href=\"{}\">{id}.csv</a></p>{}</details></figure>\n",
+                    data.rows.len(),
+                    data_uri(&data.csv()),
+                    table(&data.head, &data.rows)
+                );
+                html
+            }
+        }
+    }
+}
+
+/// A text as an address that holds it.
+fn data_uri(text: &str) -> String {
+    use base64::Engine as _;
+    format!("data:text/csv;charset=utf-8;base64,{}", base64::engine::general_purpose::STANDARD.encode(text))
+}
+
+/// A table that scrolls by itself when it is too wide.
+pub(super) fn table(head: &[String], rows: &[Vec<String>]) -> String {
+    let mut html = String::from("<div class=\"scroll\" tabindex=\"0\"><table><thead><tr>");
+    for cell in head {
+        let _ = write!(html, "<th scope=\"col\">{}</th>", escape(cell));
+    }
+    html.push_str("</tr></thead><tbody>\n");
+    for row in rows {
+        html.push_str("<tr>");
+        for (index, cell) in row.iter().enumerate() {
+            let cell = escape(cell);
+            let _ = if index == 0 {
+                write!(html, "<th scope=\"row\">{cell}</th>")
+            } else {
+                write!(html, "<td>{cell}</td>")
+            };
+        }
+        html.push_str("</tr>\n");
+    }
+    html.push_str("</tbody></table></div>\n");
+    html
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::svg::assert_well_formed;
+
+    #[test]
+    fn a_figure_brings_its_numbers() {
+        let mut data = Data::new(&["a", "b"]);
+        data.push(["1, 2".to_owned(), "<3>".to_owned()]);
+        assert_eq!(data.csv(), "a,b\n\"1, 2\",<3>\n");
+        let html = Figure::drawn("f", "T & t", "text", "<svg></svg>".into(), data).html();
+        assert_well_formed(&html);
+        assert!(html.contains("download=\"f.csv\"") && html.contains("&lt;3&gt;") && html.contains("T &amp; t"));
+    }
+
+    #[test]
+    fn a_missing_figure_says_why() {
+        let figure = Figure::absent("f", "T", "no <such> thing");
+        assert_well_formed(&figure.html());
+        assert!(figure.html().contains("no &lt;such&gt; thing") && !figure.is_drawn());
+    }
+}

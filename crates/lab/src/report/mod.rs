@@ -1,0 +1,248 @@
+//! What a run says: computed from the folder's `trials.jsonl`, `problems.jsonl`, `env.json` and `campaign.toml`, and from nothing else,
+//! so that [`verify`] can compute it again and get the same bytes.
+
+mod analysis;
+mod chart;
+mod checklist;
+mod export;
+mod facts;
+mod figure;
+mod figures;
+mod page;
+#[cfg(test)]
+pub(crate) mod synthetic;
+mod text;
+mod verdict;
+
+use std::fmt;
+use std::path::Path;
+
+use analysis::Folder;
+use serde::Serialize;
+
+use crate::campaign::env::{self, Environment};
+use crate::campaign::{format, store};
+
+/// The page.
+pub const PAGE: &str = "report.html";
+
+/// Why there is no report.
+#[derive(Debug, thiserror::Error)]
+pub enum ReportError {
+    /// The folder.
+    #[error(transparent)]
+    Store(#[from] store::StoreError),
+    /// Its campaign.
+    #[error(transparent)]
+    Campaign(#[from] format::CampaignError),
+    /// A file is not there, or cannot be read.
+    #[error("{path}: {why}")]
+    File {
+        /// Which.
+        path: String,
+        /// Why, and what to do.
+        why: String,
+    },
+}
+
+/// What was written.
+#[derive(Clone, Debug)]
+pub struct Made {
+    /// The verdict, for people.
+    pub table: String,
+    /// The verdict, for machines.
+    pub json: String,
+}
+
+/// Everything that is computed from the trials.
+struct Outputs {
+    files: [(&'static str, Vec<u8>); 4],
+    made: Made,
+}
+
+impl Outputs {
+    fn of(folder: &Folder) -> Result<Self, ReportError> {
+        let json = text::json(folder);
+        let parquet = export::parquet(&folder.trials)
+            .map_err(|error| ReportError::File { path: "trials.parquet".into(), why: error.to_string() })?;
+        let files = [
+            ("trials.csv", export::csv(&folder.trials)),
+            ("trials.parquet", parquet),
+            ("summary.json", json.clone().into_bytes()),
+            (PAGE, page::html(folder).into_bytes()),
+        ];
+        Ok(Self { files, made: Made { table: text::table(folder), json } })
+    }
+}
+
+/// Writes tables, summary and page of a folder.
+///
+/// # Errors
+/// The folder is no run's, or cannot be written.
+pub fn write(dir: &Path) -> Result<Made, ReportError> {
+    let outputs = Outputs::of(&read(dir)?)?;
+    for (name, bytes) in &outputs.files {
+        store::write_whole(&dir.join(name), bytes)?;
+    }
+    Ok(outputs.made)
+}
+
+fn read(dir: &Path) -> Result<Folder, ReportError> {
+    let file = |name: &str, error: std::io::Error| ReportError::File {
+        path: dir.join(name).display().to_string(),
+        why: match error.kind() {
+            std::io::ErrorKind::NotFound => "not there; name the folder of a run ('weir lab run --out DIR')".into(),
+            _ => error.to_string(),
+        },
+    };
+    let campaign_text =
+        std::fs::read_to_string(dir.join(store::CAMPAIGN)).map_err(|error| file(store::CAMPAIGN, error))?;
+    let env_text = std::fs::read(dir.join(store::ENV)).map_err(|error| file(store::ENV, error))?;
+    let environments: Vec<Environment> = serde_json::from_slice(&env_text).map_err(|error| ReportError::File {
+        path: dir.join(store::ENV).display().to_string(),
+        why: format!("no record of environments: {error}"),
+    })?;
+    Ok(Folder {
+        campaign: format::parse(store::CAMPAIGN, &campaign_text)?,
+        trials: store::read_trials(dir)?,
+        problems: store::read_problems(dir)?,
+        environments,
+    })
+}
+
+/// One file, computed again.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
+pub struct Checked {
+    /// Name in the folder.
+    pub file: &'static str,
+    /// Whether it is the same; otherwise where it differs.
+    pub same: bool,
+    /// In words.
+    pub said: String,
+}
+
+/// All files, computed again.
+#[derive(Clone, Debug, Serialize)]
+pub struct Verification {
+    /// Hash of `trials.jsonl`, 16 hex digits.
+    pub trials: String,
+    /// Trials in it.
+    pub count: usize,
+    /// Each file.
+    pub files: Vec<Checked>,
+    /// What may explain a difference.
+    pub notes: Vec<String>,
+}
+
+impl Verification {
+    /// Whether everything is the same.
+    pub fn same(&self) -> bool {
+        self.files.iter().all(|file| file.same)
+    }
+}
+
+impl fmt::Display for Verification {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} trials, SHA-256 {}…", self.count, self.trials)?;
+        for file in &self.files {
+            writeln!(f, "{} {}: {}", if file.same { "✓" } else { "✗" }, file.file, file.said)?;
+        }
+        self.notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+/// Computes everything again from the trials and compares it with what is in the folder.
+///
+/// # Errors
+/// The folder is no run's.
+pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
+    let folder = read(dir)?;
+    let outputs = Outputs::of(&folder)?;
+    let files: Vec<Checked> = outputs
+        .files
+        .iter()
+        .map(|(name, computed)| {
+            let (same, said) = match std::fs::read(dir.join(name)) {
+                Ok(there) if there == *computed => (true, format!("the same, {} bytes", there.len())),
+                Ok(there) => (false, difference(&there, computed)),
+                Err(error) => (false, error.to_string()),
+            };
+            Checked { file: name, same, said }
+        })
+        .collect();
+    let raw = std::fs::read(dir.join(store::TRIALS)).unwrap_or_default();
+    let mut notes = Vec::new();
+    let version = env!("CARGO_PKG_VERSION");
+    if let Some(other) = folder.environments.iter().find(|env| env.fixed.weir != version) {
+        notes.push(format!("The run was made by Weir {}, this is {version}: a report may differ for that alone.", other.fixed.weir));
+    }
+    Ok(Verification { trials: env::short_hash(&raw), count: folder.trials.len(), files, notes })
+}
+
+/// Where two files differ first: by line for text, by byte otherwise.
+fn difference(there: &[u8], computed: &[u8]) -> String {
+    let (Ok(old), Ok(new)) = (std::str::from_utf8(there), std::str::from_utf8(computed)) else {
+        let at = there.iter().zip(computed).take_while(|(a, b)| a == b).count();
+        return format!("differs from byte {at} on");
+    };
+    let line = old.lines().zip(new.lines()).take_while(|(a, b)| a == b).count();
+    let around = |text: &str| -> String {
+        let (a, b) = (old.lines().nth(line).unwrap_or(""), new.lines().nth(line).unwrap_or(""));
+        let same = a.chars().zip(b.chars()).take_while(|(x, y)| x == y).count();
+        text.lines().nth(line).unwrap_or("").chars().skip(same.saturating_sub(30)).take(70).collect()
+    };
+    format!("differs in line {}: there '{}', computed '{}'", line + 1, around(old), around(new))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with the synthetic run in it.
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = synthetic::folder();
+        let mut trials = store::Trials::open(dir.path(), 0).unwrap();
+        for trial in folder.trials.iter().step_by(7) {
+            trials.append(trial).unwrap();
+        }
+        folder.problems.iter().for_each(|problem| store::note_problem(dir.path(), problem).unwrap());
+        std::fs::write(dir.path().join(store::CAMPAIGN), synthetic::TEXT).unwrap();
+        let env = serde_json::to_vec(&folder.environments).unwrap();
+        std::fs::write(dir.path().join(store::ENV), env).unwrap();
+        dir
+    }
+
+    #[test]
+    fn a_report_is_computed_again_to_the_bit_and_a_change_is_found() {
+        let dir = folder();
+        write(dir.path()).unwrap();
+        let verdict = verify(dir.path()).unwrap();
+        assert!(verdict.same(), "{verdict}");
+        let page = dir.path().join(PAGE);
+        let html = std::fs::read_to_string(&page).unwrap();
+        std::fs::write(&page, html.replacen("fastest", "slowest", 1)).unwrap();
+        std::fs::remove_file(dir.path().join("trials.csv")).unwrap();
+        let verdict = verify(dir.path()).unwrap();
+        let bad: Vec<_> = verdict.files.iter().filter(|file| !file.same).map(|file| file.file).collect();
+        assert_eq!(bad, ["trials.csv", PAGE]);
+        assert!(verdict.to_string().contains("slowest"), "{verdict}");
+    }
+
+    #[test]
+    fn a_changed_trial_changes_the_report() {
+        let dir = folder();
+        write(dir.path()).unwrap();
+        let path = dir.path().join(store::TRIALS);
+        let text = std::fs::read_to_string(&path).unwrap();
+        std::fs::write(&path, text.replacen("\"verified\":1000", "\"verified\":999", 1)).unwrap();
+        assert!(!verify(dir.path()).unwrap().same());
+    }
+
+    #[test]
+    fn a_folder_of_nothing_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = verify(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("campaign.toml: not there; name the folder of a run"), "{error}");
+    }
+}

@@ -1,0 +1,242 @@
+//! The page: one file, no network, no scripts.
+
+use std::fmt::Write;
+
+use super::analysis::{Folder, shown};
+use super::chart::short;
+use super::checklist::{self, Row as Line};
+use super::figure::table;
+use super::figures;
+use super::verdict::{self, Field, Table};
+use crate::campaign::store;
+use crate::svg::escape;
+
+const STYLE: &str = include_str!("page.css");
+
+/// The whole page.
+pub(super) fn html(folder: &Folder) -> String {
+    let title = if folder.campaign.title.is_empty() { &folder.campaign.name } else { &folder.campaign.title };
+    let title = escape(title);
+    let mut page = format!(
+        "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <link rel=\"icon\" href=\"data:,\"><title>Weir lab: {title}</title>\n<style>{STYLE}</style></head>\n<body>\n<main>\n\
+         <header><h1>{title}</h1>\n"
+    );
+    head(&mut page, folder);
+    verdicts(&mut page, folder);
+    reproduction(&mut page, folder);
+    for section in figures::sections(folder) {
+        let anchor = section.title.to_lowercase().replace([' ', ','], "-");
+        let _ = writeln!(page, "<section id=\"{anchor}\"><h2>{}</h2>\n<div class=\"cards\">", section.title);
+        section.figures.iter().for_each(|figure| page.push_str(&figure.html()));
+        page.push_str("</div></section>\n");
+    }
+    missing(&mut page, folder);
+    provenance(&mut page, folder);
+    page.push_str("</main>\n</body>\n</html>\n");
+    page
+}
+
+fn head(page: &mut String, folder: &Folder) {
+    let env = folder.environments.first();
+    let machine = env.map_or_else(String::new, |env| {
+        format!("{}, {} processors, kernel {}", env.fixed.cpu, env.fixed.cpus, env.fixed.kernel)
+    });
+    let _ = write!(
+        page,
+        "<p>Campaign '{}': {} trials, {} subjects compared, on {}.</p>\n<nav><a href=\"#verdict\">Verdict</a>\
+         <a href=\"#papers\">The papers again</a><a href=\"#cost-by-size\">Plots</a><a href=\"#missing\">Not measured</a>\
+         <a href=\"#provenance\">Provenance</a></nav>\n<ul class=\"badges\">",
+        escape(&folder.campaign.name),
+        folder.trials.len(),
+        verdict::subjects(folder),
+        escape(&machine),
+    );
+    for badge in verdict::badges(folder) {
+        let (class, mark) = if badge.good { ("good", "✓") } else { ("care", "!") };
+        let _ = write!(page, "<li class=\"{class}\">{mark} <b>{}</b> {}</li>", badge.name, escape(&badge.value));
+    }
+    page.push_str("</ul></header>\n");
+}
+
+fn verdicts(page: &mut String, folder: &Folder) {
+    page.push_str("<section id=\"verdict\"><h2>Verdict</h2>\n");
+    let tables = verdict::tables(folder);
+    if tables.is_empty() {
+        let _ = writeln!(page, "<p>{}</p>", escape(&folder.why_not(crate::campaign::Kind::Sizes)));
+    } else {
+        page.push_str(
+            "<p>One core, in memory. In each field: million packets per second, Gbit/s of inner packets, and ticks of the time-stamp counter \
+             per packet with the 95 % interval over sessions. ★ stands only where the paired ratio against every other subject excludes \
+             1 by more than the noise floor. The bare cipher is a ceiling, no competitor.</p>\n",
+        );
+    }
+    tables.iter().for_each(|table| one_verdict(page, table));
+    page.push_str("</section>\n");
+}
+
+fn one_verdict(page: &mut String, table: &Table) {
+    let mut title = table.direction.to_owned();
+    title[..1].make_ascii_uppercase();
+    let _ = write!(page, "<h3>{title}</h3><div class=\"scroll\" tabindex=\"0\"><table class=\"verdict\"><thead><tr><th scope=\"col\">subject</th>");
+    for column in &table.columns {
+        let _ = write!(page, "<th scope=\"col\">{}</th>", if column == "imix" { "IMIX".to_owned() } else { format!("{column} bytes") });
+    }
+    page.push_str("</tr></thead><tbody>\n");
+    for row in &table.rows {
+        let _ = write!(page, "<tr{}><th scope=\"row\">{}</th>", if row.ceiling { " class=\"ceiling\"" } else { "" }, escape(&row.shown));
+        row.fields.iter().for_each(|field| one_field(page, field.as_ref()));
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</tbody><tfoot><tr><th scope=\"row\">verdict</th>");
+    for said in &table.verdicts {
+        let _ = write!(page, "<td>{}</td>", escape(said));
+    }
+    page.push_str("</tr></tfoot></table></div>\n");
+}
+
+fn one_field(page: &mut String, field: Option<&Field>) {
+    let Some(field) = field else {
+        page.push_str("<td>–</td>");
+        return;
+    };
+    let class = if field.fastest { " class=\"fastest\"" } else { "" };
+    let Field { mpps, gbps, ticks, .. } = field;
+    let _ = write!(
+        page,
+        "<td><span{class}>{} Mpps</span><small>{} Gbit/s</small><small>{} ticks [{}, {}]</small></td>",
+        short(*mpps),
+        short(*gbps),
+        short(ticks.value),
+        short(ticks.low),
+        short(ticks.high)
+    );
+}
+
+fn reproduction(page: &mut String, folder: &Folder) {
+    let rows = checklist::rows(folder);
+    page.push_str("<section id=\"papers\"><h2>The papers again</h2>\n");
+    let _ = writeln!(
+        page,
+        "<p>Every figure, table, equation and claim of the five papers: what it says, what it says when its arithmetic is repaired, what this \
+         run or this program shows, and the verdict. 'Reproduced' means that ours says the same; 'corrected' that the printed value does not \
+         follow from its own data; 'not comparable' that equipment or method differ, and how. In all: {}.</p>",
+        escape(&checklist::sentence(&rows))
+    );
+    for (paper, title) in checklist::PAPERS {
+        let mine: Vec<&Line> = rows.iter().filter(|row| row.paper == paper).collect();
+        let counted: Vec<Line> = mine.iter().map(|row| (*row).clone()).collect();
+        let _ = write!(
+            page,
+            "<details id=\"paper-{}\"><summary><b>{}</b> {} rows: {}</summary>\n<table class=\"repro\"><thead><tr><th scope=\"col\">what</th>\
+             <th scope=\"col\">paper</th><th scope=\"col\">corrected</th><th scope=\"col\">ours</th><th scope=\"col\">verdict</th></tr></thead><tbody>\n",
+            paper.to_lowercase(),
+            escape(title),
+            mine.len(),
+            escape(&checklist::sentence(&counted))
+        );
+        for row in mine {
+            let cell = |name: &str, text: &str| {
+                let text = if text.is_empty() { "–".to_owned() } else { escape(text) };
+                format!("<td data-name=\"{name}\">{text}</td>")
+            };
+            let _ = writeln!(
+                page,
+                "<tr><th scope=\"row\"><code>{}</code> {}</th>{}{}{}<td data-name=\"verdict\"><span class=\"mark {}\">{}</span></td></tr>",
+                escape(&row.id),
+                escape(&row.what),
+                cell("paper", &row.printed),
+                cell("corrected", &row.corrected),
+                cell("ours", &row.ours),
+                row.verdict.class(),
+                row.verdict.shown(),
+            );
+        }
+        page.push_str("</tbody></table></details>\n");
+    }
+    page.push_str("</section>\n");
+}
+
+fn missing(page: &mut String, folder: &Folder) {
+    page.push_str("<section id=\"missing\"><h2>Not measured</h2>\n");
+    if folder.problems.is_empty() {
+        page.push_str("<p>Everything that the campaign names was measured.</p>\n");
+    } else {
+        let head = ["subject", "study", "what happened", "why"].map(str::to_owned);
+        let rows: Vec<Vec<String>> = folder
+            .problems
+            .iter()
+            .map(|problem| {
+                let what = if problem.failed { "failed while it was measured" } else { "not there" };
+                vec![shown(&problem.subject), problem.study.clone(), what.into(), problem.why.clone()]
+            })
+            .collect();
+        page.push_str(&table(&head, &rows));
+    }
+    page.push_str("</section>\n");
+}
+
+fn provenance(page: &mut String, folder: &Folder) {
+    page.push_str("<section id=\"provenance\"><h2>Provenance</h2>\n");
+    for env in &folder.environments {
+        let fixed = &env.fixed;
+        let rows: [(&str, String); 17] = [
+            ("environment", env.hash.clone()),
+            ("processor", fixed.cpu.clone()),
+            ("microcode", fixed.microcode.clone()),
+            ("instruction sets", fixed.isa.join(" ")),
+            ("processors", fixed.cpus.to_string()),
+            ("frequency policy", fixed.governor.clone()),
+            ("hypervisor", fixed.hypervisor.clone()),
+            ("kernel", fixed.kernel.clone()),
+            ("mitigations", fixed.mitigations.join(" ")),
+            ("memory", format!("{} MiB", fixed.memory_mib)),
+            ("time-stamp counter", format!("{:.4} GHz", env.tsc_hz / 1e9)),
+            ("Weir", fixed.weir.clone()),
+            ("commit", fixed.commit.clone()),
+            ("build", fixed.build.clone()),
+            ("SHA-256 of the program", format!("{}…", fixed.binary)),
+            ("load before", short(env.load_before)),
+            ("steal since boot", format!("{} %", short(env.steal_percent))),
+        ];
+        let rows: Vec<Vec<String>> = rows.into_iter().map(|(what, value)| vec![what.to_owned(), value]).collect();
+        page.push_str(&table(&["what".to_owned(), "value".to_owned()], &rows));
+    }
+    let _ = writeln!(
+        page,
+        "<p>Beside this page: <code>{}</code> holds every trial and is the source of everything here; <code>trials.csv</code> and \
+         <code>trials.parquet</code> hold the same as tables; <code>{}</code> the campaign; <code>{}</code> the environments. \
+         <code>weir lab verify DIR</code> computes this page from them again, to the bit.</p>\n</section>",
+        store::TRIALS,
+        store::CAMPAIGN,
+        store::ENV
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic;
+    use super::*;
+    use crate::svg::assert_well_formed;
+
+    #[test]
+    fn the_page_is_well_formed_and_stands_alone() {
+        let folder = synthetic::folder();
+        let page = html(&folder);
+        assert_well_formed(&page.replace("<link rel=\"icon\" href=\"data:,\">", ""));
+        assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"));
+        assert!(page.contains("Processor &amp; Co") && page.contains("not built: &lt;schedulers&gt;"));
+        let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
+        assert!(at("id=\"verdict\"") < at("id=\"papers\"") && at("id=\"papers\"") < at("id=\"throughput-out\""));
+        assert_eq!(page, html(&folder), "the same folder gives the same page");
+    }
+
+    #[test]
+    fn a_run_without_trials_has_a_page_that_says_so() {
+        let mut folder = synthetic::folder();
+        folder.trials.clear();
+        folder.environments.clear();
+        assert_well_formed(&html(&folder).replace("<link rel=\"icon\" href=\"data:,\">", ""));
+    }
+}

@@ -1,0 +1,232 @@
+//! The table that stands first: what each subject does at four kinds of traffic, and whether one is ahead.
+
+use serde::Serialize;
+
+use super::analysis::{Cost, Folder, costs, keys, ratio, shown, way};
+use super::chart::short;
+use crate::campaign::Kind;
+use crate::stats::Estimate;
+use crate::trial::{Direction, Trial};
+
+/// Traffic of the columns, as campaigns write it.
+const COLUMNS: [&str; 4] = ["64", "512", "1400", "imix"];
+
+/// One field.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Field {
+    pub(super) mpps: f64,
+    pub(super) gbps: f64,
+    pub(super) ticks: Estimate,
+    /// Ahead of every other subject of the column by more than noise.
+    pub(super) fastest: bool,
+    /// Largest subject ratio interval end that still counts as a tie; for people.
+    pub(super) trials: usize,
+}
+
+/// One subject.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Row {
+    pub(super) subject: String,
+    pub(super) shown: String,
+    /// Of the bare cipher: no competitor.
+    pub(super) ceiling: bool,
+    pub(super) fields: Vec<Option<Field>>,
+}
+
+/// One direction.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Table {
+    pub(super) direction: &'static str,
+    pub(super) columns: Vec<String>,
+    pub(super) rows: Vec<Row>,
+    /// For each column: who is ahead, or why nobody is.
+    pub(super) verdicts: Vec<String>,
+}
+
+/// A sentence on what the figures are worth; `good`, or to be read with care.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub(super) struct Badge {
+    pub(super) name: &'static str,
+    pub(super) value: String,
+    pub(super) good: bool,
+}
+
+/// The tables of all directions that were measured.
+pub(super) fn tables(folder: &Folder) -> Vec<Table> {
+    let trials = folder.of(Kind::Sizes);
+    let all = costs(&trials);
+    let noise = folder.noise();
+    [Direction::Out, Direction::In, Direction::Both]
+        .into_iter()
+        .filter(|direction| all.iter().any(|cost| cost.key.direction == *direction))
+        .map(|direction| table(folder, &trials, &all, direction, noise))
+        .collect()
+}
+
+fn same_traffic(column: &str, traffic: &str) -> bool {
+    traffic == column || (column == "imix" && traffic.starts_with("imix"))
+}
+
+fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction, noise: Option<f64>) -> Table {
+    let columns: Vec<&str> = COLUMNS
+        .into_iter()
+        .filter(|column| all.iter().any(|c| c.key.direction == direction && same_traffic(column, &c.key.traffic)))
+        .collect();
+    let mut subjects: Vec<String> = Vec::new();
+    for subject in folder.campaign.studies.iter().filter(|study| study.kind == Kind::Sizes).flat_map(|s| &s.subjects) {
+        if !subjects.contains(subject) {
+            subjects.push(subject.clone());
+        }
+    }
+    let winners: Vec<Result<String, String>> = columns
+        .iter()
+        .map(|column| {
+            let mine: Vec<&Trial> = trials
+                .iter()
+                .filter(|t| t.direction == direction && same_traffic(column, &t.traffic) && t.protocol != "cipher")
+                .copied()
+                .collect();
+            winner(&mine, noise)
+        })
+        .collect();
+    let rows = subjects
+        .into_iter()
+        .map(|subject| {
+            let fields = columns.iter().zip(&winners).map(|(column, winner)| {
+                let cost = all.iter().find(|cost| {
+                    cost.key.subject == subject && cost.key.direction == direction && same_traffic(column, &cost.key.traffic)
+                })?;
+                Some(Field {
+                    mpps: cost.pps / 1e6,
+                    gbps: cost.bps / 1e9,
+                    ticks: cost.ticks,
+                    fastest: winner.as_ref() == Ok(&subject),
+                    trials: cost.trials,
+                })
+            });
+            let fields = fields.collect();
+            Row { shown: shown(&subject), ceiling: subject.starts_with("cipher-"), subject, fields }
+        })
+        .collect();
+    let said = |winner: &Result<String, String>| match winner {
+        Ok(subject) => format!("{} is fastest", shown(subject)),
+        Err(why) => why.clone(),
+    };
+    Table {
+        direction: way(direction),
+        verdicts: winners.iter().map(said).collect(),
+        columns: columns.into_iter().map(str::to_owned).collect(),
+        rows,
+    }
+}
+
+/// The subject whose paired ratio against every other excludes the noise, or why there is none.
+fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
+    let Some(noise) = noise else { return Err("no winner: the noise floor was not measured".into()) };
+    let costs = costs(trials);
+    let mut order: Vec<&Cost> = costs.iter().collect();
+    order.sort_by(|a, b| a.ticks.value.total_cmp(&b.ticks.value));
+    let [best, others @ ..] = &order[..] else { return Err("nothing was measured".into()) };
+    if others.is_empty() {
+        return Err("one subject only".into());
+    }
+    if best.sessions < 2 {
+        return Err("no winner: one session only".into());
+    }
+    let of = |subject: &str| -> Vec<&Trial> { trials.iter().filter(|trial| trial.subject == subject).copied().collect() };
+    let mine = of(&best.key.subject);
+    let ties: Vec<String> = others
+        .iter()
+        .filter(|other| {
+            let ratio = ratio(&of(&other.key.subject), &mine);
+            // Not a number is no proof either.
+            !(ratio.low > 1.0 + noise)
+        })
+        .map(|other| shown(&other.key.subject))
+        .collect();
+    match ties.len() {
+        0 => Ok(best.key.subject.clone()),
+        1 => Err(format!("inconclusive: {} or {}", shown(&best.key.subject), ties[0])),
+        n => Err(format!("inconclusive between {} subjects", n + 1)),
+    }
+}
+
+/// What the figures are worth.
+pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
+    let badge = |name, value, good| Badge { name, value, good };
+    let mut badges = Vec::new();
+    badges.push(match folder.noise() {
+        Some(noise) => badge("noise floor", format!("±{} % (equals against equals)", short(noise * 100.0)), noise <= 0.02),
+        None => badge("noise floor", "not measured: nothing is called faster".into(), false),
+    });
+    let sessions = folder.of(Kind::Sizes).iter().map(|trial| trial.session).collect::<std::collections::BTreeSet<_>>().len();
+    badges.push(badge("sessions", format!("{sessions} processes, {} trials in all", folder.trials.len()), sessions >= 3));
+    let (sent, verified) = folder.trials.iter().fold((0, 0), |(s, v), t| (s + t.measured.sent, v + t.measured.verified));
+    let share = if sent > 0 { verified as f64 / sent as f64 * 100.0 } else { 0.0 };
+    badges.push(badge("contents compared", format!("{} % of packets", short(share)), share >= 1.0));
+    let wrong: u64 = folder.trials.iter().map(|trial| trial.measured.lost.auth).sum();
+    badges.push(badge("wrong ICVs", wrong.to_string(), wrong == 0));
+    let environments: std::collections::BTreeSet<&str> = folder.trials.iter().map(|trial| trial.env.as_str()).collect();
+    let one = environments.len() <= 1;
+    badges.push(badge("environment", if one { "one".into() } else { format!("{} different ones: comparisons across them mean little", environments.len()) }, one));
+    if let Some(env) = folder.environments.first() {
+        badges.push(badge("build", env.fixed.build.clone(), env.fixed.build == "release"));
+        let load = env.load_before;
+        badges.push(badge("load before", format!("{} on {} processors", short(load), env.fixed.cpus), load < 0.5 * env.fixed.cpus as f64));
+        badges.push(badge("steal since boot", format!("{} %", short(env.steal_percent)), env.steal_percent < 1.0));
+    }
+    let open: usize = folder.problems.len();
+    if open > 0 {
+        badges.push(badge("not measured", format!("{open} subjects or studies, named below"), true));
+    }
+    badges
+}
+
+/// Number of subjects that were compared; for the heading.
+pub(super) fn subjects(folder: &Folder) -> usize {
+    let trials = folder.of(Kind::Sizes);
+    let mut names: Vec<String> = keys(&trials).into_iter().map(|key| key.subject).collect();
+    names.sort();
+    names.dedup();
+    names.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::synthetic;
+    use super::*;
+
+    #[test]
+    fn the_cheaper_one_wins_and_a_ceiling_does_not_compete() {
+        let tables = tables(&synthetic::folder());
+        assert_eq!(tables.len(), 2);
+        assert_eq!(tables[0].columns, ["64", "512", "1400", "imix"]);
+        assert_eq!(tables[0].verdicts[0], "ESP tunnel aes128gcm16 is fastest");
+        let fastest = |row: &Row| row.fields.iter().flatten().filter(|field| field.fastest).count();
+        assert_eq!(tables[0].rows.iter().map(fastest).collect::<Vec<_>>(), [4, 0, 0]);
+        assert!(tables[0].rows[2].ceiling);
+    }
+
+    #[test]
+    fn without_a_noise_floor_or_with_overlap_nobody_wins() {
+        let mut folder = synthetic::folder();
+        folder.trials.retain(|trial| trial.study != "noise");
+        assert!(tables(&folder)[0].verdicts[0].starts_with("no winner: the noise floor"));
+        let mut folder = synthetic::folder();
+        // The same trials under two names.
+        let copies: Vec<Trial> = folder.trials.iter().filter(|t| t.subject.contains("esp") && t.study == "sizes").cloned().collect();
+        folder.trials.retain(|t| !t.subject.contains("psp") || t.study != "sizes");
+        folder.trials.extend(copies.into_iter().map(|t| Trial { subject: "weir-psp-tunnel-aes128gcm16".into(), ..t }));
+        assert!(tables(&folder)[0].verdicts[0].starts_with("inconclusive: "), "{:?}", tables(&folder)[0].verdicts);
+    }
+
+    #[test]
+    fn badges_say_what_is_wrong() {
+        let mut folder = synthetic::folder();
+        let bad = |folder: &Folder, name: &str| badges(folder).iter().any(|badge| badge.name == name && !badge.good);
+        assert!(!bad(&folder, "wrong ICVs") && !bad(&folder, "environment") && !bad(&folder, "contents compared"));
+        folder.trials[0].measured.lost.auth = 1;
+        folder.trials[1].env = "other".into();
+        assert!(bad(&folder, "wrong ICVs") && bad(&folder, "environment"));
+    }
+}
