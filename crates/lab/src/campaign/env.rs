@@ -78,7 +78,8 @@ impl Fixed {
         let field = |name: &str| cpu_field(&cpuinfo, name);
         let flags = field("flags").unwrap_or_default();
         let has = |flag: &str| flags.split(' ').any(|have| have == flag);
-        let isa = ["aes", "pclmulqdq", "avx2", "avx512f", "vaes", "vpclmulqdq", "sha_ni"].into_iter().filter(|f| has(f));
+        let isa =
+            ["aes", "pclmulqdq", "avx2", "avx512f", "vaes", "vpclmulqdq", "sha_ni"].into_iter().filter(|f| has(f));
         let program = std::env::current_exe().ok().and_then(|path| fs::read(path).ok()).unwrap_or_default();
         Self {
             cpu: host::cpu_model(),
@@ -139,7 +140,8 @@ fn mitigations(dir: &Path) -> Vec<String> {
 }
 
 fn memory_mib(meminfo: &str) -> u64 {
-    let kib = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
+    let kib =
+        meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) / 1024
 }
 

@@ -56,14 +56,29 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
 }
 
 const STUDY_KEYS: [&str; 15] = [
-    "name", "kind", "place", "subjects", "traffic", "directions", "sessions", "rounds", "duration_ms", "flows", "loads",
-    "replay", "sas", "cores", "batch",
+    "name",
+    "kind",
+    "place",
+    "subjects",
+    "traffic",
+    "directions",
+    "sessions",
+    "rounds",
+    "duration_ms",
+    "flows",
+    "loads",
+    "replay",
+    "sas",
+    "cores",
+    "batch",
 ];
 
 fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study, Range<usize>), CampaignError> {
     let table = match entry.get_ref() {
         DeValue::Table(table) => table,
-        other => return Err(source.error(entry.span(), format!("expected a table [[study]], found {}", name_of(other)))),
+        other => {
+            return Err(source.error(entry.span(), format!("expected a table [[study]], found {}", name_of(other))));
+        }
     };
     let keys = Keys::new(source, table, entry.span(), "a study", &STUDY_KEYS)?;
     let kind = keys.required("kind", |value| one_of(value, &Kind::ALL))?;
@@ -131,7 +146,12 @@ impl<'a> Keys<'a> {
         Ok(Self { source, table, at, what })
     }
 
-    fn or<T>(&self, key: &str, default: T, read: impl Fn(&DeValue<'_>) -> Result<T, String>) -> Result<T, CampaignError> {
+    fn or<T>(
+        &self,
+        key: &str,
+        default: T,
+        read: impl Fn(&DeValue<'_>) -> Result<T, String>,
+    ) -> Result<T, CampaignError> {
         let Some(value) = self.table.get(key) else { return Ok(default) };
         read(value.get_ref()).map_err(|what| self.source.error(place(value, &what), format!("{key}: {what}")))
     }
@@ -147,7 +167,9 @@ impl<'a> Keys<'a> {
         let Some(value) = self.table.get(key) else { return Ok(&[]) };
         match value.get_ref() {
             DeValue::Array(array) => Ok(array),
-            _ => Err(self.source.error(value.span(), format!("write [[{key}]] with two brackets: there may be several"))),
+            _ => {
+                Err(self.source.error(value.span(), format!("write [[{key}]] with two brackets: there may be several")))
+            }
         }
     }
 }
@@ -287,15 +309,31 @@ rounds = 4
     #[test]
     fn every_error_names_its_line_and_a_remedy() {
         let table = [
-            ("tunnel-aes128gcm16\", \"weir-psp", "tunel-aes128gcm16\", \"weir-psp", "c.toml:7: subjects: unknown subject 'weir-esp-tunel-aes128gcm16'; did you mean 'weir-esp-tunnel-aes128gcm16'?"),
+            (
+                "tunnel-aes128gcm16\", \"weir-psp",
+                "tunel-aes128gcm16\", \"weir-psp",
+                "c.toml:7: subjects: unknown subject 'weir-esp-tunel-aes128gcm16'; did you mean 'weir-esp-tunnel-aes128gcm16'?",
+            ),
             ("rounds = 4", "round = 4", "c.toml:11: unknown key 'round'; did you mean 'rounds'?"),
             ("rounds = 4", "rounds = 0", "c.toml:11: rounds: '0' is out of range; use 1 to 1000000"),
-            ("rounds = 4", "rounds = \"4\"", "c.toml:11: rounds: expected a whole number from 1 to 1000000, found a text"),
+            (
+                "rounds = 4",
+                "rounds = \"4\"",
+                "c.toml:11: rounds: expected a whole number from 1 to 1000000, found a text",
+            ),
             ("\"sizes\"", "\"size\"", "c.toml:6: kind: unknown 'size'; did you mean 'sizes'?"),
             ("[[study]]", "[study]", "c.toml:5: write [[study]] with two brackets: there may be several"),
             ("kind = \"sizes\"\n", "", "c.toml:5: a study needs the key 'kind'"),
-            ("[64, \"1400\", \"imix\"]", "[]", "c.toml:8: traffic: the list is empty: leave the key out, or name something"),
-            ("name = \"mine\"", "name = \"../mine\"", "c.toml:2: name: '../mine' is no name; use up to 64 letters, digits, '-', '_' and '.'"),
+            (
+                "[64, \"1400\", \"imix\"]",
+                "[]",
+                "c.toml:8: traffic: the list is empty: leave the key out, or name something",
+            ),
+            (
+                "name = \"mine\"",
+                "name = \"../mine\"",
+                "c.toml:2: name: '../mine' is no name; use up to 64 letters, digits, '-', '_' and '.'",
+            ),
             ("\"in\"", "\"inn\"", "c.toml:9: directions: unknown 'inn'; did you mean 'in'?"),
         ];
         for (from, to, expected) in table {
@@ -314,6 +352,8 @@ rounds = 4
     #[test]
     fn a_study_cannot_come_twice() {
         let twice = format!("{GOOD}\n[[study]]\nkind = \"sizes\"\nsubjects = [\"weir-ah-tunnel-sha1\"]\n");
-        assert!(parse("c.toml", &twice).unwrap_err().to_string().starts_with("c.toml:13: study 'sizes' is there twice"));
+        assert!(
+            parse("c.toml", &twice).unwrap_err().to_string().starts_with("c.toml:13: study 'sizes' is there twice")
+        );
     }
 }

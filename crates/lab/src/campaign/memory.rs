@@ -1,89 +1,86 @@
 //! Studies that run in buffers of this process.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crypto::Engine;
-use dataplane::clock::{ticks, ticks_per_second};
 use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
 use wire::IpProto;
 
-use super::Study;
-use super::runner::{Missing, Runner, one_size};
+use super::runner::{Missing, Runner, one_size, sizes};
 use super::schedule::Cell;
 use super::subject::Subject;
-use crate::meter::MeterError;
+use super::{Kind, Study};
+use crate::meter::{Load, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
 use crate::pair;
+use crate::traffic::{Rate, Traffic};
 use crate::trial::{Direction, Measurement};
 
-/// The pair of a subject's name.
-fn pair_of(subject: &Subject, replay: u32) -> Result<pair::Subject, Missing> {
-    let Subject::Weir { protocol, shape, suite, udp, null } = subject else {
-        return Err(Missing("not built: only Weir's own subjects run in memory".into()));
-    };
-    let engine = if *null { Engine::Null } else { Engine::AwsLc };
-    let mut pair = pair::Subject::new(*protocol, *shape, suite, engine);
-    pair.udp = *udp;
-    pair.window = replay;
-    Ok(pair)
+/// Largest packet of a study in memory, in bytes.
+const LARGEST: usize = 9216;
+
+fn own(subject: &Subject) -> Result<&MemorySubject, Missing> {
+    match subject {
+        Subject::Own(subject) => Ok(subject),
+        Subject::Rival(name) => {
+            Err(Missing(format!("{name} is a program of its own and has no packets in our memory")))
+        }
+    }
 }
 
 /// Both ends in memory: packets go from buffer to buffer.
 pub(super) struct Path {
-    pair: pair::Subject,
-    ends: [Snapshot; 2],
-    workers: [Worker; 2],
-    batch: Batch,
-    replies: Batch,
-    count: usize,
-    hz: f64,
+    meter: MemoryMeter,
+    flows: u32,
+    /// Packets per second that the subject takes, by traffic and direction, as this process found out.
+    capacity: BTreeMap<(String, Direction), f64>,
 }
 
 impl Path {
     pub(super) fn open(study: &Study, subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
-        let pair = pair_of(subject, cell.replay)?;
-        let ends = pair.tables().map_err(|error| Missing(error.to_string()))?;
-        let count = study.batch as usize;
-        let config = WorkerConfig { batch: count, engine: pair.engine, ..WorkerConfig::default() };
-        let (batch, replies) = (Batch::new(count, config.packet_bytes), Batch::new(4, config.packet_bytes));
-        let workers = [Worker::new(config.clone()).0, Worker::new(config).0];
-        Ok(Box::new(Self { pair, ends, workers, batch, replies, count, hz: ticks_per_second() }))
+        let mut subject = own(subject)?.clone();
+        if let MemorySubject::Path(pair) | MemorySubject::Cipher(pair) = &mut subject {
+            // In every other study the window is that of all subjects.
+            if study.kind == Kind::Replay || !pair.esn {
+                pair.window = cell.replay;
+            }
+        }
+        let large = study.traffic.iter().filter_map(|text| one_size(text)).any(|size| size > 1900);
+        let packet_bytes = if large { LARGEST } else { 2048 };
+        let options = MemoryOptions { batch: study.batch as usize, packet_bytes, ..MemoryOptions::default() };
+        let meter = MemoryMeter::new(subject, options).map_err(|error| Missing(error.to_string()))?;
+        Ok(Box::new(Self { meter, flows: study.flows, capacity: BTreeMap::new() }))
+    }
+
+    fn load(&self, cell: &Cell, rate: Rate, duration: Duration, seed: u64) -> Result<Load, MeterError> {
+        let sizes = sizes(&cell.traffic).map_err(MeterError::Unsupported)?;
+        let traffic = Traffic { sizes, flows: self.flows, rate };
+        Ok(Load { traffic, direction: cell.direction, duration, seed })
+    }
+
+    fn capacity(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<f64, MeterError> {
+        let key = (cell.traffic.clone(), cell.direction);
+        if let Some(known) = self.capacity.get(&key) {
+            return Ok(*known);
+        }
+        let load = self.load(cell, Rate::Saturate, duration, seed)?;
+        let rate = self.meter.trial(&load)?.pps();
+        self.capacity.insert(key, rate);
+        Ok(rate)
     }
 }
 
 impl Runner for Path {
-    fn trial(&mut self, cell: &Cell, duration: Duration, _seed: u64) -> Result<Measurement, MeterError> {
-        let size = one_size(&cell.traffic).ok_or_else(|| MeterError::Unsupported("one size only".into()))?;
-        let [src, dst] = self.pair.packet_addresses();
-        let template = crate::packet::udp(src, dst, 4000, 4001, size as usize, IpProto::UDP);
-        let (mut spent, mut rounds, limit) = (0, 0_u64, (duration.as_secs_f64() * self.hz) as u64);
-        let mut received = 0;
-        while spent < limit {
-            self.batch.clear();
-            for _ in 0..self.count {
-                self.batch.push_with(|packet| packet.set(&template));
-            }
-            let t0 = ticks();
-            self.workers[0].outbound(&self.ends[0], &mut self.batch, &mut self.replies);
-            let t1 = ticks();
-            self.workers[1].inbound(&self.ends[1], &mut self.batch);
-            let t2 = ticks();
-            spent += match cell.direction {
-                Direction::Out => t1 - t0,
-                Direction::In => t2 - t1,
-                Direction::Both => t2 - t0,
-            };
-            rounds += 1;
-            received += self.batch.len() as u64;
-        }
-        Ok(Measurement {
-            sent: rounds * self.count as u64,
-            received,
-            received_bytes: received * u64::from(size),
-            verified: received,
-            dur_ns: (spent as f64 / self.hz * 1e9) as u64,
-            tsc: Some(spent),
-            ..Measurement::default()
-        })
+    fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
+        let Some(share) = cell.load else {
+            let load = self.load(cell, Rate::Saturate, duration, seed)?;
+            return self.meter.trial(&load);
+        };
+        let capacity = self.capacity(cell, duration, seed)?;
+        let offered = capacity * share;
+        let load = self.load(cell, Rate::Poisson(offered), duration, seed)?;
+        let mut measured = self.meter.trial(&load)?;
+        measured.values.extend([("capacity_pps".to_owned(), capacity), ("offered_pps".to_owned(), offered)]);
+        Ok(measured)
     }
 }
 
@@ -97,18 +94,20 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn open(subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
-        let pair = pair_of(subject, cell.replay)?;
+    pub(super) fn open(subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
+        let MemorySubject::Path(pair) = own(subject)? else {
+            return Err(Missing("adds no bytes".into()));
+        };
         let ends = pair.tables().map_err(|error| Missing(error.to_string()))?;
-        let config = WorkerConfig { batch: 4, packet_bytes: 16 * 1024, engine: pair.engine, ..WorkerConfig::default() };
-        let (batch, replies) = (Batch::new(4, config.packet_bytes), Batch::new(4, config.packet_bytes));
-        Ok(Box::new(Self { pair, ends, worker: Worker::new(config).0, batch, replies }))
+        let config = WorkerConfig { batch: 4, packet_bytes: LARGEST, engine: pair.engine, ..WorkerConfig::default() };
+        let (batch, replies) = (Batch::new(4, LARGEST), Batch::new(4, LARGEST));
+        Ok(Box::new(Self { pair: pair.clone(), ends, worker: Worker::new(config).0, batch, replies }))
     }
 }
 
 impl Runner for Wire {
     fn trial(&mut self, cell: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
-        let size = one_size(&cell.traffic).ok_or_else(|| MeterError::Unsupported("one size only".into()))?;
+        let size = one_size(&cell.traffic).ok_or_else(|| MeterError::Unsupported("it needs one size".into()))?;
         let [src, dst] = self.pair.packet_addresses();
         let packet = crate::packet::udp(src, dst, 4000, 4001, size as usize, IpProto::UDP);
         self.batch.clear();
@@ -118,7 +117,14 @@ impl Runner for Wire {
             return Err(MeterError::Unsupported(format!("a packet of {size} bytes does not go through whole")));
         };
         let values = [("wire_bytes".to_owned(), sealed.len() as f64)].into();
-        Ok(Measurement { sent: 1, received: 1, received_bytes: size.into(), values, ..Measurement::default() })
+        Ok(Measurement {
+            sent: 1,
+            received: 1,
+            received_bytes: size.into(),
+            verified: 1,
+            values,
+            ..Measurement::default()
+        })
     }
 }
 
@@ -134,13 +140,43 @@ impl Runner for Keying {
         let rates = crate::bench::ike_rates(EXCHANGES);
         let names = ["ike_sas_per_s", "child_rekeys_per_s", "ike_rekeys_per_s"];
         let values = names.into_iter().map(str::to_owned).zip(rates).collect();
-        let done = EXCHANGES as u64 * 3;
-        Ok(Measurement {
-            sent: done,
-            received: done,
-            dur_ns: start.elapsed().as_nanos() as u64,
-            values,
-            ..Measurement::default()
-        })
+        Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::campaign::format;
+    use crate::campaign::runner::open;
+    use crate::campaign::schedule::cells;
+
+    fn first_trial(text: &str) -> Measurement {
+        let text =
+            format!("name = \"t\"\n[[study]]\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\nduration_ms = 2\n{text}");
+        let study = format::parse("t.toml", &text).unwrap().studies.remove(0);
+        let cell = &cells(&study)[0];
+        let mut runner = open(&study, cell).map_err(|missing| missing.0).unwrap();
+        runner.trial(cell, study.duration, 1).unwrap()
+    }
+
+    /// 20 bytes of outer IPv4, 8 of ESP, 8 of IV, 2 of trailer, 16 of ICV, and padding to 4 bytes: 1400 + 2 needs 2 more.
+    #[test]
+    fn wire_bytes_are_those_of_a_real_packet() {
+        let measured = first_trial("kind = \"wire\"\ntraffic = [1400]\n");
+        assert_eq!(measured.values["wire_bytes"], 1400.0 + 20.0 + 8.0 + 8.0 + 2.0 + 2.0 + 16.0);
+    }
+
+    #[test]
+    fn a_load_is_a_share_of_the_capacity() {
+        let measured = first_trial("kind = \"loss\"\ntraffic = [512]\ndirections = [\"out\"]\nloads = [0.25]\n");
+        let share = measured.values["offered_pps"] / measured.values["capacity_pps"];
+        assert!((share - 0.25).abs() < 1e-9 && measured.latency.is_some());
+    }
+
+    #[test]
+    fn a_saturating_trial_has_ticks_and_checked_contents() {
+        let measured = first_trial("kind = \"sizes\"\ntraffic = [64]\ndirections = [\"in\"]\n");
+        assert!(measured.received > 0 && measured.verified > 0 && measured.tsc.is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! Campaigns that come with Weir. Each is a file like those that users write.
 
-use super::format::{self, CampaignError};
 use super::Campaign;
+use super::format::{self, CampaignError};
 
 /// A campaign by name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]

@@ -7,7 +7,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// Progress over all trials of a run; a bar on a terminal, a line now and then elsewhere.
 #[derive(Debug)]
-pub struct Progress {
+pub(super) struct Progress {
     bar: ProgressBar,
     quiet: bool,
     started: Instant,
@@ -22,7 +22,7 @@ const EVERY: Duration = Duration::from_secs(10);
 
 impl Progress {
     /// `done` of `total` trials are there already.
-    pub fn new(done: u64, total: u64, quiet: bool) -> Self {
+    pub(super) fn new(done: u64, total: u64, quiet: bool) -> Self {
         let terminal = std::io::stderr().is_terminal() && !quiet;
         let bar = if terminal { ProgressBar::new(total) } else { ProgressBar::hidden() };
         let style = "{bar:30} {pos}/{len} trials, {msg}";
@@ -33,7 +33,7 @@ impl Progress {
     }
 
     /// One more, of `study`.
-    pub fn advance(&mut self, study: &str) {
+    pub(super) fn advance(&mut self, study: &str) {
         self.done += 1;
         let left = self.left().map_or_else(String::new, |left| format!("{} left", clock(left)));
         self.bar.set_position(self.done);
@@ -45,7 +45,7 @@ impl Progress {
     }
 
     /// Trials that were planned and will not be made.
-    pub fn skip(&mut self, trials: u64) {
+    pub(super) fn skip(&mut self, trials: u64) {
         self.total = self.total.saturating_sub(trials);
         self.bar.set_length(self.total);
     }
@@ -56,7 +56,7 @@ impl Progress {
     }
 
     /// Removes the bar.
-    pub fn finish(&self) {
+    pub(super) fn finish(&self) {
         self.bar.finish_and_clear();
     }
 }
@@ -66,7 +66,7 @@ fn remaining(elapsed: Duration, done: u64, left: u64) -> Option<Duration> {
 }
 
 /// `1:05:09`, `5:09`, `9 s`.
-pub fn clock(time: Duration) -> String {
+fn clock(time: Duration) -> String {
     let s = time.as_secs();
     match s {
         0..60 => format!("{s} s"),

@@ -41,7 +41,9 @@ pub enum RunError {
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The folder holds another campaign.
-    #[error("{dir}: holds the campaign '{there}', which differs from this one; name another folder with --out, or leave the campaign out to go on with that one")]
+    #[error(
+        "{dir}: holds the campaign '{there}', which differs from this one; name another folder with --out, or leave the campaign out to go on with that one"
+    )]
     Other {
         /// Folder.
         dir: String,
@@ -269,8 +271,8 @@ pub fn session(dir: &Path, number: u32, env: &str) -> u8 {
 fn measure(dir: &Path, number: u32, env: &str) -> Result<(), RunError> {
     let flag = interrupt_flag().map_err(|source| RunError::Io { what: "signals".into(), source })?;
     let path = dir.join(store::CAMPAIGN);
-    let text = std::fs::read_to_string(&path)
-        .map_err(|source| RunError::Io { what: path.display().to_string(), source })?;
+    let text =
+        std::fs::read_to_string(&path).map_err(|source| RunError::Io { what: path.display().to_string(), source })?;
     let campaign = format::parse(store::CAMPAIGN, &text)?;
     let sessions = sessions(&campaign);
     let planned = sessions.len() as u32;

@@ -7,7 +7,7 @@ use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Place, Study, memory};
 use crate::meter::MeterError;
-use crate::traffic::Sizes;
+use crate::traffic::{Rate, Sizes, Traffic};
 use crate::trial::Measurement;
 
 /// A subject that is set up, and is offered one trial after the other.
@@ -22,31 +22,18 @@ pub trait Runner {
 /// Genome of `imix`: seven of 64, four of 512, one of 1518 bytes.
 pub const IMIX: &str = "imix:aaaaaaaddddg";
 
-/// Reads sizes as campaigns write them.
+/// Reads traffic as campaigns write it: sizes, without flows and rate.
 ///
 /// # Errors
 /// What is wrong, and what to write instead.
 pub fn sizes(text: &str) -> Result<Sizes, String> {
     let text = if text == "imix" { IMIX } else { text };
-    let size = |text: &str| {
-        let size = text.parse::<u16>().map_err(|_| format!("'{text}' is no size; use bytes (1400), a range (64..1500) or imix"))?;
-        if size < 36 { Err(format!("packets of '{text}' bytes cannot be sent; use 36 to 65535")) } else { Ok(size) }
-    };
-    if let Some(genome) = text.strip_prefix("imix:") {
-        return Ok(Sizes::Genome(genome.to_owned()));
-    }
-    if let Some((min, max)) = text.split_once("..") {
-        return Ok(Sizes::Random { min: size(min)?, max: size(max)? });
-    }
-    Ok(Sizes::Fixed(size(text)?))
+    text.parse().map_err(|error: crate::traffic::NotationError| error.to_string())
 }
 
 /// The one size of this traffic, where it has one, in bytes.
 pub fn one_size(text: &str) -> Option<u32> {
-    match sizes(text) {
-        Ok(Sizes::Fixed(size)) => Some(size.into()),
-        _ => None,
-    }
+    Traffic { sizes: sizes(text).ok()?, flows: 1, rate: Rate::Saturate }.size()
 }
 
 /// Why a subject cannot be measured here.
@@ -60,9 +47,12 @@ pub struct Missing(pub String);
 pub fn open(study: &Study, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
     let subject = Subject::parse(&cell.subject).map_err(|error| Missing(error.to_string()))?;
     match (study.kind, study.place) {
-        (Kind::Scaling, _) => Err(Missing("not built: the data plane has no scheduler that spreads one load over cores".into())),
+        (Kind::Scaling, _) => {
+            Err(Missing("not built: the data plane has no scheduler that spreads one load over cores".into()))
+        }
+        (Kind::Sas, _) => Err(Missing("not built: the meter in memory has one SA for each direction".into())),
         (Kind::Keying, _) => Ok(Box::new(memory::Keying)),
-        (Kind::Wire, _) => memory::Wire::open(&subject, cell),
+        (Kind::Wire, _) => memory::Wire::open(&subject),
         (_, Place::Memory) => memory::Path::open(study, &subject, cell),
         (_, Place::Namespaces) => Err(Missing("not built: no subject can be started between namespaces".into())),
     }
@@ -77,8 +67,8 @@ mod tests {
         assert_eq!(sizes("1400"), Ok(Sizes::Fixed(1400)));
         assert_eq!(sizes("64..1500"), Ok(Sizes::Random { min: 64, max: 1500 }));
         assert!(matches!(sizes("imix"), Ok(Sizes::Genome(_))));
-        assert!(sizes("20").unwrap_err().contains("36 to 65535"));
-        assert!(sizes("big").unwrap_err().contains("'big' is no size"));
+        assert!(sizes("20").unwrap_err().contains("20 bytes"));
+        assert!(sizes("big").unwrap_err().contains("'big'"));
         assert_eq!((one_size("1400"), one_size("imix")), (Some(1400), None));
     }
 }

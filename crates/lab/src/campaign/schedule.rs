@@ -84,7 +84,12 @@ pub fn session(study: &Study, campaign_seed: u64, session: u32) -> Vec<Planned> 
             if round % 2 == 0 { shuffle(&mut order, &mut rng) } else { order.reverse() }
         }
         for &index in &order {
-            planned.push(Planned { round, order: planned.len() as u32, seed: rng.next_u64(), cell: cells[index].clone() });
+            planned.push(Planned {
+                round,
+                order: planned.len() as u32,
+                seed: rng.next_u64(),
+                cell: cells[index].clone(),
+            });
         }
     }
     planned
@@ -112,7 +117,8 @@ mod tests {
 
     #[test]
     fn a_second_round_is_the_first_one_backwards() {
-        let study = study("kind = \"sizes\"\ntraffic = [64, 128, 256, 512]\ndirections = [\"out\", \"in\"]\nrounds = 4");
+        let study =
+            study("kind = \"sizes\"\ntraffic = [64, 128, 256, 512]\ndirections = [\"out\", \"in\"]\nrounds = 4");
         let trials = session(&study, 1, 0);
         assert_eq!(trials.len(), 32);
         let cell = |at: usize| (&trials[at].cell.traffic, trials[at].cell.direction);

@@ -50,7 +50,9 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// No room is left; everything measured is there.
-    #[error("{path}: the disk is full; all {kept} trials so far are in the file: make room and run the same command again")]
+    #[error(
+        "{path}: the disk is full; all {kept} trials so far are in the file: make room and run the same command again"
+    )]
     Full {
         /// File.
         path: String,
@@ -198,7 +200,9 @@ pub fn repair(dir: &Path) -> Result<Option<String>, StoreError> {
 /// A line is no trial, or was written by a newer Weir.
 pub fn read_trials(dir: &Path) -> Result<Vec<Trial>, StoreError> {
     read_lines(&dir.join(TRIALS), |trial: &Trial| match trial.schema {
-        schema if schema > SCHEMA => Err(format!("schema {schema} is newer than this Weir's {SCHEMA}: use a newer Weir")),
+        schema if schema > SCHEMA => {
+            Err(format!("schema {schema} is newer than this Weir's {SCHEMA}: use a newer Weir"))
+        }
         _ => Ok(()),
     })
 }
@@ -238,7 +242,8 @@ fn read_lines<T: for<'de> Deserialize<'de>>(
     let lines = text.lines().enumerate().filter(|(_, line)| !line.is_empty());
     lines
         .map(|(number, line)| {
-            let value = serde_json::from_str(line).map_err(|error| wrong(number, format!("no trial of a run: {error}")))?;
+            let value =
+                serde_json::from_str(line).map_err(|error| wrong(number, format!("no trial of a run: {error}")))?;
             check(&value).map_err(|why| wrong(number, why))?;
             Ok(value)
         })

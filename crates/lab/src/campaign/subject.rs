@@ -2,47 +2,46 @@
 
 use std::fmt;
 
-use ipsec::Protocol;
+use crate::meter::MemorySubject;
+use crate::pair;
 
-use crate::pair::{self, Shape};
-
-/// Suites that ESP and EESP are measured with.
-const ESP_SUITES: [&str; 22] = [
-    "aes128gcm16", "aes192gcm16", "aes256gcm16", "chacha20poly1305", "aes128ccm16", "aes256ccm16", "aes128gmac", "aes256gmac",
-    "aes128-sha1", "aes192-sha1", "aes256-sha1", "aes128-md5", "aes192-md5", "aes256-md5", "aes128-sha256", "aes256-sha256",
-    "aes128-sha512", "3des-sha1", "3des-md5", "des-sha1", "null-sha1", "null-sha256",
+/// Suites of ESP that are suggested.
+const ESP_SUITES: [&str; 17] = [
+    "aes128gcm16",
+    "aes192gcm16",
+    "aes256gcm16",
+    "chacha20poly1305",
+    "aes128ccm16",
+    "aes128-sha1",
+    "aes192-sha1",
+    "aes256-sha1",
+    "aes128-md5",
+    "aes256-md5",
+    "aes128-sha256",
+    "aes256-sha256",
+    "3des-sha1",
+    "3des-md5",
+    "des-sha1",
+    "null-sha1",
+    "null-sha256",
 ];
+/// Suites of EESP.
+const EESP_SUITES: [&str; 3] = ["aes128gcm16", "aes256gcm16", "chacha20poly1305"];
 /// Suites of AH.
 const AH_SUITES: [&str; 5] = ["md5", "sha1", "sha256", "sha384", "sha512"];
 /// Suites of the bare cipher.
 const CIPHERS: [&str; 4] = ["aes128gcm16", "aes256gcm16", "chacha20poly1305", "aes128-sha256"];
 
 /// Programs by others that carry packets between namespaces.
-pub const RIVALS: [&str; 5] = ["wireguard-go", "boringtun", "strongswan-aes128gcm16", "xfrm-aes128gcm16", "plain"];
+pub const RIVALS: [&str; 4] = ["wireguard-go", "boringtun", "strongswan-aes128gcm16", "xfrm-aes128gcm16"];
 
 /// A subject, taken apart.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub enum Subject {
-    /// Weir's data plane.
-    Weir {
-        /// Protocol.
-        protocol: Protocol,
-        /// Mode.
-        shape: Shape,
-        /// Suite.
-        suite: String,
-        /// In UDP.
-        udp: bool,
-        /// With the engine that does no arithmetic.
-        null: bool,
-    },
-    /// The engine alone, the ceiling of everything.
-    Cipher {
-        /// Suite.
-        suite: String,
-    },
-    /// A program by others, or no protection at all; by name.
-    Rival(String),
+    /// Weir's data plane, the engine alone, or plain forwarding, in buffers of one process; Weir's also between namespaces.
+    Own(MemorySubject),
+    /// A program by others, by name.
+    Rival(&'static str),
 }
 
 impl Subject {
@@ -51,68 +50,44 @@ impl Subject {
     /// # Errors
     /// The name is none; says which is nearest.
     pub fn parse(name: &str) -> Result<Self, UnknownSubject> {
-        Self::known(name).ok_or_else(|| UnknownSubject {
-            name: name.to_owned(),
-            nearest: nearest(name, names().iter().map(String::as_str)).map(str::to_owned),
-        })
-    }
-
-    fn known(name: &str) -> Option<Self> {
-        if RIVALS.contains(&name) {
-            return Some(Self::Rival(name.to_owned()));
+        if let Some(rival) = RIVALS.into_iter().find(|rival| *rival == name) {
+            return Ok(Self::Rival(rival));
         }
-        if let Some(suite) = name.strip_prefix("cipher-") {
-            return CIPHERS.contains(&suite).then(|| Self::Cipher { suite: suite.to_owned() });
-        }
-        let rest = name.strip_prefix("weir-")?;
-        let (rest, null) = rest.strip_suffix("-null").map_or((rest, false), |rest| (rest, true));
-        let (rest, udp) = rest.strip_suffix("-udp").map_or((rest, false), |rest| (rest, true));
-        let (protocol, rest) = rest.split_once('-')?;
-        let (mode, suite) = rest.split_once('-')?;
-        let shape = match mode {
-            "tunnel" => Shape::Tunnel,
-            "transport" => Shape::Transport,
-            "beet" => Shape::Beet,
-            _ => return None,
+        let unknown = || {
+            let base = name.split(',').next().unwrap_or_default();
+            UnknownSubject {
+                name: name.to_owned(),
+                nearest: nearest(base, names().iter().map(String::as_str)).map(str::to_owned),
+            }
         };
-        let (protocol, suites): (_, &[&str]) = match protocol {
-            "esp" => (Protocol::Esp, &ESP_SUITES),
-            "eesp" => (Protocol::Eesp, &ESP_SUITES[..8]),
-            "ah" => (Protocol::Ah, &AH_SUITES),
-            "psp" => (Protocol::Psp, &pair::PSP_SUITES),
-            _ => return None,
-        };
-        let udp_fits = !udp || matches!(protocol, Protocol::Esp | Protocol::Eesp);
-        (suites.contains(&suite) && udp_fits).then(|| Self::Weir { protocol, shape, suite: suite.to_owned(), udp, null })
+        let subject: MemorySubject = name.parse().map_err(|_| unknown())?;
+        // Only what can be keyed is a subject: the suite must be one of the protocol's.
+        let fits = |pair: &pair::Subject| pair.tables().is_ok();
+        if subject.subject().is_none_or(fits) { Ok(Self::Own(subject)) } else { Err(unknown()) }
     }
 
     /// `esp`, `ah`, `eesp`, `psp`, `wireguard`, `plain`, `cipher`.
-    pub fn protocol(&self) -> &'static str {
+    pub fn protocol(&self) -> &str {
         match self {
-            Self::Weir { protocol, .. } => protocol.name(),
-            Self::Cipher { .. } => "cipher",
-            Self::Rival(name) if name == "plain" => "plain",
-            Self::Rival(name) if name.starts_with("wireguard") || name == "boringtun" => "wireguard",
+            Self::Own(subject) => subject.protocol(),
+            Self::Rival(name) if name.starts_with("wireguard") || *name == "boringtun" => "wireguard",
             Self::Rival(_) => "esp",
         }
     }
 
     /// `tunnel`, `transport`, `beet`; empty where it means nothing.
-    pub fn mode(&self) -> &'static str {
+    pub fn mode(&self) -> &str {
         match self {
-            Self::Weir { shape: Shape::Tunnel, .. } => "tunnel",
-            Self::Weir { shape: Shape::Transport, .. } => "transport",
-            Self::Weir { shape: Shape::Beet, .. } => "beet",
-            Self::Rival(name) if name != "plain" => "tunnel",
-            _ => "",
+            Self::Own(subject) => subject.mode(),
+            Self::Rival(_) => "tunnel",
         }
     }
 
     /// The suite; empty for none.
     pub fn suite(&self) -> &str {
         match self {
-            Self::Weir { suite, .. } | Self::Cipher { suite } => suite,
-            Self::Rival(name) if self.protocol() == "wireguard" && !name.is_empty() => "chacha20poly1305",
+            Self::Own(subject) => subject.suite(),
+            Self::Rival(_) if self.protocol() == "wireguard" => "chacha20poly1305",
             Self::Rival(name) => name.split_once('-').map_or("", |(_, suite)| suite),
         }
     }
@@ -135,19 +110,18 @@ impl fmt::Display for UnknownSubject {
     }
 }
 
-/// Every name, without the suffixes `-udp` and `-null`.
+/// The usual names; `,udp`, `,esn` and `,v6` may follow those in memory, and other suites may stand in them.
 pub fn names() -> Vec<String> {
     let protocols: [(&str, &[&str]); 4] =
-        [("esp", &ESP_SUITES), ("ah", &AH_SUITES), ("eesp", &ESP_SUITES[..8]), ("psp", &pair::PSP_SUITES)];
-    let mut names: Vec<String> = Vec::new();
+        [("esp", &ESP_SUITES), ("ah", &AH_SUITES), ("eesp", &EESP_SUITES), ("psp", &pair::PSP_SUITES)];
+    let mut names = Vec::new();
     for (protocol, suites) in protocols {
-        for mode in ["tunnel", "transport", "beet"] {
-            if mode != "beet" || matches!(protocol, "esp" | "eesp") {
-                names.extend(suites.iter().map(|suite| format!("weir-{protocol}-{mode}-{suite}")));
-            }
+        for mode in ["tunnel", "transport"] {
+            names.extend(suites.iter().map(|suite| format!("weir-{protocol}-{mode}-{suite}")));
         }
     }
-    names.extend(CIPHERS.iter().map(|suite| format!("cipher-{suite}")));
+    names.extend(CIPHERS.iter().map(|suite| format!("cipher-esp-tunnel-{suite}")));
+    names.push("plain".into());
     names.extend(RIVALS.iter().map(|name| (*name).to_owned()));
     names
 }
@@ -188,7 +162,7 @@ mod tests {
             let subject = Subject::parse(&name).unwrap_or_else(|error| panic!("{error}"));
             assert!(name.contains(subject.suite()) || subject.protocol() == "wireguard", "{name}: {subject:?}");
         }
-        let subject = Subject::parse("weir-esp-transport-aes128-sha256-udp-null").unwrap();
+        let subject = Subject::parse("weir-esp-transport-aes128-sha256,udp").unwrap();
         assert_eq!((subject.protocol(), subject.mode(), subject.suite()), ("esp", "transport", "aes128-sha256"));
     }
 
@@ -198,6 +172,6 @@ mod tests {
         assert_eq!(error, "unknown subject 'weir-esp-tunel-aes128gcm16'; did you mean 'weir-esp-tunnel-aes128gcm16'?");
         assert!(Subject::parse("x").unwrap_err().to_string().contains("--subjects"));
         assert!(Subject::parse("weir-ah-tunnel-aes128gcm16").is_err());
-        assert!(Subject::parse("weir-psp-tunnel-aes128gcm16-udp").is_err());
+        assert!(Subject::parse("weir-esp-tunnel-nonsense,udp").is_err());
     }
 }

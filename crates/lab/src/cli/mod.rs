@@ -132,9 +132,11 @@ pub enum Lab {
     /// Run a campaign: subjects, traffic, repetitions; trials and a report in a folder
     ///
     /// Every trial is on disk before the next one starts. A run that was interrupted goes on with the same command.
-    #[command(after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # goes on with it\n  weir lab run --preset model --print > mine.toml\n\n\
+    #[command(
+        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # goes on with it\n  weir lab run --preset model --print > mine.toml\n\n\
         Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
-        130 after a signal.")]
+        130 after a signal."
+    )]
     Run(run::RunArgs),
     /// Compute the report of a run again from its trials, and say what differs
     #[command(after_help = "Example:\n  weir lab verify lab-out\n\n\

@@ -43,7 +43,7 @@ pub(super) struct Cost {
     pub(super) size: Option<u32>,
     /// Ticks of the time-stamp counter per packet.
     pub(super) ticks: Estimate,
-    /// Packets per second.
+    /// Packets per second at that cost.
     pub(super) pps: f64,
     /// Bits per second of inner packets.
     pub(super) bps: f64,
@@ -77,7 +77,7 @@ impl Folder {
 
     /// Costs of all combinations in studies of a kind, in the order of the campaign.
     pub(super) fn costs(&self, kind: Kind) -> Vec<Cost> {
-        costs(&self.of(kind))
+        costs(&self.of(kind), self.hz())
     }
 
     /// Ticks per second where the trials were measured.
@@ -121,23 +121,31 @@ pub(super) fn keys(trials: &[&Trial]) -> Vec<Key> {
     keys
 }
 
+/// Ticks per packet of a trial: the median of its batches where they were kept apart, since a batch that others interrupted
+/// says nothing about the subject; otherwise the mean.
+pub(super) fn ticks(trial: &Trial) -> Option<f64> {
+    trial.measured.values.get("ticks_median").copied().or_else(|| trial.measured.ticks_per_packet())
+}
+
 /// Costs of all combinations among `trials`.
-pub(super) fn costs(trials: &[&Trial]) -> Vec<Cost> {
+pub(super) fn costs(trials: &[&Trial], hz: f64) -> Vec<Cost> {
     let mut groups: BTreeMap<Key, Vec<&Trial>> = BTreeMap::new();
-    for trial in trials.iter().filter(|trial| trial.measured.ticks_per_packet().is_some()) {
+    for trial in trials.iter().filter(|trial| ticks(trial).is_some()) {
         groups.entry(Key::of(trial)).or_default().push(trial);
     }
     groups
         .into_iter()
         .map(|(key, mine)| {
-            let ticks = over_sessions(&values(&mine, |trial| trial.measured.ticks_per_packet()));
-            let rate = |read: fn(&Trial) -> f64| over_sessions(&values(&mine, |trial| Some(read(trial)))).value;
+            let ticks = over_sessions(&values(&mine, ticks));
+            let bytes = |trial: &Trial| Some(trial.measured.received_bytes as f64 / trial.measured.received as f64);
+            let pps = hz / ticks.value;
+            let bps = pps * 8.0 * over_sessions(&values(&mine, bytes)).value;
             Cost {
                 key,
                 size: mine[0].size,
                 ticks,
-                pps: rate(|trial| trial.measured.pps()),
-                bps: rate(|trial| trial.measured.bps()),
+                pps,
+                bps,
                 sessions: values(&mine, |_| Some(0.0)).len(),
                 trials: mine.len(),
             }
@@ -173,8 +181,7 @@ pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
 fn means_interval(units: &[f64], rng: &mut Rng) -> Estimate {
     let n = units.len();
     let mean = |values: &mut dyn Iterator<Item = f64>| values.sum::<f64>() / n as f64;
-    let mut drawn: Vec<f64> =
-        (0..RESAMPLES).map(|_| mean(&mut (0..n).map(|_| units[rng.below(n)]))).collect();
+    let mut drawn: Vec<f64> = (0..RESAMPLES).map(|_| mean(&mut (0..n).map(|_| units[rng.below(n)]))).collect();
     drawn.sort_by(f64::total_cmp);
     Estimate {
         value: mean(&mut units.iter().copied()),
@@ -187,10 +194,10 @@ fn means_interval(units: &[f64], rng: &mut Rng) -> Estimate {
 pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
     let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
     for x in a {
-        let partner = b.iter().find(|y| {
-            (y.session, y.round, &y.traffic, y.direction) == (x.session, x.round, &x.traffic, x.direction)
-        });
-        let pair = partner.and_then(|y| Some((x.measured.ticks_per_packet()?, y.measured.ticks_per_packet()?)));
+        let partner = b
+            .iter()
+            .find(|y| (y.session, y.round, &y.traffic, y.direction) == (x.session, x.round, &x.traffic, x.direction));
+        let pair = partner.and_then(|y| Some((ticks(x)?, ticks(y)?)));
         if let Some((x_ticks, y_ticks)) = pair {
             sessions.entry(x.session).or_default().push((x_ticks / y_ticks).ln());
         }
@@ -199,16 +206,10 @@ pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
     Estimate { value: logs.value.exp(), low: logs.low.exp(), high: logs.high.exp() }
 }
 
-/// The 0.5 and other quantiles of unsorted values.
-pub(super) fn quantile(values: &[f64], q: f64) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_by(f64::total_cmp);
-    quantile_sorted(&sorted, q)
-}
-
 /// A subject's name for people: `ESP tunnel AES-128-GCM`.
 pub(super) fn shown(subject: &str) -> String {
     let Some(rest) = subject.strip_prefix("weir-") else { return subject.to_owned() };
+    let rest = rest.replace(',', " in ").replace(" in udp", " in UDP");
     let mut words = rest.splitn(3, '-');
     match (words.next(), words.next(), words.next()) {
         (Some(protocol), Some(mode), Some(suite)) => format!("{} {mode} {suite}", protocol.to_uppercase()),
@@ -268,7 +269,7 @@ mod tests {
     #[test]
     fn names_are_shown_to_people() {
         assert_eq!(shown("weir-esp-tunnel-aes128gcm16"), "ESP tunnel aes128gcm16");
-        assert_eq!(shown("weir-esp-transport-aes128-sha256-udp"), "ESP transport aes128-sha256-udp");
+        assert_eq!(shown("weir-esp-transport-aes128-sha256,udp"), "ESP transport aes128-sha256 in UDP");
         assert_eq!(shown("wireguard-go"), "wireguard-go");
     }
 }

@@ -153,9 +153,21 @@ impl Chart {
         }
         for tick in x.ticks(&self.x, 6) {
             svg.line((x.at(tick), TOP), (x.at(tick), LOWER), "grid");
-            svg.text(x.at(tick).clamp(LEFT + 2.0, RIGHT - 8.0), LOWER + 14.0, Anchor::Middle, "tick", &(self.x.text)(tick));
+            svg.text(
+                x.at(tick).clamp(LEFT + 2.0, RIGHT - 8.0),
+                LOWER + 14.0,
+                Anchor::Middle,
+                "tick",
+                &(self.x.text)(tick),
+            );
         }
-        svg.text((LEFT + RIGHT) / 2.0, HEIGHT - 6.0, Anchor::Middle, "tick", &format!("{} → · {} ↑", self.x.label, self.y.label));
+        svg.text(
+            (LEFT + RIGHT) / 2.0,
+            HEIGHT - 6.0,
+            Anchor::Middle,
+            "tick",
+            &format!("{} → · {} ↑", self.x.label, self.y.label),
+        );
     }
 
     fn line(&self, svg: &mut Svg, series: &Series, x: &Span, y: &Span) {
@@ -166,7 +178,11 @@ impl Chart {
         }
         for ((at, value), place) in series.points.iter().zip(&places) {
             if value.low < value.high && value.low.is_finite() && value.high.is_finite() {
-                svg.line((x.at(*at), y.at(value.low)), (x.at(*at), y.at(value.high)), &format!("whisker-thin s{style}-line"));
+                svg.line(
+                    (x.at(*at), y.at(value.low)),
+                    (x.at(*at), y.at(value.high)),
+                    &format!("whisker-thin s{style}-line"),
+                );
             }
             if series.marked {
                 mark(svg, *place, style, series.hollow);

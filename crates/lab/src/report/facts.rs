@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, values};
+use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, ticks, values};
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
@@ -65,9 +65,18 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     let keying = folder.of(Kind::Keying);
     let rate = |name: &str| over_sessions(&values(&keying, |trial| trial.measured.values.get(name).copied())).value;
     let ms = |name: &str| Some(rate(name)).filter(|rate| rate.is_finite()).map(|rate| 1000.0 / rate);
-    add("keying", ms("ike_sas_per_s").map(|ms| format!("{} ms of processor time for an IKE SA with a Child SA, both ends together", short(ms))));
+    add(
+        "keying",
+        ms("ike_sas_per_s")
+            .map(|ms| format!("{} ms of processor time for an IKE SA with a Child SA, both ends together", short(ms))),
+    );
     let rekeys = ms("child_rekeys_per_s").zip(ms("ike_rekeys_per_s"));
-    add("rekey", rekeys.map(|(child, ike)| format!("{} ms to rekey a Child SA, {} ms an IKE SA, both ends together", short(child), short(ike))));
+    add(
+        "rekey",
+        rekeys.map(|(child, ike)| {
+            format!("{} ms to rekey a Child SA, {} ms an IKE SA, both ends together", short(child), short(ike))
+        }),
+    );
     facts
 }
 
@@ -81,15 +90,23 @@ fn short3(value: f64) -> String {
 
 fn sizes(folder: &Folder, add: &mut impl FnMut(&'static str, Option<String>)) {
     let trials = folder.of(Kind::Sizes);
-    let all = costs(&trials);
-    let Some(first) = folder.campaign.studies.iter().find(|s| s.kind == Kind::Sizes).map(|s| s.subjects[0].clone()) else { return };
-    let direction = if all.iter().any(|cost| cost.key.direction == Direction::Out) { Direction::Out } else { Direction::Both };
-    let mine: Vec<_> = all.iter().filter(|c| c.key.subject == first && c.key.direction == direction && c.size.is_some()).collect();
+    let all = costs(&trials, folder.hz());
+    let Some(first) = folder.campaign.studies.iter().find(|s| s.kind == Kind::Sizes).map(|s| s.subjects[0].clone())
+    else {
+        return;
+    };
+    let direction =
+        if all.iter().any(|cost| cost.key.direction == Direction::Out) { Direction::Out } else { Direction::Both };
+    let mine: Vec<_> =
+        all.iter().filter(|c| c.key.subject == first && c.key.direction == direction && c.size.is_some()).collect();
     let rates: Vec<String> = mine.iter().map(|c| format!("{} at {} B", short(c.bps / 1e9), c.key.traffic)).collect();
     let mut sorted: Vec<_> = mine.iter().map(|cost| (cost.size, cost)).collect();
     sorted.sort_by_key(|(size, _)| *size);
-    let rates = if rates.is_empty() { None } else {
-        let list: Vec<String> = sorted.iter().map(|(_, c)| format!("{} at {} B", short(c.bps / 1e9), c.key.traffic)).collect();
+    let rates = if rates.is_empty() {
+        None
+    } else {
+        let list: Vec<String> =
+            sorted.iter().map(|(_, c)| format!("{} at {} B", short(c.bps / 1e9), c.key.traffic)).collect();
         Some(format!("{}, one core, Gbit/s: {}", shown(&first), list.join(", ")))
     };
     add("rates", rates);
@@ -102,25 +119,48 @@ fn sizes(folder: &Folder, add: &mut impl FnMut(&'static str, Option<String>)) {
     }
     let largest = mine.iter().filter_map(|cost| cost.size).max();
     let at_largest = |subject: &str| -> Vec<&Trial> {
-        trials.iter().filter(|t| t.subject == subject && t.size == largest && t.direction == direction).copied().collect()
+        trials
+            .iter()
+            .filter(|t| t.subject == subject && t.size == largest && t.direction == direction)
+            .copied()
+            .collect()
     };
     let mut subjects: Vec<String> = keys(&trials).into_iter().map(|key| key.subject).collect();
     subjects.dedup();
-    let against = |wanted: &str| subjects.iter().find(|subject| subject.contains(wanted)).map(|subject| ratio(&at_largest(subject), &at_largest(&first)));
-    add("psp_esp", against("-psp-").filter(|r| r.value.is_finite()).map(|r| {
-        format!("ticks of PSP over ESP at {} B: {}", largest.unwrap_or(0), interval(r))
-    }));
-    add("cipher_share", against("cipher-").filter(|r| r.value.is_finite()).map(|r| {
-        format!("the bare cipher takes {} % of the time of a packet of {} B", short(r.value * 100.0), largest.unwrap_or(0))
-    }));
+    let against = |wanted: &str| {
+        subjects
+            .iter()
+            .find(|subject| subject.contains(wanted))
+            .map(|subject| ratio(&at_largest(subject), &at_largest(&first)))
+    };
+    add(
+        "psp_esp",
+        against("-psp-")
+            .filter(|r| r.value.is_finite())
+            .map(|r| format!("ticks of PSP over ESP at {} B: {}", largest.unwrap_or(0), interval(r))),
+    );
+    add(
+        "cipher_share",
+        against("cipher-").filter(|r| r.value.is_finite()).map(|r| {
+            format!(
+                "the bare cipher takes {} % of the time of a packet of {} B",
+                short(r.value * 100.0),
+                largest.unwrap_or(0)
+            )
+        }),
+    );
     let list: Vec<String> = subjects
         .iter()
         .filter_map(|subject| {
-            let cost = all.iter().find(|c| &c.key.subject == subject && c.size == largest && c.key.direction == direction)?;
+            let cost =
+                all.iter().find(|c| &c.key.subject == subject && c.size == largest && c.key.direction == direction)?;
             Some(format!("{} {}", shown(subject), short(cost.bps / 1e9)))
         })
         .collect();
-    add("suites", Some(format!("Gbit/s at {} B: {}", largest.unwrap_or(0), list.join(", "))).filter(|_| !list.is_empty()));
+    add(
+        "suites",
+        Some(format!("Gbit/s at {} B: {}", largest.unwrap_or(0), list.join(", "))).filter(|_| !list.is_empty()),
+    );
 }
 
 fn held_out(folder: &Folder) -> Option<String> {
@@ -135,16 +175,35 @@ fn held_out(folder: &Folder) -> Option<String> {
         .collect();
     let largest = errors.iter().copied().fold(0.0, f64::max);
     (!errors.is_empty()).then(|| {
-        format!("the line misses {} sizes that it has not seen by {} % at most, {} % in the median", errors.len(), short(largest), short(crate::stats::median(&errors)))
+        format!(
+            "the line misses {} sizes that it has not seen by {} % at most, {} % in the median",
+            errors.len(),
+            short(largest),
+            short(crate::stats::median(&errors))
+        )
     })
 }
 
 fn loss(folder: &Folder) -> Option<String> {
     let trials = folder.of(Kind::Loss);
-    let clean = trials.iter().filter(|t| t.measured.loss_ratio() == 0.0).filter_map(|t| t.measured.values.get("load")).copied().fold(f64::NAN, f64::max);
-    let lossy = trials.iter().filter(|t| t.measured.loss_ratio() > 0.005).filter_map(|t| t.measured.values.get("load")).copied().fold(f64::NAN, f64::min);
+    let clean = trials
+        .iter()
+        .filter(|t| t.measured.loss_ratio() == 0.0)
+        .filter_map(|t| t.measured.values.get("load"))
+        .copied()
+        .fold(f64::NAN, f64::max);
+    let lossy = trials
+        .iter()
+        .filter(|t| t.measured.loss_ratio() > 0.005)
+        .filter_map(|t| t.measured.values.get("load"))
+        .copied()
+        .fold(f64::NAN, f64::min);
     (!trials.is_empty()).then(|| match (clean.is_finite(), lossy.is_finite()) {
-        (_, true) => format!("no loss up to {} % of the capacity, more than 0.5 % from {} % on", short(clean * 100.0), short(lossy * 100.0)),
+        (_, true) => format!(
+            "no loss up to {} % of the capacity, more than 0.5 % from {} % on",
+            short(clean * 100.0),
+            short(lossy * 100.0)
+        ),
         _ => format!("no loss up to {} % of the capacity", short(clean * 100.0)),
     })
 }
@@ -157,7 +216,8 @@ fn latency(folder: &Folder) -> Option<String> {
 fn parts(trials: &[&Trial], prefix: &str) -> Option<String> {
     let key = keys(trials).into_iter().next()?;
     let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
-    let mut names: Vec<&String> = mine.iter().flat_map(|t| t.measured.values.keys()).filter(|name| name.starts_with(prefix)).collect();
+    let mut names: Vec<&String> =
+        mine.iter().flat_map(|t| t.measured.values.keys()).filter(|name| name.starts_with(prefix)).collect();
     names.sort();
     names.dedup();
     let mut parts: Vec<(String, f64)> = names
@@ -178,10 +238,17 @@ fn modes(folder: &Folder) -> Option<String> {
     let tunnel = all.iter().find(|key| key.subject.contains("-tunnel-"))?;
     let other = tunnel.subject.replace("-tunnel-", "-transport-");
     let of = |subject: &str| -> Vec<&Trial> {
-        trials.iter().filter(|t| t.subject == subject && t.traffic == tunnel.traffic && t.direction == tunnel.direction).copied().collect()
+        trials
+            .iter()
+            .filter(|t| t.subject == subject && t.traffic == tunnel.traffic && t.direction == tunnel.direction)
+            .copied()
+            .collect()
     };
     let ratio = ratio(&of(&tunnel.subject), &of(&other));
-    ratio.value.is_finite().then(|| format!("ticks of tunnel over transport at {} B: {}", tunnel.traffic, interval(ratio)))
+    ratio
+        .value
+        .is_finite()
+        .then(|| format!("ticks of tunnel over transport at {} B: {}", tunnel.traffic, interval(ratio)))
 }
 
 fn series(folder: &Folder) -> Option<String> {
@@ -211,7 +278,9 @@ fn wire(folder: &Folder) -> Option<String> {
     for trial in &trials {
         let (Some(outer), Some(size)) = (trial.measured.values.get("wire_bytes"), trial.size) else { continue };
         let text = format!("{} +{}", shown(&trial.subject), trimmed(outer - f64::from(size)));
-        if trial.size.is_some_and(|size| Some(size) == trials.iter().filter_map(|t| t.size).max()) && !seen.contains(&text) {
+        if trial.size.is_some_and(|size| Some(size) == trials.iter().filter_map(|t| t.size).max())
+            && !seen.contains(&text)
+        {
             seen.push(text);
         }
     }
@@ -226,7 +295,7 @@ fn sweep(trials: &[&Trial], factor: fn(&Trial) -> u32, unit: &str) -> Option<Str
     }
     let list: Vec<String> = by
         .into_iter()
-        .map(|(value, mine)| format!("{value}: {}", short(over_sessions(&values(&mine, |t| t.measured.ticks_per_packet())).value)))
+        .map(|(value, mine)| format!("{value}: {}", short(over_sessions(&values(&mine, ticks)).value)))
         .collect();
     Some(format!("ticks per packet by {unit}: {}", list.join(", ")))
 }

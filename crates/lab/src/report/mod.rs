@@ -174,7 +174,10 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
     let mut notes = Vec::new();
     let version = env!("CARGO_PKG_VERSION");
     if let Some(other) = folder.environments.iter().find(|env| env.fixed.weir != version) {
-        notes.push(format!("The run was made by Weir {}, this is {version}: a report may differ for that alone.", other.fixed.weir));
+        notes.push(format!(
+            "The run was made by Weir {}, this is {version}: a report may differ for that alone.",
+            other.fixed.weir
+        ));
     }
     Ok(Verification { trials: env::short_hash(&raw), count: folder.trials.len(), files, notes })
 }

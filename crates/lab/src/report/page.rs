@@ -79,13 +79,25 @@ fn verdicts(page: &mut String, folder: &Folder) {
 fn one_verdict(page: &mut String, table: &Table) {
     let mut title = table.direction.to_owned();
     title[..1].make_ascii_uppercase();
-    let _ = write!(page, "<h3>{title}</h3><div class=\"scroll\" tabindex=\"0\"><table class=\"verdict\"><thead><tr><th scope=\"col\">subject</th>");
+    let _ = write!(
+        page,
+        "<h3>{title}</h3><div class=\"scroll\" tabindex=\"0\"><table class=\"verdict\"><thead><tr><th scope=\"col\">subject</th>"
+    );
     for column in &table.columns {
-        let _ = write!(page, "<th scope=\"col\">{}</th>", if column == "imix" { "IMIX".to_owned() } else { format!("{column} bytes") });
+        let _ = write!(
+            page,
+            "<th scope=\"col\">{}</th>",
+            if column == "imix" { "IMIX".to_owned() } else { format!("{column} bytes") }
+        );
     }
     page.push_str("</tr></thead><tbody>\n");
     for row in &table.rows {
-        let _ = write!(page, "<tr{}><th scope=\"row\">{}</th>", if row.ceiling { " class=\"ceiling\"" } else { "" }, escape(&row.shown));
+        let _ = write!(
+            page,
+            "<tr{}><th scope=\"row\">{}</th>",
+            if row.ceiling { " class=\"ceiling\"" } else { "" },
+            escape(&row.shown)
+        );
         row.fields.iter().for_each(|field| one_field(page, field.as_ref()));
         page.push_str("</tr>\n");
     }

@@ -18,7 +18,7 @@ traffic = [512]
 directions = ["out"]
 [[study]]
 kind = "sizes"
-subjects = ["weir-esp-tunnel-aes128gcm16", "weir-psp-tunnel-aes128gcm16", "cipher-aes128gcm16"]
+subjects = ["weir-esp-tunnel-aes128gcm16", "weir-psp-tunnel-aes128gcm16", "cipher-esp-tunnel-aes128gcm16"]
 traffic = [64, 512, 1400, "imix"]
 directions = ["out", "in"]
 [[study]]
@@ -97,7 +97,13 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
     let cell = &planned.cell;
     let size = runner::one_size(&cell.traffic);
     let bytes = f64::from(size.unwrap_or(334));
-    let fixed = if cell.subject.contains("psp") { 420.0 } else if cell.subject.contains("cipher") { 150.0 } else { 300.0 };
+    let fixed = if cell.subject.contains("psp") {
+        420.0
+    } else if cell.subject.contains("cipher") {
+        150.0
+    } else {
+        300.0
+    };
     let ticks = (fixed + 0.4 * bytes) * (1.0 + noise) * if planned.round > 20 { 1.3 } else { 1.0 };
     let received = 100_000_u64;
     let mut measured = crate::trial::Measurement {
@@ -119,10 +125,12 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             let load = cell.load.unwrap_or(1.0);
             value("load", load);
             measured.received = (received as f64 / load.max(1.0)) as u64;
-            measured.latency = Some(latency(load, planned.seed));
+            measured.latency = latency(load, planned.seed);
         }
         Kind::Overheads => {
-            for (stage, ticks) in [("parse", 40.0), ("lookup", 60.0), ("prepare", 80.0), ("cipher", 380.0), ("finish", 30.0)] {
+            for (stage, ticks) in
+                [("parse", 40.0), ("lookup", 60.0), ("prepare", 80.0), ("cipher", 380.0), ("finish", 30.0)]
+            {
                 value(&format!("stage.{stage}_ticks"), ticks * (1.0 + noise));
             }
             for (layer, ticks) in [("native", 60.0), ("header", 140.0), ("cipher", 590.0)] {
@@ -168,23 +176,25 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
     }
 }
 
-fn latency(load: f64, seed: u64) -> String {
-    use base64::Engine as _;
-    use hdrhistogram::serialization::{Serializer as _, V2DeflateSerializer};
-    let mut histogram = hdrhistogram::Histogram::<u64>::new(3).expect("three digits are allowed");
+fn latency(load: f64, seed: u64) -> Option<String> {
+    let mut latency = crate::meter::Latency::default();
     let mut rng = Rng::new(seed);
     for _ in 0..2000 {
         let tail = 1.0 / (1.0 - (rng.next_u64() >> 12) as f64 / (1_u64 << 52) as f64);
-        histogram.record((2000.0 + 500.0 * load * tail.min(500.0)) as u64).expect("it fits");
+        latency.record(0, (2000.0 + 500.0 * load * tail.min(500.0)) as u64);
     }
-    let mut bytes = Vec::new();
-    V2DeflateSerializer::new().serialize(&histogram, &mut bytes).expect("memory takes everything");
-    base64::engine::general_purpose::STANDARD.encode(bytes)
+    latency.encode()
 }
 
 /// All of it.
 pub(crate) fn folder() -> Folder {
-    let fixed = Fixed { cpu: "Processor & Co".into(), kernel: "6.1".into(), cpus: 2, build: "release".into(), ..Fixed::default() };
+    let fixed = Fixed {
+        cpu: "Processor & Co".into(),
+        kernel: "6.1".into(),
+        cpus: 2,
+        build: "release".into(),
+        ..Fixed::default()
+    };
     let environment = Environment { hash: "0011223344556677".into(), fixed, tsc_hz: 2.5e9, ..Environment::default() };
     let problem = Problem {
         study: "scaling".into(),

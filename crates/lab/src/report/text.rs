@@ -38,7 +38,13 @@ pub(super) fn table(folder: &Folder) -> String {
         text.push_str(&format!("{} {}: {}\n", if badge.good { "✓" } else { "!" }, badge.name, badge.value));
     }
     for problem in &folder.problems {
-        text.push_str(&format!("{} {} ({}): {}\n", if problem.failed { "✗" } else { "–" }, shown(&problem.subject), problem.study, problem.why));
+        text.push_str(&format!(
+            "{} {} ({}): {}\n",
+            if problem.failed { "✗" } else { "–" },
+            shown(&problem.subject),
+            problem.study,
+            problem.why
+        ));
     }
     text
 }
@@ -72,8 +78,15 @@ mod tests {
     #[test]
     fn the_table_has_verdicts_badges_and_what_is_missing() {
         let text = table(&synthetic::folder());
-        assert!(text.contains("★ ") && text.contains("noise floor") && text.contains("not built: <schedulers>"), "{text}");
-        assert!(text.lines().filter(|line| !line.contains(" B ") && !line.contains(':')).all(|line| line.chars().count() <= 110));
+        assert!(
+            text.contains("★ ") && text.contains("noise floor") && text.contains("not built: <schedulers>"),
+            "{text}"
+        );
+        assert!(
+            text.lines()
+                .filter(|line| !line.contains(" B ") && !line.contains(':'))
+                .all(|line| line.chars().count() <= 110)
+        );
     }
 
     #[test]

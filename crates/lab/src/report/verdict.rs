@@ -54,7 +54,7 @@ pub(super) struct Badge {
 /// The tables of all directions that were measured.
 pub(super) fn tables(folder: &Folder) -> Vec<Table> {
     let trials = folder.of(Kind::Sizes);
-    let all = costs(&trials);
+    let all = costs(&trials, folder.hz());
     let noise = folder.noise();
     [Direction::Out, Direction::In, Direction::Both]
         .into_iter()
@@ -94,7 +94,9 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
         .map(|subject| {
             let fields = columns.iter().zip(&winners).map(|(column, winner)| {
                 let cost = all.iter().find(|cost| {
-                    cost.key.subject == subject && cost.key.direction == direction && same_traffic(column, &cost.key.traffic)
+                    cost.key.subject == subject
+                        && cost.key.direction == direction
+                        && same_traffic(column, &cost.key.traffic)
                 })?;
                 Some(Field {
                     mpps: cost.pps / 1e6,
@@ -123,7 +125,7 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
 /// The subject whose paired ratio against every other excludes the noise, or why there is none.
 fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
     let Some(noise) = noise else { return Err("no winner: the noise floor was not measured".into()) };
-    let costs = costs(trials);
+    let costs = costs(trials, 1.0);
     let mut order: Vec<&Cost> = costs.iter().collect();
     order.sort_by(|a, b| a.ticks.value.total_cmp(&b.ticks.value));
     let [best, others @ ..] = &order[..] else { return Err("nothing was measured".into()) };
@@ -133,7 +135,8 @@ fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
     if best.sessions < 2 {
         return Err("no winner: one session only".into());
     }
-    let of = |subject: &str| -> Vec<&Trial> { trials.iter().filter(|trial| trial.subject == subject).copied().collect() };
+    let of =
+        |subject: &str| -> Vec<&Trial> { trials.iter().filter(|trial| trial.subject == subject).copied().collect() };
     let mine = of(&best.key.subject);
     let ties: Vec<String> = others
         .iter()
@@ -156,23 +159,43 @@ pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
     let badge = |name, value, good| Badge { name, value, good };
     let mut badges = Vec::new();
     badges.push(match folder.noise() {
-        Some(noise) => badge("noise floor", format!("±{} % (equals against equals)", short(noise * 100.0)), noise <= 0.02),
+        Some(noise) => {
+            badge("noise floor", format!("±{} % (equals against equals)", short(noise * 100.0)), noise <= 0.02)
+        }
         None => badge("noise floor", "not measured: nothing is called faster".into(), false),
     });
-    let sessions = folder.of(Kind::Sizes).iter().map(|trial| trial.session).collect::<std::collections::BTreeSet<_>>().len();
-    badges.push(badge("sessions", format!("{sessions} processes, {} trials in all", folder.trials.len()), sessions >= 3));
-    let (sent, verified) = folder.trials.iter().fold((0, 0), |(s, v), t| (s + t.measured.sent, v + t.measured.verified));
+    let sessions =
+        folder.of(Kind::Sizes).iter().map(|trial| trial.session).collect::<std::collections::BTreeSet<_>>().len();
+    badges.push(badge(
+        "sessions",
+        format!("{sessions} processes, {} trials in all", folder.trials.len()),
+        sessions >= 3,
+    ));
+    let (sent, verified) =
+        folder.trials.iter().fold((0, 0), |(s, v), t| (s + t.measured.sent, v + t.measured.verified));
     let share = if sent > 0 { verified as f64 / sent as f64 * 100.0 } else { 0.0 };
     badges.push(badge("contents compared", format!("{} % of packets", short(share)), share >= 1.0));
     let wrong: u64 = folder.trials.iter().map(|trial| trial.measured.lost.auth).sum();
     badges.push(badge("wrong ICVs", wrong.to_string(), wrong == 0));
     let environments: std::collections::BTreeSet<&str> = folder.trials.iter().map(|trial| trial.env.as_str()).collect();
     let one = environments.len() <= 1;
-    badges.push(badge("environment", if one { "one".into() } else { format!("{} different ones: comparisons across them mean little", environments.len()) }, one));
+    badges.push(badge(
+        "environment",
+        if one {
+            "one".into()
+        } else {
+            format!("{} different ones: comparisons across them mean little", environments.len())
+        },
+        one,
+    ));
     if let Some(env) = folder.environments.first() {
         badges.push(badge("build", env.fixed.build.clone(), env.fixed.build == "release"));
         let load = env.load_before;
-        badges.push(badge("load before", format!("{} on {} processors", short(load), env.fixed.cpus), load < 0.5 * env.fixed.cpus as f64));
+        badges.push(badge(
+            "load before",
+            format!("{} on {} processors", short(load), env.fixed.cpus),
+            load < 0.5 * env.fixed.cpus as f64,
+        ));
         badges.push(badge("steal since boot", format!("{} %", short(env.steal_percent)), env.steal_percent < 1.0));
     }
     let open: usize = folder.problems.len();
@@ -214,7 +237,8 @@ mod tests {
         assert!(tables(&folder)[0].verdicts[0].starts_with("no winner: the noise floor"));
         let mut folder = synthetic::folder();
         // The same trials under two names.
-        let copies: Vec<Trial> = folder.trials.iter().filter(|t| t.subject.contains("esp") && t.study == "sizes").cloned().collect();
+        let copies: Vec<Trial> =
+            folder.trials.iter().filter(|t| t.subject.contains("esp") && t.study == "sizes").cloned().collect();
         folder.trials.retain(|t| !t.subject.contains("psp") || t.study != "sizes");
         folder.trials.extend(copies.into_iter().map(|t| Trial { subject: "weir-psp-tunnel-aes128gcm16".into(), ..t }));
         assert!(tables(&folder)[0].verdicts[0].starts_with("inconclusive: "), "{:?}", tables(&folder)[0].verdicts);

@@ -37,7 +37,8 @@ fn said(ratio: Estimate, noise: f64) -> &'static str {
 fn forest(folder: &Folder) -> Figure {
     let (id, title) = ("forest", "Time per packet against the first subject");
     let trials = folder.of(Kind::Sizes);
-    let Some(first) = folder.campaign.studies.iter().find(|s| s.kind == Kind::Sizes).map(|s| s.subjects[0].clone()) else {
+    let Some(first) = folder.campaign.studies.iter().find(|s| s.kind == Kind::Sizes).map(|s| s.subjects[0].clone())
+    else {
         return Figure::absent(id, title, &folder.why_not(Kind::Sizes));
     };
     let noise = folder.noise().unwrap_or(0.0);
@@ -50,7 +51,11 @@ fn forest(folder: &Folder) -> Figure {
     let mut rows = Vec::new();
     for key in shown_keys {
         let of = |subject: &str| -> Vec<&Trial> {
-            trials.iter().filter(|t| t.subject == subject && t.traffic == key.traffic && t.direction == key.direction).copied().collect()
+            trials
+                .iter()
+                .filter(|t| t.subject == subject && t.traffic == key.traffic && t.direction == key.direction)
+                .copied()
+                .collect()
         };
         let ratio = ratio(&of(&key.subject), &of(&first));
         let said = said(ratio, noise);
@@ -58,7 +63,12 @@ fn forest(folder: &Folder) -> Figure {
         row.extend(cells(ratio));
         row.push(said.into());
         data.push(row);
-        rows.push(Row { name: format!("{}, {}", shown(&key.subject), way(key.direction)), style: style(folder, &key.subject), ratio, said });
+        rows.push(Row {
+            name: format!("{}, {}", shown(&key.subject), way(key.direction)),
+            style: style(folder, &key.subject),
+            ratio,
+            said,
+        });
     }
     if rows.is_empty() {
         let why = if trials.is_empty() { folder.why_not(Kind::Sizes) } else { "There is only one subject.".into() };
@@ -106,7 +116,11 @@ fn modes(folder: &Folder) -> Figure {
     for key in keys(&trials).iter().filter(|key| key.subject.contains("-tunnel-")) {
         let other = key.subject.replace("-tunnel-", "-transport-");
         let of = |subject: &str| -> Vec<&Trial> {
-            trials.iter().filter(|t| t.subject == subject && t.traffic == key.traffic && t.direction == key.direction).copied().collect()
+            trials
+                .iter()
+                .filter(|t| t.subject == subject && t.traffic == key.traffic && t.direction == key.direction)
+                .copied()
+                .collect()
         };
         let ratio = ratio(&of(&key.subject), &of(&other));
         if !ratio.value.is_finite() {
@@ -136,7 +150,12 @@ fn draw(title: &str, rows: &[Row], band: f64) -> String {
     let height = rows.len() as f64 * PITCH + 24.0;
     let mut svg = Svg::new(WIDTH, height);
     let finite = |v: &f64| v.is_finite() && *v > 0.0;
-    let ends = || rows.iter().flat_map(|row| [row.ratio.low, row.ratio.high]).filter(finite).chain([1.0 + band, 1.0 / (1.0 + band)]);
+    let ends = || {
+        rows.iter()
+            .flat_map(|row| [row.ratio.low, row.ratio.high])
+            .filter(finite)
+            .chain([1.0 + band, 1.0 / (1.0 + band)])
+    };
     let (low, high) = (ends().fold(f64::INFINITY, f64::min) / 1.02, ends().fold(0.0, f64::max) * 1.02);
     let x = |ratio: f64| 4.0 + (WIDTH - 8.0) * (ratio / low).ln() / (high / low).ln();
     svg.rect(x(1.0 / (1.0 + band)), 0.0, x(1.0 + band) - x(1.0 / (1.0 + band)), height - 18.0, "track");
@@ -162,11 +181,19 @@ fn draw(title: &str, rows: &[Row], band: f64) -> String {
 
 /// A few round ratios between both ends.
 fn ticks(low: f64, high: f64) -> Vec<f64> {
-    let candidates: &[f64] = if high / low > 1.5 { &[0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0] } else { &[0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2] };
+    let candidates: &[f64] = if high / low > 1.5 {
+        &[0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0]
+    } else {
+        &[0.9, 0.95, 0.98, 0.99, 1.0, 1.01, 1.02, 1.05, 1.1, 1.2]
+    };
     let within: Vec<f64> = candidates.iter().copied().filter(|t| (low..=high).contains(t)).collect();
     // Too close to be read: only one.
     let close = within.windows(2).any(|pair| (pair[1] / pair[0]).ln() / (high / low).ln() < 0.09);
-    if close { within.into_iter().filter(|tick| [0.5, 0.9, 1.0, 1.1, 2.0, 3.0, 5.0].contains(tick)).collect() } else { within }
+    if close {
+        within.into_iter().filter(|tick| [0.5, 0.9, 1.0, 1.1, 2.0, 3.0, 5.0].contains(tick)).collect()
+    } else {
+        within
+    }
 }
 
 #[cfg(test)]

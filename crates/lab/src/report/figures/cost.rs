@@ -121,13 +121,15 @@ fn throughput(folder: &Folder, id: &'static str, title: &str, costs: &[&Cost]) -
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         for cost in &mine {
             let rate = gbps(cost, hz);
-            let mut row = vec![shown(subject), super::way(cost.key.direction).into(), cost.size.unwrap_or(0).to_string()];
+            let mut row =
+                vec![shown(subject), super::way(cost.key.direction).into(), cost.size.unwrap_or(0).to_string()];
             row.extend(cells(rate));
             row.extend([exact(cost.pps / 1e6), cost.sessions.to_string(), cost.trials.to_string()]);
             data.push(row);
         }
         // The model of the first subject, as wide as its own error.
-        let line = Line::through(&mine.iter().map(|c| (f64::from(c.size.unwrap_or(0)), c.ticks.value)).collect::<Vec<_>>());
+        let line =
+            Line::through(&mine.iter().map(|c| (f64::from(c.size.unwrap_or(0)), c.ticks.value)).collect::<Vec<_>>());
         if let (0, Some(line), Some(first), Some(last)) = (index, line, points.first(), points.last()) {
             let steps = (0..=40).map(|step| first.0 * (last.0 / first.0).powf(f64::from(step) / 40.0));
             let rate = |bytes: f64, error: f64| hz / (line.at(bytes) * (1.0 + error)) * bytes * 8.0 / 1e9;
@@ -144,8 +146,21 @@ fn throughput(folder: &Folder, id: &'static str, title: &str, costs: &[&Cost]) -
 
 fn ticks(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
     let title = "Time per packet, and the model";
-    let mut chart = Chart::new(title, Axis::linear("inner packet, bytes").covering(0.0, 1.0), Axis::linear("ticks per packet").covering(0.0, 1.0));
-    let head = ["subject", "direction", "fixed, ticks", "ticks per byte", "fixed, ns", "limit, Gbit/s", "half-way size, bytes", "largest error at its points, %"];
+    let mut chart = Chart::new(
+        title,
+        Axis::linear("inner packet, bytes").covering(0.0, 1.0),
+        Axis::linear("ticks per packet").covering(0.0, 1.0),
+    );
+    let head = [
+        "subject",
+        "direction",
+        "fixed, ticks",
+        "ticks per byte",
+        "fixed, ns",
+        "limit, Gbit/s",
+        "half-way size, bytes",
+        "largest error at its points, %",
+    ];
     let mut data = Data::new(&head);
     let hz = folder.hz();
     let mut seen: Vec<(&str, Direction)> = Vec::new();
@@ -190,13 +205,18 @@ fn ticks(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
 fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
     let title = "What the model misses";
     let held_out = folder.costs(Kind::Validate);
-    let mut chart = Chart::new(title, size_axis(&[sized, &held_out.iter().collect::<Vec<_>>()[..]].concat()), Axis::linear("measured − line, %").covering(-3.0, 3.0));
+    let mut chart = Chart::new(
+        title,
+        size_axis(&[sized, &held_out.iter().collect::<Vec<_>>()[..]].concat()),
+        Axis::linear("measured − line, %").covering(-3.0, 3.0),
+    );
     chart.rules = vec![
         Rule::Horizontal(2.0, "+2 %".into()),
         Rule::Horizontal(0.0, String::new()),
         Rule::Horizontal(-2.0, "−2 %".into()),
     ];
-    let mut data = Data::new(&["subject", "direction", "bytes", "sizes of the fit", "measured, ticks", "line, ticks", "error, %"]);
+    let mut data =
+        Data::new(&["subject", "direction", "bytes", "sizes of the fit", "measured, ticks", "line, ticks", "error, %"]);
     let mut add = |name: String, hollow: bool, style: usize, mine: &mut dyn Iterator<Item = &Cost>, kind: &str| {
         let mut series = Series { joined: false, hollow, ..Series::new(&name, style) };
         for cost in mine {
@@ -227,9 +247,13 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
         seen.push(key);
         let of = |all: &'static str, costs: Vec<Cost>| (all, costs);
         let style = style(folder, key.0);
-        let (_, inside) = of("yes", sized.iter().filter(|c| (&c.key.subject, c.key.direction) == key).map(|c| (*c).clone()).collect());
+        let (_, inside) = of(
+            "yes",
+            sized.iter().filter(|c| (&c.key.subject, c.key.direction) == key).map(|c| (*c).clone()).collect(),
+        );
         add(label(key.0, key.1), false, style, &mut inside.iter(), "yes");
-        let (_, outside) = of("no", held_out.iter().filter(|c| (&c.key.subject, c.key.direction) == key).cloned().collect());
+        let (_, outside) =
+            of("no", held_out.iter().filter(|c| (&c.key.subject, c.key.direction) == key).cloned().collect());
         add(format!("{}, unseen sizes", shown(key.0)), true, style, &mut outside.iter(), "no");
     }
     let text = "Filled: sizes that the line was fitted to. Hollow: sizes that it has not seen, measured in other processes. Modern ciphers \

@@ -2,12 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use base64::Engine as _;
-use hdrhistogram::Histogram;
-use hdrhistogram::serialization::Deserializer;
-
 use super::exact;
 use crate::campaign::Kind;
+use crate::meter::Latency;
 use crate::report::analysis::{Folder, over_sessions, shown, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
@@ -22,7 +19,10 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let trials = folder.of(Kind::Loss);
     if trials.is_empty() {
         let why = folder.why_not(Kind::Loss);
-        return vec![Figure::absent("loss", "Loss by load", &why), Figure::absent("latency", "Latency by percentile", &why)];
+        return vec![
+            Figure::absent("loss", "Loss by load", &why),
+            Figure::absent("latency", "Latency by percentile", &why),
+        ];
     }
     vec![loss(&trials), latency(&trials)]
 }
@@ -46,17 +46,42 @@ fn groups<'a>(trials: &[&'a Trial]) -> Group<'a> {
 
 fn loss(trials: &[&Trial]) -> Figure {
     let title = "Loss by load";
-    let mut chart = Chart::new(title, Axis::linear("offered, % of capacity").covering(0.0, 100.0), Axis::linear("lost, %").covering(0.0, 1.0));
+    let mut chart = Chart::new(
+        title,
+        Axis::linear("offered, % of capacity").covering(0.0, 100.0),
+        Axis::linear("lost, %").covering(0.0, 1.0),
+    );
     chart.rules = vec![Rule::Horizontal(PDR_PERCENT, "0.5 %: partial drop rate".into())];
-    let mut data = Data::new(&["subject", "direction", "traffic", "offered, % of capacity", "offered, Mpps", "lost, %", "low", "high", "ring", "replay", "ICV", "other"]);
+    let mut data = Data::new(&[
+        "subject",
+        "direction",
+        "traffic",
+        "offered, % of capacity",
+        "offered, Mpps",
+        "lost, %",
+        "low",
+        "high",
+        "ring",
+        "replay",
+        "ICV",
+        "other",
+    ]);
     for (index, ((subject, traffic, direction), loads)) in groups(trials).into_iter().enumerate() {
         let mut series = Series::new(&format!("{}, {traffic} B, {}", shown(&subject), way(direction)), index);
         for (load, mine) in loads {
             let lost = over_sessions(&values(&mine, |trial| Some(trial.measured.loss_ratio() * 100.0)));
             let offered = over_sessions(&values(&mine, |trial| trial.offered_pps)).value;
             series.points.push((f64::from(load) / 10.0, lost));
-            let sum = |read: fn(&crate::trial::Lost) -> u64| mine.iter().map(|t| read(&t.measured.lost)).sum::<u64>().to_string();
-            let mut row = vec![shown(&subject), way(direction).into(), traffic.clone(), exact(f64::from(load) / 10.0), exact(offered / 1e6)];
+            let sum = |read: fn(&crate::trial::Lost) -> u64| {
+                mine.iter().map(|t| read(&t.measured.lost)).sum::<u64>().to_string()
+            };
+            let mut row = vec![
+                shown(&subject),
+                way(direction).into(),
+                traffic.clone(),
+                exact(f64::from(load) / 10.0),
+                exact(offered / 1e6),
+            ];
             row.extend(super::cells(lost));
             row.extend([sum(|l| l.ring), sum(|l| l.replay), sum(|l| l.auth), sum(|l| l.other)]);
             data.push(row);
@@ -68,17 +93,12 @@ fn loss(trials: &[&Trial]) -> Figure {
     Figure::drawn("loss", title, text, chart.draw(), data)
 }
 
-fn histogram(trials: &[&Trial]) -> Option<Histogram<u64>> {
-    let mut all: Option<Histogram<u64>> = None;
+fn histogram(trials: &[&Trial]) -> Option<Latency> {
+    let mut all = Latency::default();
     for trial in trials {
-        let bytes = base64::engine::general_purpose::STANDARD.decode(trial.measured.latency.as_ref()?).ok()?;
-        let one: Histogram<u64> = Deserializer::new().deserialize(&mut bytes.as_slice()).ok()?;
-        match &mut all {
-            None => all = Some(one),
-            Some(all) => all.add(&one).ok()?,
-        }
+        all.merge(&Latency::decode(trial.measured.latency.as_ref()?)?);
     }
-    all
+    (all.count() > 0).then_some(all)
 }
 
 fn latency(trials: &[&Trial]) -> Figure {
@@ -92,7 +112,8 @@ fn latency(trials: &[&Trial]) -> Figure {
     let ticks = [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999].map(place).to_vec();
     let x = Axis { text: text_of, ticks: Some(ticks), ..Axis::log("percentile") };
     let mut chart = Chart::new(title, x, Axis::log("µs"));
-    let mut data = Data::new(&["subject", "direction", "traffic", "load, %", "percentile", "µs", "samples", "samples behind it"]);
+    let mut data =
+        Data::new(&["subject", "direction", "traffic", "load, %", "percentile", "µs", "samples", "samples behind it"]);
     let mut index = 0;
     for ((subject, traffic, direction), loads) in groups(trials) {
         for (load, mine) in loads {
@@ -104,12 +125,8 @@ fn latency(trials: &[&Trial]) -> Figure {
             let mut series = Series::new(&format!("{}, {} % load", shown(&subject), trimmed(load)), index);
             index += 1;
             for percent in PERCENTILES {
-                // Fewer than ten samples behind a percentile say nothing about it.
-                let behind = (histogram.len() as f64 * (1.0 - percent / 100.0)).floor();
-                if behind < 10.0 {
-                    break;
-                }
-                let us = histogram.value_at_percentile(percent) as f64 / 1000.0;
+                let Some(ns) = histogram.percentile_ns(percent) else { break };
+                let (us, behind) = (ns as f64 / 1000.0, (histogram.count() as f64 * (1.0 - percent / 100.0)).floor());
                 series.push(place(percent), us.max(0.001));
                 data.push([
                     shown(&subject),
@@ -118,7 +135,7 @@ fn latency(trials: &[&Trial]) -> Figure {
                     trimmed(load),
                     trimmed_percent(percent),
                     short(us),
-                    histogram.len().to_string(),
+                    histogram.count().to_string(),
                     format!("{behind}"),
                 ]);
             }
@@ -129,7 +146,7 @@ fn latency(trials: &[&Trial]) -> Figure {
         return Figure::absent("latency", title, "No trial of the study has a histogram of latencies.");
     }
     let text = "From the time at which a packet was meant to leave until it came out, so that waiting in front of a busy subject \
-                counts. A percentile with fewer than ten samples behind it is left out.";
+                counts. A percentile with fewer than a hundred samples behind it is left out.";
     Figure::drawn("latency", title, text, chart.draw(), data)
 }
 
@@ -140,7 +157,8 @@ pub(in crate::report) fn words(folder: &Folder) -> Option<String> {
     let mut said = Vec::new();
     for (load, mine) in loads {
         if let Some(histogram) = histogram(&mine) {
-            let at = |percent| short(histogram.value_at_percentile(percent) as f64 / 1000.0);
+            let at =
+                |percent| histogram.percentile_ns(percent).map_or_else(|| "–".into(), |ns| short(ns as f64 / 1000.0));
             said.push(format!("{} / {} at {} %", at(50.0), at(99.0), f64::from(load) / 10.0));
         }
     }

@@ -100,7 +100,8 @@ mod tests {
 
     #[test]
     fn ids_are_there_once() {
-        let mut ids: Vec<_> = sections(&synthetic::folder()).into_iter().flat_map(|s| s.figures).map(|f| f.id).collect();
+        let mut ids: Vec<_> =
+            sections(&synthetic::folder()).into_iter().flat_map(|s| s.figures).map(|f| f.id).collect();
         let all = ids.len();
         ids.sort_unstable();
         ids.dedup();

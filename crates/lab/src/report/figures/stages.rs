@@ -13,13 +13,37 @@ use crate::trial::Trial;
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let trials = folder.of(Kind::Overheads);
     vec![
-        parts(folder, &trials, "stages", "Stages of a packet", "stage.", true, "Each bar begins where the one before it ends. Timers on every stage, their own cost taken off."),
-        parts(folder, &trials, "layers", "What each layer adds", "layer.", false, "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far."),
+        parts(
+            folder,
+            &trials,
+            "stages",
+            "Stages of a packet",
+            "stage.",
+            true,
+            "Each bar begins where the one before it ends. Timers on every stage, their own cost taken off.",
+        ),
+        parts(
+            folder,
+            &trials,
+            "layers",
+            "What each layer adds",
+            "layer.",
+            false,
+            "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far.",
+        ),
     ]
 }
 
 /// Values whose names have a prefix, one drawing per subject, size and direction.
-fn parts(folder: &Folder, trials: &[&Trial], id: &'static str, title: &str, prefix: &str, stacked: bool, text: &str) -> Figure {
+fn parts(
+    folder: &Folder,
+    trials: &[&Trial],
+    id: &'static str,
+    title: &str,
+    prefix: &str,
+    stacked: bool,
+    text: &str,
+) -> Figure {
     let mut data = Data::new(&["subject", "direction", "bytes", "part", "ticks", "low", "high", "ns"]);
     let mut drawings = Vec::new();
     for key in keys(trials) {
@@ -39,7 +63,11 @@ fn parts(folder: &Folder, trials: &[&Trial], id: &'static str, title: &str, pref
         drawings.push(draw(&name, &bars, stacked));
     }
     if drawings.is_empty() {
-        let why = if trials.is_empty() { folder.why_not(Kind::Overheads) } else { format!("No trial of the study has a value '{prefix}…'.") };
+        let why = if trials.is_empty() {
+            folder.why_not(Kind::Overheads)
+        } else {
+            format!("No trial of the study has a value '{prefix}…'.")
+        };
         return Figure::absent(id, title, &why);
     }
     Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
@@ -63,7 +91,11 @@ fn named(trials: &[&Trial], prefix: &str) -> Vec<(String, crate::stats::Estimate
 
 fn draw(name: &str, bars: &[(String, f64)], stacked: bool) -> String {
     const PITCH: f64 = 24.0;
-    let total: f64 = if stacked { bars.iter().map(|(_, v)| v.max(0.0)).sum() } else { bars.iter().map(|(_, v)| *v).fold(0.0, f64::max) };
+    let total: f64 = if stacked {
+        bars.iter().map(|(_, v)| v.max(0.0)).sum()
+    } else {
+        bars.iter().map(|(_, v)| *v).fold(0.0, f64::max)
+    };
     let mut svg = Svg::new(WIDTH, bars.len() as f64 * PITCH + 22.0);
     svg.text(0.0, 12.0, Anchor::Start, "label", name);
     let mut start = 0.0;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, over_sessions, values};
+use crate::report::analysis::{Folder, Key, keys, over_sessions, ticks, values};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
@@ -12,16 +12,44 @@ use crate::trial::Trial;
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![
-        sweep(folder, Kind::Replay, "replay", "Replay window", "window, packets", |trial| trial.replay.into(), "The window's size decides how much memory a received packet touches."),
-        sweep(folder, Kind::Sas, "sas", "Number of SAs", "SAs", |trial| trial.sas.into(), "Packets go over all SAs in turn, so that each finds its SA as cold as it can be."),
+        sweep(
+            folder,
+            Kind::Replay,
+            "replay",
+            "Replay window",
+            "window, packets",
+            |trial| trial.replay.into(),
+            "The window's size decides how much memory a received packet touches.",
+        ),
+        sweep(
+            folder,
+            Kind::Sas,
+            "sas",
+            "Number of SAs",
+            "SAs",
+            |trial| trial.sas.into(),
+            "Packets go over all SAs in turn, so that each finds its SA as cold as it can be.",
+        ),
         scaling(folder),
         keying(folder),
         energy(folder),
-        Figure::absent("engine", "Asynchronous engine: the knee", "The data plane encrypts on the core that carries the packet: there is no engine beside it whose ring could fill. 'weir lab model' computes the curve for engines of others."),
+        Figure::absent(
+            "engine",
+            "Asynchronous engine: the knee",
+            "The data plane encrypts on the core that carries the packet: there is no engine beside it whose ring could fill. 'weir lab model' computes the curve for engines of others.",
+        ),
     ]
 }
 
-fn sweep(folder: &Folder, kind: Kind, id: &'static str, title: &str, axis: &str, factor: fn(&Trial) -> f64, text: &str) -> Figure {
+fn sweep(
+    folder: &Folder,
+    kind: Kind,
+    id: &'static str,
+    title: &str,
+    axis: &str,
+    factor: fn(&Trial) -> f64,
+    text: &str,
+) -> Figure {
     let trials = folder.of(kind);
     let mut data = Data::new(&["subject", "direction", "traffic", axis, "ticks per packet", "low", "high"]);
     let mut chart = Chart::new(title, Axis::log(axis), Axis::linear("ticks per packet").covering(0.0, 1.0));
@@ -32,10 +60,11 @@ fn sweep(folder: &Folder, kind: Kind, id: &'static str, title: &str, axis: &str,
         }
         let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));
         for (value, mine) in by_factor {
-            let ticks = over_sessions(&values(&mine, |trial| trial.measured.ticks_per_packet()));
+            let ticks = over_sessions(&values(&mine, ticks));
             // A window of none stands left of all others.
             series.points.push((value.max(1) as f64, ticks));
-            let mut row = vec![key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), value.to_string()];
+            let mut row =
+                vec![key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), value.to_string()];
             row.extend(cells(ticks));
             data.push(row);
         }
@@ -53,7 +82,8 @@ fn scaling(folder: &Folder) -> Figure {
     if trials.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Scaling));
     }
-    let mut chart = Chart::new(title, Axis::linear("cores").covering(0.0, 1.0), Axis::linear("Mpps").covering(0.0, 1.0));
+    let mut chart =
+        Chart::new(title, Axis::linear("cores").covering(0.0, 1.0), Axis::linear("Mpps").covering(0.0, 1.0));
     let mut data = Data::new(&["subject", "direction", "traffic", "cores", "Mpps", "low", "high"]);
     for key in keys(&trials) {
         let mut by_cores: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
@@ -64,7 +94,8 @@ fn scaling(folder: &Folder) -> Figure {
         for (cores, mine) in by_cores {
             let rate = over_sessions(&values(&mine, |trial| Some(trial.measured.pps() / 1e6)));
             series.points.push((cores.into(), rate));
-            let mut row = vec![key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), cores.to_string()];
+            let mut row =
+                vec![key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), cores.to_string()];
             row.extend(cells(rate));
             data.push(row);
         }
@@ -91,7 +122,13 @@ fn keying(folder: &Folder) -> Figure {
     for (index, ((what, _), rate)) in rows.into_iter().zip(rates).enumerate() {
         let y = index as f64 * 34.0;
         svg.text(0.0, y + 13.0, Anchor::Start, "label", what);
-        svg.text(WIDTH, y + 13.0, Anchor::End, "value", &format!("{} per s, {} ms each", short(rate.value), short(1000.0 / rate.value)));
+        svg.text(
+            WIDTH,
+            y + 13.0,
+            Anchor::End,
+            "value",
+            &format!("{} per s, {} ms each", short(rate.value), short(1000.0 / rate.value)),
+        );
         svg.rect(0.0, y + 18.0, WIDTH, 9.0, "track");
         svg.rect(0.0, y + 18.0, if top > 0.0 { WIDTH * rate.value / top } else { 0.0 }, 9.0, "s0-fill");
         let mut row = vec![what.to_owned()];
@@ -105,11 +142,20 @@ fn keying(folder: &Folder) -> Figure {
 
 fn energy(folder: &Folder) -> Figure {
     let (id, title) = ("energy", "Energy by load");
-    let trials: Vec<&Trial> = folder.of(Kind::Loss).into_iter().filter(|trial| trial.measured.joules.is_some()).collect();
+    let trials: Vec<&Trial> =
+        folder.of(Kind::Loss).into_iter().filter(|trial| trial.measured.joules.is_some()).collect();
     if trials.is_empty() {
-        return Figure::absent(id, title, "This machine shows no energy counter (RAPL) to this process; most guests have none.");
+        return Figure::absent(
+            id,
+            title,
+            "This machine shows no energy counter (RAPL) to this process; most guests have none.",
+        );
     }
-    let mut chart = Chart::new(title, Axis::linear("offered, % of capacity").covering(0.0, 100.0), Axis::linear("J per Gbit").covering(0.0, 1.0));
+    let mut chart = Chart::new(
+        title,
+        Axis::linear("offered, % of capacity").covering(0.0, 100.0),
+        Axis::linear("J per Gbit").covering(0.0, 1.0),
+    );
     chart.rules.push(Rule::Vertical(100.0, "capacity".into()));
     let mut data = Data::new(&["subject", "direction", "traffic", "offered, %", "J per Gbit"]);
     for key in keys(&trials) {
@@ -120,12 +166,25 @@ fn energy(folder: &Folder) -> Figure {
         }
         let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));
         for (load, mine) in by_load {
-            let per_gbit = |trial: &Trial| Some(trial.measured.joules? / (trial.measured.received_bytes as f64 * 8.0 / 1e9));
+            let per_gbit =
+                |trial: &Trial| Some(trial.measured.joules? / (trial.measured.received_bytes as f64 * 8.0 / 1e9));
             let joules = over_sessions(&values(&mine, per_gbit));
             series.points.push((f64::from(load) / 10.0, joules));
-            data.push([key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), trimmed(f64::from(load) / 10.0), exact(joules.value)]);
+            data.push([
+                key.subject.clone(),
+                super::way(key.direction).into(),
+                key.traffic.clone(),
+                trimmed(f64::from(load) / 10.0),
+                exact(joules.value),
+            ]);
         }
         chart.series.push(series);
     }
-    Figure::drawn(id, title, "Energy of the whole package over the bits that came out, idle power included.", chart.draw(), data)
+    Figure::drawn(
+        id,
+        title,
+        "Energy of the whole package over the bits that came out, idle power included.",
+        chart.draw(),
+        data,
+    )
 }

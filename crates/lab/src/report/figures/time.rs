@@ -15,7 +15,8 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     if trials.is_empty() {
         return vec![Figure::absent(id, title, &folder.why_not(Kind::Series))];
     }
-    let mut data = Data::new(&["subject", "session", "second", "Gbit/s", "segment", "mean of segment", "busy per core, %"]);
+    let mut data =
+        Data::new(&["subject", "session", "second", "Gbit/s", "segment", "mean of segment", "busy per core, %"]);
     let mut drawings = Vec::new();
     let mut notes = Vec::new();
     let began = |trials: &[&Trial]| trials.iter().map(|trial| trial.at_ms).min().unwrap_or(0);
@@ -28,14 +29,23 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         let at = |trial: &Trial| (trial.at_ms - start) as f64 / 1000.0;
         let rates: Vec<f64> = mine.iter().map(|trial| trial.measured.bps() / 1e9).collect();
         let segments = segments(&rates);
-        let mut chart = Chart::new(&shown(&key.subject), Axis::linear("seconds"), Axis::linear("Gbit/s").covering(0.0, 0.1));
+        let mut chart =
+            Chart::new(&shown(&key.subject), Axis::linear("seconds"), Axis::linear("Gbit/s").covering(0.0, 0.1));
         let mut series = Series { marked: rates.len() <= 60, ..Series::new("", super::style(folder, &key.subject)) };
         for (number, window) in segments.windows(2).enumerate() {
             let mean = rates[window[0]..window[1]].iter().sum::<f64>() / (window[1] - window[0]) as f64;
             for index in window[0]..window[1] {
                 series.push(at(mine[index]), rates[index]);
                 let cores = cores(mine[index]).iter().map(|busy| format!("{busy:.0}")).collect::<Vec<_>>().join(" ");
-                data.push([shown(&key.subject), first.to_string(), exact(at(mine[index])), exact(rates[index]), (number + 1).to_string(), exact(mean), cores]);
+                data.push([
+                    shown(&key.subject),
+                    first.to_string(),
+                    exact(at(mine[index])),
+                    exact(rates[index]),
+                    (number + 1).to_string(),
+                    exact(mean),
+                    cores,
+                ]);
             }
             if number > 0 {
                 chart.rules.push(Rule::Vertical(at(mine[window[0]]), format!("change, then {} Gbit/s", short(mean))));
@@ -92,7 +102,13 @@ fn heat_map(trials: &[&Trial], at: &dyn Fn(&Trial) -> f64) -> String {
             let x = left + index as f64 * width;
             let level = (busy / 20.0).floor().clamp(0.0, 4.0) as usize;
             svg.rect(x + 0.5, y + 0.5, width - 1.0, ROW - 1.0, &format!("heat{level}"));
-            svg.text(x + width / 2.0, y + 13.5, Anchor::Middle, &format!("tick heat{level}-text"), &format!("{busy:.0}"));
+            svg.text(
+                x + width / 2.0,
+                y + 13.5,
+                Anchor::Middle,
+                &format!("tick heat{level}-text"),
+                &format!("{busy:.0}"),
+            );
         }
     }
     for (index, column) in columns.iter().enumerate().step_by(3) {

@@ -10,17 +10,21 @@ use crate::report::figure::{Data, Figure};
 const ETHERNET: f64 = 38.0;
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
-    let (added, share) = (("wire", "Bytes that protection adds"), ("efficiency", "Share of the wire that inner packets get"));
+    let (added, share) =
+        (("wire", "Bytes that protection adds"), ("efficiency", "Share of the wire that inner packets get"));
     let trials = folder.of(Kind::Wire);
     let mut points: Vec<(&str, f64, f64)> = trials
         .iter()
-        .filter_map(|trial| Some((trial.subject.as_str(), f64::from(trial.size?), *trial.measured.values.get("wire_bytes")?)))
+        .filter_map(|trial| {
+            Some((trial.subject.as_str(), f64::from(trial.size?), *trial.measured.values.get("wire_bytes")?))
+        })
         .collect();
     if points.is_empty() {
         let why = folder.why_not(Kind::Wire);
         return [added, share].map(|(id, title)| Figure::absent(id, title, &why)).into();
     }
-    points.sort_by(|a, b| (style(folder, a.0), a.1).partial_cmp(&(style(folder, b.0), b.1)).expect("sizes are numbers"));
+    points
+        .sort_by(|a, b| (style(folder, a.0), a.1).partial_cmp(&(style(folder, b.0), b.1)).expect("sizes are numbers"));
     points.dedup();
     let mut data = Data::new(&["subject", "inner bytes", "outer IP bytes", "added", "share of the wire, %"]);
     let axis = || Axis::linear("inner packet, bytes").covering(0.0, 1.0);
@@ -39,7 +43,8 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         data.push([name, exact(inner), exact(outer), exact(outer - inner), exact(part)]);
     }
     let text = "Outer IP packet less inner IP packet, from packets that were really made. The steps are padding.";
-    let share_text = "Inner IP packet over everything on the wire, with 38 bytes of Ethernet header, checksum, preamble and gap.";
+    let share_text =
+        "Inner IP packet over everything on the wire, with 38 bytes of Ethernet header, checksum, preamble and gap.";
     vec![
         Figure::drawn(added.0, added.1, text, bytes.draw(), data.clone()),
         Figure::drawn(share.0, share.1, share_text, efficiency.draw(), data),
