@@ -93,7 +93,7 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         subjects,
         traffic: keys.or("traffic", vec!["1400".into()], |value| list(value, traffic))?,
         directions: keys.or("directions", vec![Direction::Both], |value| list(value, |v| one_of(v, &directions)))?,
-        sessions: keys.or("sessions", 3, |value| whole(value, 1, 1000))? as u32,
+        sessions: keys.or("sessions", 5, |value| whole(value, 1, 1000))? as u32,
         rounds: keys.or("rounds", 5, |value| whole(value, 1, 1_000_000))? as u32,
         duration: Duration::from_millis(keys.or("duration_ms", 20, |value| whole(value, 1, 86_400_000))?),
         flows: keys.or("flows", 1, |value| whole(value, 1, 65_536))? as u32,

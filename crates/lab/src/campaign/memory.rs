@@ -11,6 +11,7 @@ use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Study};
 use crate::meter::{Load, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
+use crate::overhead;
 use crate::pair;
 use crate::traffic::{Rate, Traffic};
 use crate::trial::{Direction, Measurement};
@@ -125,6 +126,43 @@ impl Runner for Wire {
             values,
             ..Measurement::default()
         })
+    }
+}
+
+/// The path taken apart.
+pub(super) struct Overheads {
+    pair: pair::Subject,
+    batch: usize,
+    /// Both directions are measured at once; what nobody has asked for yet.
+    ready: Vec<overhead::Row>,
+}
+
+/// A round of an overhead study takes about this long in an optimised build.
+const OVERHEAD_ROUND: Duration = Duration::from_millis(15);
+
+impl Overheads {
+    pub(super) fn open(study: &Study, subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
+        let MemorySubject::Path(pair) = own(subject)? else {
+            return Err(Missing("has no stages to take apart".into()));
+        };
+        Ok(Box::new(Self { pair: pair.clone(), batch: study.batch as usize, ready: Vec::new() }))
+    }
+}
+
+impl Runner for Overheads {
+    fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
+        let size = one_size(&cell.traffic).and_then(|size| u16::try_from(size).ok());
+        let size = size.ok_or_else(|| MeterError::Unsupported("it needs one size".into()))?;
+        let wanted = |row: &overhead::Row| u32::from(size) == u32::from(row.size) && row.direction == cell.direction;
+        if !self.ready.iter().any(wanted) {
+            let rounds = (duration.as_nanos() / OVERHEAD_ROUND.as_nanos()).clamp(3, 101) as usize;
+            let options = overhead::Options { sizes: vec![size], rounds, batch: self.batch, seed };
+            let rows = overhead::measure(&self.pair, &options, &mut || true);
+            self.ready = rows.map_err(|error| MeterError::Unsupported(error.to_string()))?;
+        }
+        let at = self.ready.iter().position(wanted);
+        let at = at.ok_or_else(|| MeterError::Unsupported("it is measured in or out, not both".into()))?;
+        Ok(self.ready.swap_remove(at).measurement(self.batch as u64))
     }
 }
 

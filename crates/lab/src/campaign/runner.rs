@@ -53,6 +53,7 @@ pub fn open(study: &Study, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
         (Kind::Sas, _) => Err(Missing("not built: the meter in memory has one SA for each direction".into())),
         (Kind::Keying, _) => Ok(Box::new(memory::Keying)),
         (Kind::Wire, _) => memory::Wire::open(&subject),
+        (Kind::Overheads, Place::Memory) => memory::Overheads::open(study, &subject),
         (_, Place::Memory) => memory::Path::open(study, &subject, cell),
         (_, Place::Namespaces) => Err(Missing("not built: no subject can be started between namespaces".into())),
     }

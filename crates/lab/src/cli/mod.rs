@@ -7,8 +7,8 @@ mod import;
 mod model;
 mod overheads;
 mod plan;
-mod search;
 mod run;
+mod search;
 mod verify;
 
 use std::io::IsTerminal;

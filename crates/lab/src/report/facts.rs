@@ -53,7 +53,7 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     add("held_out", held_out(folder));
     add("loss", loss(folder));
     add("latency", latency(folder));
-    for (name, prefix) in [("stages", "stage."), ("layers", "layer.")] {
+    for (name, prefix) in [("stages", "stage."), ("layers", "rung.")] {
         add(name, parts(&folder.of(Kind::Overheads), prefix));
     }
     add("modes", modes(folder));
@@ -216,8 +216,11 @@ fn latency(folder: &Folder) -> Option<String> {
 fn parts(trials: &[&Trial], prefix: &str) -> Option<String> {
     let key = keys(trials).into_iter().next()?;
     let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
-    let mut names: Vec<&String> =
-        mine.iter().flat_map(|t| t.measured.values.keys()).filter(|name| name.starts_with(prefix)).collect();
+    let mut names: Vec<&String> = mine
+        .iter()
+        .flat_map(|t| t.measured.values.keys())
+        .filter(|name| name.starts_with(prefix) && name.ends_with("_ticks"))
+        .collect();
     names.sort();
     names.dedup();
     let mut parts: Vec<(String, f64)> = names

@@ -129,12 +129,12 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         }
         Kind::Overheads => {
             for (stage, ticks) in
-                [("parse", 40.0), ("lookup", 60.0), ("prepare", 80.0), ("cipher", 380.0), ("finish", 30.0)]
+                [("parse", 40.0), ("policy", 60.0), ("prepare", 80.0), ("engine", 380.0), ("finish", 30.0)]
             {
                 value(&format!("stage.{stage}_ticks"), ticks * (1.0 + noise));
             }
             for (layer, ticks) in [("native", 60.0), ("header", 140.0), ("cipher", 590.0)] {
-                value(&format!("layer.{layer}_ticks"), ticks * (1.0 + noise));
+                value(&format!("rung.{layer}_ticks"), ticks * (1.0 + noise));
             }
         }
         Kind::Wire => value("wire_bytes", bytes + if cell.subject.contains("psp") { 64.0 } else { 57.0 }),

@@ -19,7 +19,6 @@ pub(super) struct Field {
     pub(super) ticks: Estimate,
     /// Ahead of every other subject of the column by more than noise.
     pub(super) fastest: bool,
-    /// Largest subject ratio interval end that still counts as a tie; for people.
     pub(super) trials: usize,
 }
 

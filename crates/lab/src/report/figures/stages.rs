@@ -1,14 +1,13 @@
 //! Where the time of a packet goes: timers on each stage, and what is left when stages are switched off.
 
-use std::collections::BTreeMap;
-
 use super::exact;
 use crate::campaign::Kind;
+use crate::overhead::{IN, LADDER, OUT};
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, values, way};
 use crate::report::chart::{WIDTH, short};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
-use crate::trial::Trial;
+use crate::trial::{Direction, Trial};
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let trials = folder.of(Kind::Overheads);
@@ -48,7 +47,7 @@ fn parts(
     let mut drawings = Vec::new();
     for key in keys(trials) {
         let mine: Vec<&Trial> = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
-        let parts = named(&mine, prefix);
+        let parts = named(&mine, prefix, key.direction);
         if parts.is_empty() {
             continue;
         }
@@ -73,19 +72,22 @@ fn parts(
     Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
 }
 
-/// The parts in the order in which a packet meets them: by the number in their name, otherwise as they are called.
-fn named(trials: &[&Trial], prefix: &str) -> Vec<(String, crate::stats::Estimate)> {
-    let mut names: BTreeMap<String, ()> = BTreeMap::new();
-    for name in trials.iter().flat_map(|trial| trial.measured.values.keys()).filter(|name| name.starts_with(prefix)) {
-        names.insert(name.clone(), ());
-    }
-    names
-        .into_keys()
-        .map(|name| {
-            let ticks = over_sessions(&values(trials, |trial| trial.measured.values.get(&name).copied()));
-            let part = name.trim_start_matches(prefix).trim_end_matches("_ticks").replace('_', " ");
-            (part, ticks)
-        })
+/// The parts in the order in which a packet meets them.
+fn named(trials: &[&Trial], prefix: &str, direction: Direction) -> Vec<(String, crate::stats::Estimate)> {
+    let stages = if direction == Direction::In { IN } else { OUT };
+    let order: Vec<&str> = if prefix == "stage." {
+        stages.iter().map(|stage| stage.key).collect()
+    } else {
+        LADDER.map(|(name, _)| name).into()
+    };
+    let estimate = |part: &str| {
+        let name = format!("{prefix}{part}_ticks");
+        over_sessions(&values(trials, |trial| trial.measured.values.get(&name).copied()))
+    };
+    order
+        .into_iter()
+        .map(|part| (part.to_owned(), estimate(part)))
+        .filter(|(_, ticks)| ticks.value.is_finite())
         .collect()
 }
 

@@ -1,0 +1,257 @@
+"""Cases of the suite `report`: a run and what may happen to it, then the page in Chromium."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+WEIR = os.environ["WEIR"]
+LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
+# A loaded machine takes its time; a hang takes for ever.
+PATIENCE = 240
+failures = 0
+
+
+class Skip(Exception):
+    """The case cannot run here, and why."""
+
+
+def weir(*args, check=None, **options):
+    done = subprocess.run([WEIR, "lab", *map(str, args)], capture_output=True, text=True, timeout=PATIENCE, **options)
+    if check is not None:
+        assert done.returncode == check, f"status {done.returncode}, not {check}: {done.stderr.strip()[-400:]}"
+    return done
+
+
+def run_small():
+    """The folder of the small campaign; run once."""
+    out = LAB / "small"
+    if not (out / "report.html").exists():
+        weir("run", HERE / "small.toml", "--out", out, check=0)
+    return out
+
+
+def trials(folder):
+    return [json.loads(line) for line in (folder / "trials.jsonl").read_text().splitlines()]
+
+
+def case_campaign():
+    out = run_small()
+    for name in ["trials.jsonl", "trials.csv", "trials.parquet", "env.json", "campaign.toml", "report.html", "summary.json"]:
+        assert (out / name).stat().st_size > 0, name
+    rows = trials(out)
+    assert len(rows) > 250, len(rows)
+    assert {row["env"] for row in rows} == {json.loads((out / "env.json").read_text())[0]["hash"]}
+    assert len((out / "trials.csv").read_text().splitlines()) == len(rows) + 1
+    assert (out / "trials.parquet").read_bytes()[:4] == b"PAR1"
+
+
+def case_missing_is_named():
+    summary = json.loads((run_small() / "summary.json").read_text())
+    named = {(problem["subject"], problem["study"]) for problem in summary["problems"]}
+    assert ("wireguard-go", "sizes") in named and ("weir-esp-tunnel-aes128gcm16", "scaling") in named, named
+    assert "wireguard-go" in (run_small() / "report.html").read_text()
+
+
+def case_verify():
+    out = LAB / "verify"
+    shutil.copytree(run_small(), out)
+    weir("verify", out, check=0)
+    page = out / "report.html"
+    page.write_text(page.read_text().replace("ticks", "tocks", 1))
+    done = weir("verify", out, check=1)
+    assert "report.html: differs in line" in done.stdout and "tocks" in done.stdout, done.stdout
+    assert not any(file["same"] for file in json.loads(weir("verify", out, "--json").stdout)["files"] if file["file"] == "report.html")
+    assert "not there" in weir("verify", LAB / "nowhere", check=2).stderr
+
+
+def case_resume():
+    """Killed in the middle, with half a line at the end: everything whole stays, and the rest is measured."""
+    out = LAB / "resume"
+    child = subprocess.Popen([WEIR, "lab", "run", HERE / "small.toml", "--out", out], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + PATIENCE
+    while not (out / "trials.jsonl").exists() or len((out / "trials.jsonl").read_text().splitlines()) < 20:
+        assert time.monotonic() < give_up and child.poll() is None, "no trial came"
+        time.sleep(0.02)
+    child.send_signal(signal.SIGINT)
+    assert child.wait(PATIENCE) == 130, child.returncode
+    said = child.stderr.read()
+    assert "interrupted" in said and "goes on" in said, said
+    before = trials(out)
+    whole = len(run_small().joinpath("trials.jsonl").read_text().splitlines())
+    assert 20 <= len(before) < whole, len(before)
+    with open(out / "trials.jsonl", "a") as file:
+        file.write('{"schema":1,"run":"small","ses')
+    done = weir("run", HERE / "small.toml", "--out", out, check=0)
+    assert f"trials.jsonl:{len(before) + 1}: a half-written line was removed" in done.stderr, done.stderr
+    after = trials(out)
+    assert after[: len(before)] == before and len(after) == whole, (len(before), len(after), whole)
+    weir("verify", out, check=0)
+
+
+def case_bad_input():
+    good = (HERE / "small.toml").read_text()
+    bad = LAB / "bad.toml"
+
+    def said(text, *args):
+        bad.write_text(text)
+        done = weir("run", bad, "--out", LAB / "bad", *args, check=2)
+        lines = done.stderr.strip().splitlines()
+        assert len(lines) == 1, lines
+        return lines[0]
+
+    assert "did you mean 'weir-esp-tunnel-aes128gcm16'?" in said(good.replace("weir-esp-tunnel-aes128gcm16", "weir-esp-tunel-aes128gcm16", 1))
+    assert re.search(r"bad\.toml:\d+: unknown key 'round'; did you mean 'rounds'\?", said(good.replace("rounds", "round", 1)))
+    assert "no trial" in said('name = "none"\n')
+    assert not (LAB / "bad").exists(), "a wrong campaign leaves no folder"
+    done = weir("run", LAB / "nothing.toml", check=2)
+    assert "nothing.toml" in done.stderr
+    done = weir("run", "--preset", "octeon", "--out", LAB / "octeon", check=2)
+    assert "not built" in done.stderr, done.stderr
+    done = weir("run", "--preset", "quick", "--out", run_small(), check=2)
+    assert "holds the campaign 'small'" in done.stderr, done.stderr
+
+
+def case_full_disk():
+    """On a file system of 512 KiB: one error, every trial before it whole, and the run goes on when there is room."""
+    out = LAB / "full"
+    script = (
+        f"mount -t tmpfs -o size=512k none {out} && {WEIR} lab run {HERE}/small.toml --out {out};"
+        f"echo status $? >&2; cp {out}/trials.jsonl {out}/campaign.toml {out}/env.json {LAB}/"
+    )
+    out.mkdir()
+    probe = subprocess.run(["unshare", "--mount", "mount", "-t", "tmpfs", "none", str(out)], capture_output=True)
+    if probe.returncode != 0:
+        raise Skip("this machine does not allow mounting a small file system")
+    done = subprocess.run(["unshare", "--mount", "sh", "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    said = [line for line in done.stderr.splitlines() if "disk is full" in line]
+    assert len(said) == 1 and "status 2" in done.stderr, done.stderr
+    kept = int(re.search(r"all (\d+) trials", said[0])[1])
+    text = (LAB / "trials.jsonl").read_text()
+    assert text.endswith("\n") and len(text.splitlines()) == kept > 0, (kept, len(text.splitlines()))
+    for name in ["trials.jsonl", "campaign.toml", "env.json"]:
+        shutil.move(LAB / name, out / name)
+    weir("run", HERE / "small.toml", "--out", out, check=0)
+    assert len(trials(out)) == len(trials(run_small()))
+
+
+CHROMIUM = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run", "--disable-extensions", "--host-resolver-rules=MAP * ~NOTFOUND"]
+
+# Runs in the page once it is laid out and leaves what it finds for --dump-dom. It is in a copy: the page itself has no scripts.
+PROBE = """<script>
+addEventListener("load", () => {
+  document.querySelectorAll("details").forEach(d => d.open = true);
+  const boxes = [...document.querySelectorAll("figure:not(.absent) svg")].map(svg => {
+    const box = svg.getBoundingClientRect();
+    const marks = [...svg.querySelectorAll("rect,line,circle,polyline,polygon")].filter(m => {
+      const b = m.getBoundingClientRect(); return b.width + b.height > 0.5; });
+    return { w: box.width, h: box.height, marks: marks.length, title: svg.getAttribute("aria-label") };
+  });
+  const wide = [...document.querySelectorAll("body *")].filter(e => {
+    if (e.closest(".scroll") && !e.matches(".scroll")) return false;
+    if (e.closest("svg") && e.tagName !== "svg") return false;
+    return e.getBoundingClientRect().right > innerWidth + 1; }).map(e => e.tagName + "." + e.className);
+  const small = [...document.querySelectorAll("figure svg text")].filter(t => {
+    const r = t.getBoundingClientRect(); return r.height > 0 && r.height < 9; }).length;
+  const out = document.createElement("pre");
+  out.id = "found";
+  out.textContent = JSON.stringify({ boxes, wide: wide.slice(0, 8), small, inner: innerWidth,
+    scroll: document.documentElement.scrollWidth, figures: document.querySelectorAll("figure").length,
+    drawn: document.querySelectorAll("figure:not(.absent)").length, back: getComputedStyle(document.body).backgroundColor,
+    tables: document.querySelectorAll("figure:not(.absent) details table").length,
+    loaded: performance.getEntriesByType("resource").map(r => r.name).filter(n => !n.startsWith("data:")) });
+  document.body.append(out);
+});
+</script>"""
+
+
+def chromium(*args):
+    """Runs Chromium; its output and complaints."""
+    tool = shutil.which("chromium") or shutil.which("chromium-browser")
+    if not tool:
+        raise Skip("chromium is not installed (Debian: chromium)")
+    home = LAB / "chromium"
+    command = [tool, *CHROMIUM, f"--user-data-dir={home}", "--enable-logging=stderr", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "HOME": str(LAB)})
+
+
+def page(width, dark):
+    """What the probe finds at this width, and what the console says. Chromium's own window is at least 500 wide: a frame is not."""
+    html = (run_small() / "report.html").read_text()
+    probed = LAB / "probed.html"
+    probed.write_text(html.replace("</body>", PROBE + "</body>"))
+    frame = LAB / "frame.html"
+    frame.write_text(f"""<!doctype html><title>frame</title><body style="margin:0"><iframe src="probed.html" style="border:0;width:{width}px;height:900px"></iframe><script>
+addEventListener("load", () => {{ setTimeout(() => {{ const f = document.querySelector("iframe").contentDocument.getElementById("found");
+document.title = "done"; const p = document.createElement("pre"); p.id = "relay"; p.textContent = f ? f.textContent : "null"; document.body.append(p); }}, 500); }});</script>""")
+    scheme = ["--blink-settings=preferredColorScheme=0"] if dark else ["--blink-settings=preferredColorScheme=1"]
+    done = chromium(*scheme, "--allow-file-access-from-files", f"--window-size={max(width, 500)},900", "--virtual-time-budget=10000", "--dump-dom", frame.as_uri())
+    found = re.search(r'<pre id="relay">(.*?)</pre>', done.stdout, re.S)
+    assert found, f"the page did not load: {done.stderr[-400:]}"
+    text = found[1].replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", '"').replace("&amp;", "&")
+    console = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    return json.loads(text), console
+
+
+def picture(name, width, dark):
+    """A picture of the page, for people; kept with KEEP."""
+    frame = LAB / "picture.html"
+    shutil.copy(run_small() / "report.html", LAB / "page.html")
+    height = 6000 if width > 1000 else 14000
+    frame.write_text(f'<!doctype html><body style="margin:0"><iframe src="page.html" style="border:0;width:{width}px;height:{height}px"></iframe>')
+    file = LAB / f"{name}.png"
+    chromium(f"--blink-settings=preferredColorScheme={0 if dark else 1}", "--allow-file-access-from-files", f"--window-size={width},{height}", f"--screenshot={file}", frame.as_uri())
+    assert file.exists() and file.stat().st_size > 50_000, f"{file} is empty"
+
+
+def look(width, dark):
+    found, console = page(width, dark)
+    assert not console, console
+    assert not found["loaded"], f"the page asked the network for {found['loaded']}"
+    assert found["inner"] == width, found["inner"]
+    assert found["scroll"] <= width and not found["wide"], f"wider than {width}: {found['scroll']}, {found['wide']}"
+    assert found["drawn"] >= 14, f"{found['drawn']} of {found['figures']} figures are drawn"
+    assert found["tables"] == found["drawn"], "every figure has its data"
+    for box in found["boxes"]:
+        assert box["w"] > 10 and box["h"] > 5 and box["marks"] > 0, f"an empty plot: {box}"
+    assert not found["small"], f"{found['small']} texts are too small to be read"
+    red, green, blue = map(int, re.findall(r"\d+", found["back"])[:3])
+    assert (red + green + blue < 200) == dark, f"background {found['back']}"
+    picture(f"report-{width}-{'dark' if dark else 'light'}", width, dark)
+
+
+def case_page_1280_light():
+    look(1280, False)
+
+
+def case_page_1280_dark():
+    look(1280, True)
+
+
+def case_page_390_light():
+    look(390, False)
+
+
+def case_page_390_dark():
+    look(390, True)
+
+
+for name, test in [(name[5:].replace("_", "-"), test) for name, test in list(globals().items()) if name.startswith("case_")]:
+    if WANTED and not any(part in name for part in WANTED):
+        continue
+    try:
+        test()
+        print(f"PASS report/{name}", flush=True)
+    except Skip as why:
+        print(f"SKIP report/{name}: {why}", flush=True)
+    except Exception as error:  # One line for each case, whatever went wrong in it.
+        failures += 1
+        why = " ".join(str(error).split()) or type(error).__name__
+        print(f"FAIL report/{name}: {why[:600]}", flush=True)
+sys.exit(1 if failures else 0)
