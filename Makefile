@@ -17,7 +17,7 @@ build: ## the optimised binary: target/release/weir
 	@scripts/setup.sh build
 	@scripts/cargo.sh build --release --locked --package weir
 
-demo: ## two namespaces, four protocols, real traffic: a table and an HTML page
+demo: ## two namespaces, four protocols, real traffic: a table and an HTML page; then the lab's quick report
 	@scripts/setup.sh demo
 	@scripts/demo.sh
 

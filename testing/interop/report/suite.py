@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 WEIR = os.environ["WEIR"]
 LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
 # A loaded machine takes its time; a hang takes for ever.
-PATIENCE = 240
+PATIENCE = 500
 failures = 0
 
 

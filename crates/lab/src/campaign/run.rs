@@ -155,6 +155,8 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
             }
             Some(code) if code == i32::from(FULL) => {
                 progress.finish();
+                // The trial that filled the disk is there, too.
+                let kept = store::read_trials(dir)?.len() as u64;
                 return Err(StoreError::Full { path: dir.join(store::TRIALS).display().to_string(), kept }.into());
             }
             _ => {

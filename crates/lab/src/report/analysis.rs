@@ -134,7 +134,7 @@ pub(super) fn costs(trials: &[&Trial], hz: f64) -> Vec<Cost> {
     groups
         .into_iter()
         .map(|(key, mine)| {
-            let ticks = over_sessions(&values(&mine, ticks));
+            let ticks = typical(&values(&mine, ticks));
             let bytes = |trial: &Trial| Some(trial.measured.received_bytes as f64 / trial.measured.received as f64);
             let pps = hz / ticks.value;
             let bps = pps * 8.0 * over_sessions(&values(&mine, bytes)).value;
@@ -176,6 +176,12 @@ pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
     }
 }
 
+/// The same for what is never below zero: the geometric mean, whose interval is above zero as well.
+pub(super) fn typical(sessions: &[Vec<f64>]) -> Estimate {
+    let logs: Vec<Vec<f64>> = sessions.iter().map(|session| session.iter().map(|v| v.ln()).collect()).collect();
+    over_sessions(&logs).map(f64::exp)
+}
+
 /// The cost of `a` over that of `b`: the geometric mean of ratios within rounds, with its 95 % interval over sessions.
 pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
     let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
@@ -188,12 +194,14 @@ pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
             sessions.entry(x.session).or_default().push((x_ticks / y_ticks).ln());
         }
     }
-    let logs = over_sessions(&sessions.into_values().collect::<Vec<_>>());
-    Estimate { value: logs.value.exp(), low: logs.low.exp(), high: logs.high.exp() }
+    over_sessions(&sessions.into_values().collect::<Vec<_>>()).map(f64::exp)
 }
 
 /// A subject's name for people: `ESP tunnel AES-128-GCM`.
 pub(super) fn shown(subject: &str) -> String {
+    if let Some(suite) = subject.strip_prefix("cipher-").and_then(|rest| rest.splitn(3, '-').nth(2)) {
+        return format!("bare cipher {suite}");
+    }
     let Some(rest) = subject.strip_prefix("weir-") else { return subject.to_owned() };
     let rest = rest.replace(',', " in ").replace(" in udp", " in UDP");
     let mut words = rest.splitn(3, '-');
@@ -257,5 +265,6 @@ mod tests {
         assert_eq!(shown("weir-esp-tunnel-aes128gcm16"), "ESP tunnel aes128gcm16");
         assert_eq!(shown("weir-esp-transport-aes128-sha256,udp"), "ESP transport aes128-sha256 in UDP");
         assert_eq!(shown("wireguard-go"), "wireguard-go");
+        assert_eq!(shown("cipher-esp-tunnel-aes128gcm16"), "bare cipher aes128gcm16");
     }
 }

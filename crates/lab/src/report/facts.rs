@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, ticks, values};
+use super::analysis::{Folder, Key, costs, keys, over_sessions, ratio, shown, ticks, typical, values};
 use super::chart::{short, trimmed};
 use super::figures::Line;
 use crate::campaign::Kind;
@@ -168,6 +168,7 @@ fn held_out(folder: &Folder) -> Option<String> {
     let errors: Vec<f64> = folder
         .costs(Kind::Validate)
         .iter()
+        .filter(|cost| !cost.key.subject.starts_with("cipher-"))
         .filter_map(|cost| {
             let line = Line::of(&costs, &cost.key.subject, cost.key.direction)?;
             Some((line.at(f64::from(cost.size?)) / cost.ticks.value - 1.0).abs() * 100.0)
@@ -298,7 +299,7 @@ fn sweep(trials: &[&Trial], factor: fn(&Trial) -> u32, unit: &str) -> Option<Str
     }
     let list: Vec<String> = by
         .into_iter()
-        .map(|(value, mine)| format!("{value}: {}", short(over_sessions(&values(&mine, ticks)).value)))
+        .map(|(value, mine)| format!("{value}: {}", short(typical(&values(&mine, ticks)).value)))
         .collect();
     Some(format!("ticks per packet by {unit}: {}", list.join(", ")))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, over_sessions, ticks, values};
+use crate::report::analysis::{Folder, Key, keys, over_sessions, ticks, typical, values};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
@@ -60,7 +60,7 @@ fn sweep(
         }
         let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));
         for (value, mine) in by_factor {
-            let ticks = over_sessions(&values(&mine, ticks));
+            let ticks = typical(&values(&mine, ticks));
             // A window of none stands left of all others.
             series.points.push((value.max(1) as f64, ticks));
             let mut row =
