@@ -35,7 +35,8 @@ busybox-static|busybox
 kmod|modprobe
 nftables|nft
 openssl|openssl
-strongswan-swanctl|swanctl"
+strongswan-swanctl|swanctl
+chromium|chromium"
 # A peer to test IKE against. Where a strongSwan is in use already, nothing is added to it.
 strongswan_needs='
 strongswan-charon|/usr/lib/ipsec/charon

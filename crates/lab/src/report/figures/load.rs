@@ -8,6 +8,7 @@ use crate::meter::Latency;
 use crate::report::analysis::{Folder, over_sessions, shown, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
+use crate::stats::Estimate;
 use crate::trial::Trial;
 
 /// Loss that the partial drop rate allows, in percent.
@@ -70,6 +71,7 @@ fn loss(trials: &[&Trial]) -> Figure {
         let mut series = Series::new(&format!("{}, {traffic} B, {}", shown(&subject), way(direction)), index);
         for (load, mine) in loads {
             let lost = over_sessions(&values(&mine, |trial| Some(trial.measured.loss_ratio() * 100.0)));
+            let lost = Estimate { low: lost.low.max(0.0), ..lost };
             let offered = over_sessions(&values(&mine, |trial| trial.offered_pps)).value;
             series.points.push((f64::from(load) / 10.0, lost));
             let sum = |read: fn(&crate::trial::Lost) -> u64| {

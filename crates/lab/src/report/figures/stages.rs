@@ -26,7 +26,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             &trials,
             "layers",
             "What each layer adds",
-            "layer.",
+            "rung.",
             false,
             "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far.",
         ),
