@@ -43,10 +43,10 @@ pub struct CompareArgs {
     #[arg(long, value_delimiter = ',', default_value = "64,1400", value_parser = clap::value_parser!(u16).range(28..=2000))]
     size: Vec<u16>,
     /// Sessions: how often the processes are started anew
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(2..=1000))]
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=1000))]
     sessions: u16,
     /// ABBA rounds per case and session
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u16).range(1..=10_000))]
     rounds: u16,
     /// Length of a block in milliseconds
     #[arg(long, default_value_t = 2.0, value_name = "MS", value_parser = block)]

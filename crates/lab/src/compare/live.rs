@@ -84,6 +84,9 @@ fn last_cpu() -> anyhow::Result<usize> {
     (0..CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu)).context("no processor may run us")
 }
 
+/// Packets per batch: few, so that a block has many rounds and some of them are undisturbed.
+const BATCH: &str = "64";
+
 /// Directions of a case.
 const DIRECTIONS: [&str; 2] = ["out", "in"];
 
@@ -197,7 +200,7 @@ impl Child {
     fn start(binary: &Path, cases: &[String], plant: f64, cpu: usize) -> anyhow::Result<Self> {
         let name = binary.display().to_string();
         let mut command = Command::new(binary);
-        command.args(["bench", "path", "--blocks"]).args(cases);
+        command.args(["bench", "path", "--blocks", "--batch", BATCH]).args(cases);
         if plant > 0.0 {
             command.arg(format!("--slow-down={plant}"));
         }

@@ -1,6 +1,7 @@
 //! What imported files say together: each series with its phases, and what a transfer cost the processors that were
 //! sampled while it ran.
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -185,8 +186,12 @@ impl Report {
         if !self.cpus.is_empty() {
             let _ = writeln!(text, "percent busy of each core, while its host worked\n{}\n", self.cores());
         }
-        for cpu in self.cpus.iter().filter(|cpu| !cpu.notes.is_empty()) {
-            let _ = writeln!(text, "  note: {}: {}", cpu.name, cpu.notes.join("; "));
+        let mut notes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+        for cpu in &self.cpus {
+            cpu.notes.iter().for_each(|note| notes.entry(note).or_default().push(&cpu.name));
+        }
+        for (note, names) in notes {
+            let _ = writeln!(text, "  note: {note} ({})", names.join(", "));
         }
         self.rates.iter().for_each(|rates| write_rates(&mut text, rates));
         text

@@ -51,22 +51,72 @@ fn blocks(
 
 /// The mean of `units` with a 95 % interval that holds for few of them.
 ///
+/// From ten units on, a fifth of them is left out at either end first ([`trimmed`]): one session in which the machine did
+/// something else must not decide.
+///
 /// `units` holds one value per unit of replication: per session, or per round where there is one session. A percentile
-/// bootstrap of n values is too narrow by √((n − 1)/n) and by the normal instead of Student's distribution; the
-/// quantiles are moved outwards by both (the "expanded percentile interval"). Below ten values even that cannot reach
-/// beyond the extremes, so the interval is never narrower than Student's. No interval (`NaN`) for fewer than two units.
+/// bootstrap of few values is too narrow by √((n − 1)/n) and by the normal instead of Student's distribution; below ten
+/// the quantiles are moved outwards by both (the "expanded percentile interval"). It cannot reach beyond the extremes,
+/// though, so the interval is never narrower than Student's. No interval (`NaN`) for fewer than two units.
 pub fn over_units(units: &[f64], rng: &mut Rng) -> Estimate {
+    units_interval(units, RESAMPLES, rng)
+}
+
+fn units_interval(units: &[f64], resamples: usize, rng: &mut Rng) -> Estimate {
     let n = units.len();
     if n < 2 {
         return Estimate { value: mean(units), ..NONE };
     }
-    let tail = expanded_tail(n);
-    let mut drawn: Vec<f64> =
-        (0..RESAMPLES).map(|_| (0..n).map(|_| units[rng.below(n)]).sum::<f64>() / n as f64).collect();
+    let tail = if n < ENOUGH { expanded_tail(n) } else { 0.025 };
+    let mut sample = vec![0.0; n];
+    let mut drawn: Vec<f64> = (0..resamples)
+        .map(|_| {
+            sample.iter_mut().for_each(|s| *s = units[rng.below(n)]);
+            if n >= ENOUGH {
+                sample.sort_by(f64::total_cmp);
+            }
+            mean(middle(&sample))
+        })
+        .collect();
     drawn.sort_by(f64::total_cmp);
-    let drawn = percentiles(mean(units), &drawn, tail, 1.0 - tail);
-    let student = student(n as f64 - 1.0).inverse_cdf(0.975) * sd(units) / (n as f64).sqrt();
+    let centre = trimmed(units);
+    let drawn = percentiles(centre.mean, &drawn, tail, 1.0 - tail);
+    let student = student(centre.freedom).inverse_cdf(0.975) * centre.se;
     Estimate { low: drawn.low.min(drawn.value - student), high: drawn.high.max(drawn.value + student), ..drawn }
+}
+
+/// A mean with its standard error.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Centre {
+    pub mean: f64,
+    pub se: f64,
+    /// Degrees of freedom of the standard error.
+    pub freedom: f64,
+}
+
+/// The mean without a fifth of the values at either end, if there are ten or more, and its standard error by Yuen: that of
+/// the values with each one that is left out put in the place of the nearest that is not.
+pub(super) fn trimmed(values: &[f64]) -> Centre {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let kept = middle(&sorted);
+    let (centre, h) = (mean(kept), kept.len() as f64);
+    let finite = values.iter().all(|v| v.is_finite());
+    let (Some(&low), Some(&high), true) = (kept.first(), kept.last(), finite) else {
+        return Centre { mean: f64::NAN, se: f64::NAN, freedom: 0.0 };
+    };
+    let pulled: Vec<f64> = sorted.iter().map(|v| v.clamp(low, high)).collect();
+    let squares = sd(&pulled).powi(2) * (pulled.len() as f64 - 1.0);
+    Centre { mean: centre, se: (squares / (h * (h - 1.0))).sqrt(), freedom: h - 1.0 }
+}
+
+/// Units from which on some can be left out.
+const ENOUGH: usize = 10;
+
+/// Sorted values without a fifth at either end; all if there are fewer than [`ENOUGH`].
+fn middle(sorted: &[f64]) -> &[f64] {
+    let out = if sorted.len() < ENOUGH { 0 } else { sorted.len() / 5 };
+    &sorted[out..sorted.len() - out]
 }
 
 /// The share left outside on each side, for a 95 % interval of the mean of `n` values.
@@ -147,9 +197,34 @@ mod tests {
     #[test]
     fn an_interval_over_few_sessions_covers_as_often_as_it_says() {
         let plain = coverage(300, |rng| blocks(&normals(5, rng), 1, 500, mean, rng));
-        let expanded = coverage(300, |rng| over_units(&normals(5, rng), rng));
+        let expanded = coverage(300, |rng| units_interval(&normals(5, rng), 500, rng));
         assert!(plain < 0.90, "{plain}");
         assert!((0.91..=0.985).contains(&expanded), "{expanded}");
+    }
+
+    /// SciPy 1.17, trim_mean(x, 0.2) and Yuen's test, ttest_ind(x, zeros, trim=0.2, equal_var=False).
+    #[test]
+    fn a_trimmed_mean_agrees_with_an_outside_opinion() {
+        let x = [0.012, 0.009, 0.015, -0.003, 0.011, 0.02, 0.007, 0.013, 0.3, 0.0105];
+        let centre = trimmed(&x);
+        assert!(
+            (centre.mean - 0.011_75).abs() < 1e-12 && (centre.se - 0.001_390_743_206_586_559_8).abs() < 1e-12,
+            "{centre:?}"
+        );
+        assert_eq!(centre.freedom, 5.0);
+        let interval = over_units(&x, &mut Rng::new(1));
+        assert!(interval.low > 0.0 && interval.high < 0.08, "{interval:?}");
+        assert_eq!(trimmed(&x[..8]), Centre { mean: mean(&x[..8]), se: sd(&x[..8]) / 8f64.sqrt(), freedom: 7.0 });
+    }
+
+    /// Twelve sessions, one in ten of them far off: the interval still covers, and is narrow.
+    #[test]
+    fn a_session_that_was_disturbed_does_not_decide() {
+        let wild = |rng: &mut Rng| -> Vec<f64> {
+            normals(12, rng).iter().map(|n| if rng.below(10) == 0 { 30.0 * n } else { *n }).collect()
+        };
+        let covered = coverage(200, |rng| units_interval(&wild(rng), 300, rng));
+        assert!((0.92..=1.0).contains(&covered), "{covered}");
     }
 
     /// An autoregressive series (0.8): blocks cover its mean, single samples do not.

@@ -58,9 +58,8 @@ pub fn judge(ratio: &Ratio, limits: Limits) -> Judged {
 ///
 /// - *Equivalent*: the noise floor is below the margin, and TOST rejects a difference of the margin.
 /// - *Different*: the 95 % interval lies outside the noise floor on one side, and the corrected chance of that is below 5 %.
-///   Runs that were not measured side by side, with one session each, never get this verdict: what changed between
-///   them is unknown.
-/// - *Inconclusive*: everything else.
+/// - *Inconclusive*: everything else, and always for runs of one session each that were not measured side by side: what
+///   changed between them is unknown.
 ///
 /// A difference that is certain but smaller than the margin counts as equivalent: the margin says that it does not matter.
 pub fn judge_all(comparisons: &[(&Ratio, Limits)]) -> Vec<Judged> {
@@ -75,13 +74,13 @@ fn decide(ratio: &Ratio, limits: Limits, p_different: f64) -> Judged {
     let percent = |log: f64| format!("{:.2} %", 100.0 * log.exp_m1());
     let blind = !ratio.paired && ratio.unit == Unit::Rounds;
     let (verdict, why) = match (limits.margin, p_equivalent) {
-        (Some(margin), Some(p)) if p < ALPHA && limits.floor <= margin => {
-            (Verdict::Equivalent, format!("any difference is below the margin of {}", percent(margin)))
-        }
-        _ if outside && blind => (
+        _ if blind => (
             Verdict::Inconclusive,
             "one session each, measured one after the other: what changed between them is unknown".into(),
         ),
+        (Some(margin), Some(p)) if p < ALPHA && limits.floor <= margin => {
+            (Verdict::Equivalent, format!("any difference is below the margin of {}", percent(margin)))
+        }
         _ if outside && p_different < ALPHA => {
             (Verdict::Different, format!("the interval is outside the noise floor of ±{}", percent(limits.floor)))
         }
@@ -173,19 +172,19 @@ mod tests {
         assert!(judged.why.starts_with("one session each"), "{}", judged.why);
     }
 
-    /// 400 families of six comparisons in which nothing differs and the floor is 0: a family with any claim is rare.
+    /// 100 families of four comparisons in which nothing differs and the floor is 0: a family with any claim is rare.
     #[test]
     fn families_of_comparisons_keep_to_one_error_rate() {
         let mut rng = Rng::new(8);
-        let wrong = (0..400)
+        let wrong = (0..100)
             .filter(|_| {
-                let ratios: Vec<Ratio> = (0..6).map(|_| around(0.0, 0.01, 6, &mut rng)).collect();
+                let ratios: Vec<Ratio> = (0..4).map(|_| around(0.0, 0.01, 6, &mut rng)).collect();
                 let family: Vec<(&Ratio, Limits)> =
                     ratios.iter().map(|r| (r, Limits { floor: 0.0, margin: None })).collect();
                 judge_all(&family).iter().any(|j| j.verdict == Verdict::Different)
             })
             .count();
-        assert!(wrong <= 34, "{wrong} of 400");
+        assert!(wrong <= 11, "{wrong} of 100");
     }
 
     /// Holm's own arithmetic, and SciPy 1.17: scipy.stats.false_discovery_control([.01, .02, .03, .04, .2]).
