@@ -29,7 +29,7 @@ pub struct PortOptions {
     pub batch: usize,
     /// Largest packet in bytes.
     pub packet_bytes: usize,
-    /// How long to wait for stragglers after the last packet was sent.
+    /// How long to wait for stragglers after the last packet was sent (RFC 2544 §23 has two seconds).
     pub straggle: Duration,
     /// One packet in so many has its content compared.
     pub check_every: u64,
@@ -39,13 +39,7 @@ pub struct PortOptions {
 
 impl Default for PortOptions {
     fn default() -> Self {
-        Self {
-            batch: 64,
-            packet_bytes: 2048,
-            straggle: Duration::from_millis(200),
-            check_every: 50,
-            stop: Arc::default(),
-        }
+        Self { batch: 64, packet_bytes: 2048, straggle: Duration::from_secs(1), check_every: 50, stop: Arc::default() }
     }
 }
 

@@ -239,10 +239,12 @@ mod tests {
         assert!(other.bind(0).is_err());
     }
 
-    /// The generator's own port numbers are fixed: one test at a time uses them, on an address that nobody else has.
+    /// The generator's port numbers are fixed: each process has addresses of its own, so that tests can run side by side.
     #[test]
     fn packets_cross_the_loopback_whole() {
-        let (from, to): (Place, Place) = ("127.71.3.1".parse().unwrap(), "127.71.3.2".parse().unwrap());
+        let [.., high, low] = std::process::id().to_be_bytes();
+        let place = |end: u8| Place { addr: [127, 64 + end, high, low].into(), netns: None };
+        let (from, to) = (place(0), place(1));
         let rx = ReceivePort::open(&to, from.addr).unwrap();
         let tx = SendPort::open(&from, to.addr, 3).unwrap();
         let addresses = Addresses { src: from.addr, dst: to.addr };

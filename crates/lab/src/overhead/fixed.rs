@@ -19,6 +19,8 @@ pub struct FixedCost {
     /// What the path with the null engine costs more per byte than a call of it: what the skeleton calls fixed and the
     /// line does not.
     pub slope_without_engine: f64,
+    /// What the whole path costs at the largest size.
+    pub largest: f64,
     /// `skeleton` over `regression`, less one, in percent.
     pub difference_percent: f64,
 }
@@ -30,14 +32,22 @@ impl FixedCost {
             return None;
         }
         let missing = self.regression - self.skeleton;
-        Some(format!(
-            "the line says {:.0} ticks {} than the skeleton; of the skeleton {:.0} are the engine's own fixed part, whose \
-             line bends at small sizes; the path without an engine grows by {:.3} ticks per byte",
+        let mut words = format!(
+            "the line says {:.0} ticks {} than the skeleton; of the skeleton {:.0} are the engine's own fixed part; the path \
+             without an engine grows by {:.3} ticks per byte",
             missing.abs(),
             if missing > 0.0 { "more" } else { "less" },
             self.engine,
             self.slope_without_engine,
-        ))
+        );
+        if self.regression < self.largest / 20.0 {
+            words += &format!(
+                "; the largest size costs {:.0}: an error of 1 % there moves either line's end by as much as {:.0}",
+                self.largest,
+                self.largest / 100.0
+            );
+        }
+        Some(words)
     }
 }
 
@@ -64,8 +74,17 @@ fn fixed_cost(rows: &[Row], subject: &str, direction: Direction) -> Option<Fixed
     let null: f64 = of.iter().map(|row| row.path_null.value).sum::<f64>() / of.len() as f64;
     let skeleton = null + engine;
     let difference_percent = (skeleton / regression - 1.0) * 100.0;
-    let subject = subject.to_owned();
-    Some(FixedCost { subject, direction, regression, skeleton, engine, slope_without_engine, difference_percent })
+    let largest = of.iter().map(|row| row.path.value).fold(0.0, f64::max);
+    Some(FixedCost {
+        subject: subject.to_owned(),
+        direction,
+        regression,
+        skeleton,
+        engine,
+        slope_without_engine,
+        largest,
+        difference_percent,
+    })
 }
 
 /// Intercept and slope of the line with the least squares of relative errors.
@@ -126,7 +145,11 @@ mod tests {
         assert_eq!(cost.explanation(), None);
         let differ: Vec<Row> = [64, 512, 1400].map(|s| row(s, 200.0 + size(s), 70.0, 90.0 + size(s))).into();
         let words = fixed_costs(&differ)[0].explanation().unwrap();
-        assert!(words.starts_with("the line says 50 ticks more"), "{words}");
+        assert!(words.starts_with("the line says 50 ticks more") && !words.contains("1 %"), "{words}");
+        let steep: Vec<Row> =
+            [64, 512, 1400].map(|s| row(s, 100.0 + 90.0 * size(s), 70.0, 90.0 + 90.0 * size(s))).into();
+        let words = fixed_costs(&steep)[0].explanation().unwrap();
+        assert!(words.ends_with("moves either line's end by as much as 1261"), "{words}");
         assert!(fixed_costs(&differ[..2]).is_empty());
     }
 }
