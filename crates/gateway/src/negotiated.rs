@@ -132,7 +132,7 @@ impl Negotiated {
     /// and has it only when it has the answer.
     pub(crate) fn install(&mut self, mut child: Child, answered: bool, now: Instant) {
         if answered && child.sends() {
-            let beside = self.children.values().any(|other| other.sends() && other.selectors == child.selectors);
+            let beside = self.children.values().any(|other| other.sends() && other.has_selectors_of(&child));
             let until = now + if beside { SIGN_BESIDE } else { SIGN };
             child.unproven = Some(child::Unproven { until, ripe: Arc::new(AtomicBool::new(false)) });
             self.unproven.push(child.id);
@@ -169,10 +169,8 @@ impl Negotiated {
             }
             child.prove();
             let child = &self.children[&id];
-            beside |= self
-                .children
-                .values()
-                .any(|other| other.sends() && other.id != id && other.selectors == child.selectors);
+            beside |=
+                self.children.values().any(|other| other.sends() && other.id != id && other.has_selectors_of(child));
         }
         beside
     }

@@ -1,5 +1,6 @@
 //! One Child SA: from keys and numbers that IKE agreed on to two halves that packets use.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -47,6 +48,8 @@ pub(crate) struct Child {
     pub(crate) path: Path,
     /// Selectors, source local.
     pub(crate) selectors: Vec<Selector>,
+    /// Tells most selectors apart without looking at them: with many Child SAs that is most of the work.
+    selectors_hash: u64,
     /// Algorithms.
     pub(crate) suite: Suite,
     /// The CPU it is for (RFC 9611).
@@ -123,12 +126,16 @@ impl Child {
             0 => u64::MAX,
             rekey => rekey - ((life.rand.min(rekey / 2)) as f64 * jitter) as u64,
         };
+        let selectors = pairs(&child.local_ts, &child.remote_ts);
+        let mut hasher = DefaultHasher::new();
+        selectors.hash(&mut hasher);
         Ok(Self {
             id: child.id,
             connection: Arc::clone(&child.connection),
             config: Arc::clone(&child.config),
             path: child.path,
-            selectors: pairs(&child.local_ts, &child.remote_ts),
+            selectors_hash: hasher.finish(),
+            selectors,
             suite,
             cpu: child.cpu,
             inbound: Arc::new(inbound),
@@ -140,6 +147,11 @@ impl Child {
             told: (false, false),
             seen: 0,
         })
+    }
+
+    /// Whether packets of the same kind go through both.
+    pub(crate) fn has_selectors_of(&self, other: &Self) -> bool {
+        self.selectors_hash == other.selectors_hash && self.selectors == other.selectors
     }
 
     /// Takes its keys out of `keys`.
