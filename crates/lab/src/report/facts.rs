@@ -99,10 +99,9 @@ fn sizes(folder: &Folder, add: &mut impl FnMut(&'static str, Option<String>)) {
         if all.iter().any(|cost| cost.key.direction == Direction::Out) { Direction::Out } else { Direction::Both };
     let mine: Vec<_> =
         all.iter().filter(|c| c.key.subject == first && c.key.direction == direction && c.size.is_some()).collect();
-    let rates: Vec<String> = mine.iter().map(|c| format!("{} at {} B", short(c.bps / 1e9), c.key.traffic)).collect();
     let mut sorted: Vec<_> = mine.iter().map(|cost| (cost.size, cost)).collect();
     sorted.sort_by_key(|(size, _)| *size);
-    let rates = if rates.is_empty() {
+    let rates = if mine.is_empty() {
         None
     } else {
         let list: Vec<String> =

@@ -142,7 +142,7 @@ fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
         .filter(|other| {
             let ratio = ratio(&of(&other.key.subject), &mine);
             // Not a number is no proof either.
-            !(ratio.low > 1.0 + noise)
+            ratio.low.is_nan() || ratio.low <= 1.0 + noise
         })
         .map(|other| shown(&other.key.subject))
         .collect();

@@ -109,7 +109,7 @@ fn latency(trials: &[&Trial]) -> Figure {
     let place = |percent: f64| 1.0 / (1.0 - percent / 100.0);
     let text_of = |at: f64| match at {
         at if at < 1.5 => "0".to_owned(),
-        at => format!("{}", trimmed_percent(100.0 * (1.0 - 1.0 / at))),
+        at => trimmed_percent(100.0 * (1.0 - 1.0 / at)),
     };
     let ticks = [0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999].map(place).to_vec();
     let x = Axis { text: text_of, ticks: Some(ticks), ..Axis::log("percentile") };
