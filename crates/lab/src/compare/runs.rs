@@ -121,8 +121,11 @@ fn kind(trial: &Trial) -> (String, u32, u32) {
 /// Logarithms by session and round.
 type BySession = BTreeMap<u32, BTreeMap<u32, Vec<f64>>>;
 
+/// What makes trials comparable: label, unit, kind.
+type Key = (String, &'static str, (String, u32, u32));
+
 /// Trials by label and unit. `who` says whether the subject is part of the label.
-fn grouped(trials: &[Trial], who: bool) -> BTreeMap<(String, &'static str, (String, u32, u32)), BySession> {
+fn grouped(trials: &[Trial], who: bool) -> BTreeMap<Key, BySession> {
     let mut groups: BTreeMap<_, BySession> = BTreeMap::new();
     for trial in trials {
         let Some((unit, slow)) = slowness(trial) else { continue };

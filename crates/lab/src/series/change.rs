@@ -29,12 +29,12 @@ const ALPHA: f64 = 0.005;
 /// Changes of the level of a series, in order.
 pub fn changes(values: &[f64], rng: &mut Rng) -> Vec<Change> {
     let mut found = Vec::new();
-    let mut open = vec![0..values.len()];
-    while let Some(range) = open.pop() {
-        if let Some(change) = significant_split(&values[range.clone()], rng) {
-            let at = range.start + change.at;
+    let mut open = vec![(0, values.len())];
+    while let Some((from, to)) = open.pop() {
+        if let Some(change) = significant_split(&values[from..to], rng) {
+            let at = from + change.at;
             found.push(Change { at, ..change });
-            open.extend([range.start..at, at..range.end]);
+            open.extend([(from, at), (at, to)]);
         }
     }
     found.sort_by_key(|change| change.at);
