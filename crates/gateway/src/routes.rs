@@ -151,7 +151,7 @@ impl Routes {
             batch(v6, false, &commands)?;
             self.routes.extend(of_family().cloned());
         }
-        let stale: Vec<Route> = self.routes.difference(&wanted).cloned().chain(left).collect();
+        let stale: Vec<Route> = self.routes.difference(wanted).cloned().chain(left).collect();
         let kept: BTreeSet<&str> = wanted.iter().map(|(_, network, _)| network.as_str()).collect();
         for v6 in [false, true] {
             // A route to the same destination with another source has already taken the place of such a one.
