@@ -277,6 +277,8 @@ impl AsFd for Requests {
 /// The running server. Closes all connections, and removes its socket, when dropped.
 pub struct Server {
     path: PathBuf,
+    /// What tells its file from one that somebody else has put there since.
+    mark: Option<socket::Mark>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
 }
@@ -305,7 +307,8 @@ impl Server {
             next_client: 1,
         };
         let thread = std::thread::Builder::new().name("vici".into()).spawn(|| worker.run())?;
-        Ok((Self { path: path.to_owned(), shared, thread: Some(thread) }, Requests { queue, ready }))
+        let (path, mark) = (path.to_owned(), socket::mark(path));
+        Ok((Self { path, mark, shared, thread: Some(thread) }, Requests { queue, ready }))
     }
 
     /// Speaks to this server's clients.
@@ -321,7 +324,9 @@ impl Drop for Server {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.path);
+        if socket::mark(&self.path) == self.mark {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -992,6 +997,14 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         drop(Server::start(&path, None).unwrap());
+        // The end of one is not the end of another in its place.
+        let (first, _requests) = Server::start(&path, None).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (second, _requests) = Server::start(&path, None).unwrap();
+        drop(first);
+        assert!(Client::connect(&path).is_ok());
+        drop(second);
+        assert!(!path.exists());
         std::fs::write(&path, "precious").unwrap();
         assert_eq!(Server::start(&path, None).err().unwrap().kind(), io::ErrorKind::AlreadyExists);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");

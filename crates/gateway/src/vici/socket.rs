@@ -1,7 +1,7 @@
 //! The socket file: who may open it, and what happens to one that was left behind.
 
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
@@ -35,6 +35,15 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> io::Result<UnixListener
         return Err(explained(error));
     }
     Ok(listener)
+}
+
+/// Tells one file from another: device and number.
+pub(super) type Mark = (u64, u64);
+
+/// The mark of what is at `path` now.
+pub(super) fn mark(path: &Path) -> Option<Mark> {
+    let meta = std::fs::symlink_metadata(path).ok()?;
+    Some((meta.dev(), meta.ino()))
 }
 
 fn remove_stale(path: &Path) -> io::Result<()> {
