@@ -55,7 +55,9 @@ pub fn open(study: &Study, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
         (Kind::Wire, _) => memory::Wire::open(&subject),
         (Kind::Overheads, Place::Memory) => memory::Overheads::open(study, &subject),
         (_, Place::Memory) => memory::Path::open(study, &subject, cell),
-        (_, Place::Namespaces) => Err(Missing("not built: no subject can be started between namespaces".into())),
+        (_, Place::Namespaces) => Err(Missing(
+            "campaigns run in memory; weir lab modes, series and subjects --measure run between hosts".into(),
+        )),
     }
 }
 

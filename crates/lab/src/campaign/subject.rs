@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::meter::MemorySubject;
 use crate::pair;
+pub use crate::subject::RIVALS;
 
 /// Suites of ESP that are suggested.
 const ESP_SUITES: [&str; 17] = [
@@ -31,9 +32,6 @@ const EESP_SUITES: [&str; 3] = ["aes128gcm16", "aes256gcm16", "chacha20poly1305"
 const AH_SUITES: [&str; 5] = ["md5", "sha1", "sha256", "sha384", "sha512"];
 /// Suites of the bare cipher.
 const CIPHERS: [&str; 4] = ["aes128gcm16", "aes256gcm16", "chacha20poly1305", "aes128-sha256"];
-
-/// Programs by others that carry packets between namespaces.
-pub const RIVALS: [&str; 4] = ["wireguard-go", "boringtun", "strongswan-aes128gcm16", "xfrm-aes128gcm16"];
 
 /// A subject, taken apart.
 #[derive(Clone, Debug)]

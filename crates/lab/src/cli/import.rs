@@ -43,27 +43,32 @@ impl ImportArgs {
         let imported = self.files.iter().map(|file| read(file)).collect::<Result<Vec<Imported>, _>>()?;
         let report = report(&imported, self.block.map(|b| b as usize), self.seed);
         if let Some(folder) = &self.out {
-            let analysis = serde_json::to_vec_pretty(&report)?;
-            super::write_files(
-                folder,
-                &[
-                    ("trials.jsonl", trials(&imported)?.as_bytes()),
-                    ("series.csv", long_table(&imported)?.as_slice()),
-                    ("analysis.json", &analysis),
-                ],
-            )?;
+            save(folder, &imported, &report)?;
         }
-        self.print(&report)
+        print(&report, self.json)
     }
+}
 
-    fn print(&self, report: &Report) -> anyhow::Result<()> {
-        if self.json {
-            println!("{}", serde_json::to_string_pretty(report)?);
-        } else {
-            print!("{}", report.text());
-        }
-        Ok(())
+/// Writes the trials, every value, and the analysis.
+pub(super) fn save(folder: &std::path::Path, imported: &[Imported], report: &Report) -> anyhow::Result<()> {
+    super::write_files(
+        folder,
+        &[
+            ("trials.jsonl", trials(imported)?.as_bytes()),
+            ("series.csv", long_table(imported)?.as_slice()),
+            ("analysis.json", &serde_json::to_vec_pretty(report)?),
+        ],
+    )
+}
+
+/// Prints the analysis.
+pub(super) fn print(report: &Report, json: bool) -> anyhow::Result<()> {
+    if json {
+        println!("{}", serde_json::to_string_pretty(report)?);
+    } else {
+        print!("{}", report.text());
     }
+    Ok(())
 }
 
 /// One trial per interval of each transfer.

@@ -5,10 +5,13 @@ mod doctor;
 mod explain;
 mod import;
 mod model;
+mod modes;
 mod overheads;
 mod plan;
 mod run;
 mod search;
+mod series;
+mod subjects;
 mod verify;
 
 use std::io::IsTerminal;
@@ -110,6 +113,30 @@ pub enum Lab {
     #[command(after_help = "Examples:\n  weir lab overheads\n  \
         weir lab overheads --subject weir-esp-tunnel-3des-md5 --size 64,736 --json\n  weir lab overheads --all --rounds 11")]
     Overheads(overheads::OverheadsArgs),
+    /// Weir's rivals and its own ways: which can be measured between two hosts here, and what the others lack
+    ///
+    /// With --measure each is started on two hosts on this machine and carries traffic. Nothing on this host changes: both
+    /// hosts are network namespaces that end with the measurement.
+    #[command(after_help = "Examples:\n  weir lab subjects --json\n  \
+        weir lab subjects --measure plain,weir-esp-tunnel-aes128gcm16,wireguard-go --traffic 1400,flows=8\n\n\
+        Exit status: 0 good, 1 a named subject is missing or failed, 2 it cannot run here, 130 after a signal.")]
+    Subjects(subjects::SubjectsArgs),
+    /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and without UDP
+    ///
+    /// A difference below --margin counts as none only when a test of equivalence says so (TOST), against how much the
+    /// tunnel differs from itself. Two hosts on this machine for each variant; nothing on this host changes.
+    #[command(
+        after_help = "Examples:\n  weir lab modes\n  weir lab modes --suite aes128-sha256 --size 160 --sessions 5 --out modes-out\n\n\
+        Exit status: 0 measured, 2 it cannot run here, 130 after a signal."
+    )]
+    Modes(modes::ModesArgs),
+    /// TCP through a subject over time: one sample a second, every core, analysed as imports are
+    ///
+    /// Two hosts on this machine; nothing on this host changes. The defaults are the thesis' experiment.
+    #[command(after_help = "Examples:\n  weir lab series --seconds 60\n  \
+        weir lab series wireguard-go --seconds 60 --flows 8 --out wg-series --json\n\n\
+        Exit status: 0 measured, 2 it cannot run here, 130 after a signal.")]
+    Series(series::SeriesArgs),
     /// What this machine can measure with
     #[command(after_help = "Example:\n  weir lab doctor --json")]
     Doctor(doctor::DoctorArgs),
@@ -182,6 +209,9 @@ impl Lab {
             Self::Import(args) => args.run(),
             Self::Search(args) => args.run(),
             Self::Overheads(args) => args.run(),
+            Self::Subjects(args) => args.run(),
+            Self::Modes(args) => args.run(),
+            Self::Series(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Model(command) => command.run(),
             Self::Plan(args) => args.run(),

@@ -9,33 +9,33 @@ const TOLERANCE: f64 = 0.02;
 
 /// Packets and bytes that one end counted in the direction of the data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Count {
-    pub(super) packets: u64,
-    pub(super) bytes: u64,
+pub(crate) struct Count {
+    pub(crate) packets: u64,
+    pub(crate) bytes: u64,
 }
 
 /// The comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Check {
+pub(crate) struct Check {
     /// What sun sent: inner packets of its outbound SA, or frames on the cable without Weir.
-    pub(super) sent: Count,
+    pub(crate) sent: Count,
     /// What moon received.
-    pub(super) received: Count,
+    pub(crate) received: Count,
     /// Headers in each packet that iperf does not count, in bytes.
-    pub(super) headers: u64,
+    pub(crate) headers: u64,
     /// Bytes that iperf's server received.
-    pub(super) iperf_bytes: u64,
+    pub(crate) iperf_bytes: u64,
     /// Sun's payload over iperf's, minus one.
-    pub(super) sun_deviation: f64,
+    pub(crate) sun_deviation: f64,
     /// Moon's payload over iperf's, minus one.
-    pub(super) moon_deviation: f64,
+    pub(crate) moon_deviation: f64,
     /// Packets that left sun and did not come to moon.
-    pub(super) lost: i64,
+    pub(crate) lost: i64,
 }
 
 impl Check {
     /// Compares. `on_cable`: the counts include Ethernet headers.
-    pub(super) fn new(sent: Count, received: Count, iperf_bytes: u64, ip_header: u64, on_cable: bool) -> Self {
+    pub(crate) fn new(sent: Count, received: Count, iperf_bytes: u64, ip_header: u64, on_cable: bool) -> Self {
         let headers = ip_header + TCP + if on_cable { ETHERNET } else { 0 };
         let payload = |count: Count| count.bytes as f64 - (count.packets * headers) as f64;
         let deviation = |count| payload(count) / iperf_bytes as f64 - 1.0;
@@ -51,17 +51,17 @@ impl Check {
     }
 
     /// Both ends within 2 %.
-    pub(super) fn agrees(&self) -> bool {
+    pub(crate) fn agrees(&self) -> bool {
         [self.sun_deviation, self.moon_deviation].iter().all(|deviation| deviation.abs() <= TOLERANCE)
     }
 
     /// The larger deviation, with its sign.
-    pub(super) fn worst(&self) -> f64 {
+    pub(crate) fn worst(&self) -> f64 {
         if self.sun_deviation.abs() >= self.moon_deviation.abs() { self.sun_deviation } else { self.moon_deviation }
     }
 
     /// For a row that failed.
-    pub(super) fn complaint(&self, retransmitted: u64) -> String {
+    pub(crate) fn complaint(&self, retransmitted: u64) -> String {
         format!(
             "counters and iperf disagree: without headers sun counted {:+.1} % and moon {:+.1} % against iperf's {} bytes \
              ({} packets lost on the way, {retransmitted} segments sent again)",

@@ -10,17 +10,17 @@ const TICKS_PER_S: f64 = 100.0;
 
 /// Time of one core by kind, in seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct CoreTime {
+pub(crate) struct CoreTime {
     /// Programs, niced ones too.
-    pub(super) user: f64,
+    pub(crate) user: f64,
     /// The kernel, on behalf of programs.
-    pub(super) system: f64,
+    pub(crate) system: f64,
     /// The kernel, handling interrupts and packets.
-    pub(super) softirq: f64,
+    pub(crate) softirq: f64,
     /// Nothing to do, or waiting for a disk.
-    pub(super) idle: f64,
+    pub(crate) idle: f64,
     /// The hypervisor had other plans.
-    pub(super) steal: f64,
+    pub(crate) steal: f64,
 }
 
 impl CoreTime {
@@ -47,12 +47,12 @@ impl CoreTime {
     }
 
     /// Time spent working.
-    pub(super) fn busy(self) -> f64 {
+    pub(crate) fn busy(self) -> f64 {
         self.user + self.system + self.softirq
     }
 
     /// All time.
-    pub(super) fn total(self) -> f64 {
+    pub(crate) fn total(self) -> f64 {
         self.busy() + self.idle + self.steal
     }
 
@@ -68,32 +68,32 @@ impl CoreTime {
 }
 
 /// Reads the cores out of /proc/stat.
-pub(super) fn cores(stat: &str) -> Vec<CoreTime> {
+pub(crate) fn cores(stat: &str) -> Vec<CoreTime> {
     stat.lines().filter_map(CoreTime::parse).collect()
 }
 
 /// What each core did during one interval.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct CpuSample {
+pub(crate) struct CpuSample {
     /// End of the interval, seconds after the start of sampling.
-    pub(super) at_s: f64,
-    pub(super) cores: Vec<CoreTime>,
+    pub(crate) at_s: f64,
+    pub(crate) cores: Vec<CoreTime>,
 }
 
 /// Samples all cores once a second, without gaps.
-pub(super) struct CpuSampler {
+pub(crate) struct CpuSampler {
     started: Instant,
     last: (f64, Vec<CoreTime>),
     samples: Vec<CpuSample>,
 }
 
 impl CpuSampler {
-    pub(super) fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self { started: Instant::now(), last: (0.0, now()), samples: Vec::new() }
     }
 
     /// Takes a sample when a second has passed since the last one.
-    pub(super) fn tick(&mut self) {
+    pub(crate) fn tick(&mut self) {
         if self.started.elapsed().as_secs_f64() >= self.last.0 + 1.0 {
             self.sample();
         }
@@ -107,7 +107,7 @@ impl CpuSampler {
     }
 
     /// The last sample, and all of them.
-    pub(super) fn finish(mut self) -> Vec<CpuSample> {
+    pub(crate) fn finish(mut self) -> Vec<CpuSample> {
         self.sample();
         self.samples
     }
@@ -118,7 +118,7 @@ fn now() -> Vec<CoreTime> {
 }
 
 /// All samples of each core together.
-pub(super) fn sum(samples: &[CpuSample]) -> Vec<CoreTime> {
+pub(crate) fn sum(samples: &[CpuSample]) -> Vec<CoreTime> {
     let count = samples.first().map_or(0, |sample| sample.cores.len());
     (0..count)
         .map(|core| samples.iter().fold(CoreTime::default(), |sum, sample| sum.plus(sample.cores[core])))
@@ -126,7 +126,7 @@ pub(super) fn sum(samples: &[CpuSample]) -> Vec<CoreTime> {
 }
 
 /// Processor time of a process in seconds, from /proc/PID/stat; 0 when it is gone.
-pub(super) fn process_seconds(pid: u32) -> f64 {
+pub(crate) fn process_seconds(pid: u32) -> f64 {
     process_time(&fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default()).unwrap_or(0.0)
 }
 
@@ -139,18 +139,18 @@ fn process_time(stat: &str) -> Option<f64> {
 
 /// Packets and bytes of a device and of TCP.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct NetCount {
-    pub(super) rx_bytes: u64,
-    pub(super) rx_packets: u64,
-    pub(super) tx_bytes: u64,
-    pub(super) tx_packets: u64,
+pub(crate) struct NetCount {
+    pub(crate) rx_bytes: u64,
+    pub(crate) rx_packets: u64,
+    pub(crate) tx_bytes: u64,
+    pub(crate) tx_packets: u64,
     /// Segments that TCP sent again.
-    pub(super) retransmitted: u64,
+    pub(crate) retransmitted: u64,
 }
 
 impl NetCount {
     /// Reads /proc/net/dev and /proc/net/snmp, one after the other; `None` without the device.
-    pub(super) fn parse(text: &str, device: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str, device: &str) -> Option<Self> {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'))?;
         let counts: Vec<u64> = line.split_whitespace().map_while(|word| word.parse().ok()).collect();
         let at = |index: usize| counts.get(index).copied();
@@ -163,7 +163,7 @@ impl NetCount {
         })
     }
 
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(crate) fn since(self, before: Self) -> Self {
         Self {
             rx_bytes: self.rx_bytes.saturating_sub(before.rx_bytes),
             rx_packets: self.rx_packets.saturating_sub(before.rx_packets),

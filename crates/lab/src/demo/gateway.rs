@@ -20,7 +20,7 @@ const LOG_LINES: usize = 12;
 
 /// What is of interest in `weir status --json`.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
-pub(super) struct Status {
+pub(crate) struct Status {
     #[serde(default)]
     sas: Vec<Sa>,
     #[serde(default)]
@@ -51,28 +51,28 @@ impl Status {
         sas.fold(Count::default(), |sum, sa| Count { packets: sum.packets + sa.packets, bytes: sum.bytes + sa.bytes })
     }
 
-    pub(super) fn outbound(&self) -> Count {
+    pub(crate) fn outbound(&self) -> Count {
         self.count("out")
     }
 
-    pub(super) fn inbound(&self) -> Count {
+    pub(crate) fn inbound(&self) -> Count {
         self.count("in")
     }
 
     /// Packets that went no further, by reason.
-    pub(super) fn drops(&self) -> &BTreeMap<String, u64> {
+    pub(crate) fn drops(&self) -> &BTreeMap<String, u64> {
         &self.total.drops
     }
 }
 
 impl Count {
-    pub(super) fn since(self, before: Self) -> Self {
+    pub(crate) fn since(self, before: Self) -> Self {
         Self { packets: self.packets.saturating_sub(before.packets), bytes: self.bytes.saturating_sub(before.bytes) }
     }
 }
 
 /// A running `weir up`.
-pub(super) struct Gateway {
+pub(crate) struct Gateway {
     end: End,
     running: Running,
     socket: PathBuf,
@@ -80,7 +80,7 @@ pub(super) struct Gateway {
 
 impl Gateway {
     /// Writes the configuration, and certificates beside it, and starts; does not wait.
-    pub(super) fn start(
+    pub(crate) fn start(
         world: &World,
         end: End,
         config: &str,
@@ -101,7 +101,7 @@ impl Gateway {
     }
 
     /// Waits until it says so.
-    pub(super) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
+    pub(crate) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
         let end = Instant::now() + READY_WITHIN;
         loop {
             if self.log().lines().any(|line| line.starts_with("weir: ready")) {
@@ -120,7 +120,7 @@ impl Gateway {
     }
 
     /// Checks that it is still there.
-    pub(super) fn check(&mut self) -> Result<(), DemoError> {
+    pub(crate) fn check(&mut self) -> Result<(), DemoError> {
         match self.running.poll() {
             None => Ok(()),
             Some(status) => Err(DemoError::Row(format!("weir on {} ended during the test with {status}", self.end))),
@@ -128,7 +128,7 @@ impl Gateway {
     }
 
     /// Asks for its counters.
-    pub(super) fn status(&self, world: &World) -> Result<Status, DemoError> {
+    pub(crate) fn status(&self, world: &World) -> Result<Status, DemoError> {
         let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
         let mut command = world.command(self.end, weir);
         let output = command.args(["status", "--json", "--socket"]).arg(&self.socket).output();
@@ -140,7 +140,7 @@ impl Gateway {
     }
 
     /// Asks it to agree on keys with the other end. The command that asks is still running.
-    pub(super) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
+    pub(crate) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
         let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
         let mut command = world.command(self.end, weir);
         command.args(["initiate", "net", "--connection", &self.end.other().to_string(), "--socket"]);
@@ -148,28 +148,28 @@ impl Gateway {
         Running::start(command, &dir.join("initiate"))
     }
 
-    pub(super) fn process(&self) -> u32 {
+    pub(crate) fn process(&self) -> u32 {
         self.running.id()
     }
 
-    pub(super) fn command(&self) -> &str {
+    pub(crate) fn command(&self) -> &str {
         &self.running.text
     }
 
     /// All that it wrote so far.
-    pub(super) fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         self.running.output() + &self.running.errors()
     }
 
     /// The end of its log, indented, on lines of its own; empty when there is none.
-    pub(super) fn log_tail(&self) -> String {
+    pub(crate) fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();
         let tail = &lines[lines.len().saturating_sub(LOG_LINES)..];
         tail.iter().map(|line| format!("\n    {}: {line}", self.end)).collect()
     }
 
-    pub(super) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self) {
         self.running.stop();
     }
 }

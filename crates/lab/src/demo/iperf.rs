@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use serde::Serialize;
 
 /// TCP streams.
-pub(super) const STREAMS: usize = 8;
+pub(crate) const STREAMS: usize = 8;
 
 /// One line.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,22 +22,22 @@ struct Line {
 
 /// What went through.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Transfer {
+pub(crate) struct Transfer {
     /// Payload of all flows.
-    pub(super) bytes: u64,
+    pub(crate) bytes: u64,
     /// Time of the longest flow.
-    pub(super) seconds: f64,
+    pub(crate) seconds: f64,
     /// Flows that came to their end.
-    pub(super) flows: usize,
+    pub(crate) flows: usize,
     /// All flows together, per second of the time asked for, in Gbit/s.
-    pub(super) gbit_per_s: Vec<f64>,
+    pub(crate) gbit_per_s: Vec<f64>,
     /// Fairness between the flows (Jain): 1 when all got the same.
-    pub(super) fairness: f64,
+    pub(crate) fairness: f64,
 }
 
 /// Why a CSV is not what it should be.
 #[derive(Debug, PartialEq, thiserror::Error)]
-pub(super) enum CsvError {
+pub(crate) enum CsvError {
     /// Not a line of iperf 2.
     #[error("line {line} of iperf's CSV is none: '{text}'")]
     Malformed { line: usize, text: String },
@@ -73,7 +73,7 @@ impl Line {
 
 impl Transfer {
     /// Reads the output of a client or a server that was asked for `seconds`.
-    pub(super) fn parse(csv: &str, seconds: u16) -> Result<Self, CsvError> {
+    pub(crate) fn parse(csv: &str, seconds: u16) -> Result<Self, CsvError> {
         let mut flows: BTreeMap<i64, Vec<Line>> = BTreeMap::new();
         for (index, text) in csv.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
             let number = index + 1;
@@ -106,7 +106,7 @@ impl Transfer {
 
     /// Mean rate in Gbit/s, over the time asked for: a stream that waits for its last segment
     /// while the others are done says nothing about the rate of all.
-    pub(super) fn rate(&self) -> f64 {
+    pub(crate) fn rate(&self) -> f64 {
         if self.gbit_per_s.is_empty() {
             return self.bytes as f64 * 8.0 / self.seconds / 1e9;
         }
@@ -114,7 +114,7 @@ impl Transfer {
     }
 
     /// Whether the total line of a flow is in `csv` for at least `flows` flows.
-    pub(super) fn is_complete(csv: &str, flows: usize) -> bool {
+    pub(crate) fn is_complete(csv: &str, flows: usize) -> bool {
         Self::parse(csv, u16::MAX).is_ok_and(|transfer| transfer.flows >= flows)
     }
 }

@@ -6,20 +6,20 @@
 //! their keys by IKEv2 with certificates made for the occasion ([`pki`], [`conf`]). Each row is believed only if the counters of both ends agree with what iperf says ([`check`]). The
 //! outcome is a table, a page with plots and the raw data ([`report`], [`page`]).
 
-mod check;
+pub(crate) mod check;
 pub(crate) mod child;
 mod conf;
-mod counters;
-mod gateway;
-mod iperf;
+pub(crate) mod counters;
+pub(crate) mod gateway;
+pub(crate) mod iperf;
 mod page;
-mod ping;
+pub(crate) mod ping;
 pub(crate) mod pki;
 mod plots;
-mod probe;
+pub(crate) mod probe;
 mod progress;
 mod report;
-mod row;
+pub(crate) mod row;
 pub(crate) mod sandbox;
 mod way;
 pub(crate) mod world;

@@ -23,16 +23,16 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub(super) struct SetUp {
+pub(crate) struct SetUp {
     /// From the call that hands the first datagram to sun's kernel until a program on moon has read a
     /// datagram, in milliseconds.
-    pub(super) ms: f64,
+    pub(crate) ms: f64,
     /// Datagrams sent before the one that came first.
-    pub(super) lost: u32,
+    pub(crate) lost: u32,
 }
 
 /// Sends datagrams from sun to `target` on moon until one arrives.
-pub(super) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, DemoError> {
+pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt) -> Result<SetUp, DemoError> {
     let failed = |error: io::Error| DemoError::Row(format!("cannot send a datagram to {target}: {error}"));
     let any = SocketAddr::new(world.unspecified(), 0);
     let receiver = world.within(End::Moon, || UdpSocket::bind((target, PORT))).map_err(failed)?;

@@ -426,7 +426,8 @@ fn check(gateways: &mut [Gateway]) -> Result<(), DemoError> {
     gateways.iter_mut().try_for_each(Gateway::check)
 }
 
-fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
+/// Octets that nobody can guess.
+pub(crate) fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
     let mut key = vec![0; bytes];
     let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));
     read.map(|()| key).map_err(|error| DemoError::Row(format!("/dev/urandom: {error}")))

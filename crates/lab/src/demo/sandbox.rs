@@ -116,6 +116,18 @@ pub(crate) fn settle() -> Result<PathBuf, DemoError> {
     Ok(dir)
 }
 
+/// The way into a private corner with TUN devices, whole: an empty folder there if we are `inside`; otherwise a start of
+/// this program again, which returns only when that is impossible.
+pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
+    if inside {
+        return settle();
+    }
+    let path = search_path();
+    check_tools(&path)?;
+    check_tun()?;
+    Err(enter(&path))
+}
+
 /// Whether what is mounted at /run, last, is ours.
 fn is_private(mounts: &str) -> bool {
     let mut run = mounts.lines().filter(|line| line.split(' ').nth(1) == Some("/run"));

@@ -1,6 +1,6 @@
 //! Sun and moon: two network namespaces with a cable between them.
 //!
-//! A [`World`] is made once and serves all rows; it is gone when it is dropped. It lives in the
+//! A [`World`] is gone when it is dropped; there may be several, each with the same addresses. It lives in the
 //! private namespaces of [`super::sandbox`], so that even a killed demonstration leaves nothing.
 
 use std::fmt;
@@ -9,17 +9,18 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use super::DemoError;
 
 /// Device of the cable, on both sides.
-pub(super) const CABLE: &str = "veth0";
+pub(crate) const CABLE: &str = "veth0";
 /// Ethernet header in bytes, which the counters of the cable include.
-pub(super) const ETHERNET: u64 = 14;
+pub(crate) const ETHERNET: u64 = 14;
 /// TCP header with time stamps in bytes.
-pub(super) const TCP: u64 = 32;
+pub(crate) const TCP: u64 = 32;
 
 /// One of the two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -29,9 +30,9 @@ pub(crate) enum End {
 }
 
 impl End {
-    pub(super) const BOTH: [Self; 2] = [Self::Sun, Self::Moon];
+    pub(crate) const BOTH: [Self; 2] = [Self::Sun, Self::Moon];
 
-    pub(super) fn other(self) -> Self {
+    pub(crate) fn other(self) -> Self {
         match self {
             Self::Sun => Self::Moon,
             Self::Moon => Self::Sun,
@@ -65,31 +66,31 @@ impl fmt::Display for End {
 
 /// Addresses and sizes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Plan {
+pub(crate) struct Plan {
     /// Traffic runs over IPv6, inside and outside.
-    pub(super) v6: bool,
+    pub(crate) v6: bool,
     /// MTU of the cable in bytes.
-    pub(super) mtu: u16,
+    pub(crate) mtu: u16,
 }
 
 impl Plan {
     /// Address on the cable.
-    pub(super) fn outer(&self, end: End) -> IpAddr {
+    pub(crate) fn outer(&self, end: End) -> IpAddr {
         address(self.v6, end, true)
     }
 
     /// Address in the network behind a host.
-    pub(super) fn inner(&self, end: End) -> IpAddr {
+    pub(crate) fn inner(&self, end: End) -> IpAddr {
         address(self.v6, end, false)
     }
 
     /// The network behind a host.
-    pub(super) fn network(&self, end: End) -> String {
+    pub(crate) fn network(&self, end: End) -> String {
         if self.v6 { format!("fd00:{}::/64", end.index()) } else { format!("10.{}.0.0/24", end.index()) }
     }
 
     /// IP header in bytes.
-    pub(super) fn ip_header(&self) -> u64 {
+    pub(crate) fn ip_header(&self) -> u64 {
         if self.v6 { 40 } else { 20 }
     }
 }
@@ -106,17 +107,20 @@ fn address(v6: bool, end: End, outer: bool) -> IpAddr {
 }
 
 /// Both namespaces. Removes them when dropped.
-pub(super) struct World {
-    pub(super) plan: Plan,
-    suffix: u32,
+pub(crate) struct World {
+    pub(crate) plan: Plan,
+    suffix: String,
     /// What was run to build it.
-    pub(super) commands: Vec<String>,
+    pub(crate) commands: Vec<String>,
 }
 
 impl World {
     /// Builds both hosts.
-    pub(super) fn build(plan: Plan) -> Result<Self, DemoError> {
-        let mut world = Self { plan, suffix: std::process::id(), commands: Vec::new() };
+    pub(crate) fn build(plan: Plan) -> Result<Self, DemoError> {
+        static WORLDS: AtomicU32 = AtomicU32::new(0);
+        let number = WORLDS.fetch_add(1, Ordering::Relaxed);
+        let suffix = format!("{}-{number}", std::process::id());
+        let mut world = Self { plan, suffix, commands: Vec::new() };
         for end in End::BOTH {
             world.ip(&format!("netns add {}", world.namespace(end)))?;
         }
@@ -169,11 +173,12 @@ impl World {
         let _ = self.command(end, "sh").args(["-c", &script]).stderr(Stdio::null()).status();
     }
 
-    pub(super) fn namespace(&self, end: End) -> String {
+    pub(crate) fn namespace(&self, end: End) -> String {
         format!("weir-{end}-{}", self.suffix)
     }
 
-    fn ip(&mut self, arguments: &str) -> Result<(), DemoError> {
+    /// Runs `ip`, with the arguments as words.
+    pub(crate) fn ip(&mut self, arguments: &str) -> Result<(), DemoError> {
         let text = format!("ip {arguments}");
         let output = Command::new("ip").args(arguments.split_whitespace()).output();
         let output = output.map_err(|error| DemoError::Unable(format!("cannot run '{text}': {error}")))?;
@@ -190,7 +195,7 @@ impl World {
 
     /// A command to run on a host. The kernel ends it when this process, for whatever reason, is
     /// gone.
-    pub(super) fn command(&self, end: End, program: impl AsRef<Path>) -> Command {
+    pub(crate) fn command(&self, end: End, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "nsenter"]);
         command.arg(format!("--net=/run/netns/{}", self.namespace(end)));
@@ -202,7 +207,7 @@ impl World {
     ///
     /// # Errors
     /// What `work` says, or that the host cannot be entered.
-    pub(super) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
+    pub(crate) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let path = format!("/run/netns/{}", self.namespace(end));
         // A thread of its own: it never comes back from there.
         std::thread::scope(|scope| {
@@ -216,12 +221,12 @@ impl World {
     }
 
     /// Any address of the family in use.
-    pub(super) fn unspecified(&self) -> IpAddr {
+    pub(crate) fn unspecified(&self) -> IpAddr {
         if self.plan.v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() }
     }
 
     /// Reads files as a host sees them, for what the kernel shows per network.
-    pub(super) fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
+    pub(crate) fn read(&self, end: End, files: &[&str]) -> Result<String, DemoError> {
         let output = self.command(end, "cat").args(files).output();
         let output = output.map_err(|error| DemoError::Row(format!("cannot read {}: {error}", files.join(" "))))?;
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())

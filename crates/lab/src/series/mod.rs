@@ -5,8 +5,10 @@
 //! draws blocks instead of samples.
 
 mod change;
+mod live;
 
 pub use change::{Change, changes, pelt};
+pub(crate) use live::record;
 
 use serde::{Deserialize, Serialize};
 

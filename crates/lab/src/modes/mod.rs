@@ -1,0 +1,212 @@
+//! Tunnel against transport: round trips by size and direction, and bytes on the wire.
+//!
+//! Every variant has two hosts of its own and runs for a whole session; the tunnel runs twice, so that what differs from
+//! itself is known. In each round all variants are pinged in random order and in that order backwards. A comparison is
+//! over sessions, of the medians and of the 99th percentiles of a round, against a margin that is stated beforehand.
+
+mod study;
+
+use std::fmt::Write;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::demo::world::End;
+use crate::stats::{Estimate, Judged};
+pub(crate) use study::run;
+
+/// What to measure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Options {
+    /// ESP suite.
+    pub suite: String,
+    /// Sizes of inner packets in bytes, IP header included.
+    pub sizes: Vec<u16>,
+    /// Pings of one size, direction and variant at a time.
+    pub count: u32,
+    /// Rounds in each session.
+    pub rounds: u32,
+    /// Sessions: hosts, processes and keys are new in each.
+    pub sessions: u32,
+    /// Ratio that does not matter, less 1: 0.05 is 5 %.
+    pub margin: f64,
+    /// Delay that each host adds to what it sends, in milliseconds.
+    pub delay_ms: u32,
+    /// Seed of order and intervals.
+    pub seed: u64,
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Variant {
+    /// The cable alone.
+    Plain,
+    /// ESP in tunnel mode.
+    Tunnel,
+    /// The same again, on hosts of its own.
+    Again,
+    /// ESP in transport mode.
+    Transport,
+    /// Tunnel mode in UDP.
+    TunnelUdp,
+    /// Transport mode in UDP.
+    TransportUdp,
+}
+
+impl Variant {
+    /// All.
+    pub const ALL: [Self; 6] =
+        [Self::Plain, Self::Tunnel, Self::Again, Self::Transport, Self::TunnelUdp, Self::TransportUdp];
+
+    /// The subject with this suite.
+    pub fn subject(self, suite: &str) -> String {
+        match self {
+            Self::Plain => "plain".into(),
+            Self::Tunnel | Self::Again => format!("weir-esp-tunnel-{suite}"),
+            Self::Transport => format!("weir-esp-transport-{suite}"),
+            Self::TunnelUdp => format!("weir-esp-tunnel-{suite},udp"),
+            Self::TransportUdp => format!("weir-esp-transport-{suite},udp"),
+        }
+    }
+
+    fn label(self) -> &'static str {
+        match self {
+            Self::Plain => "plain",
+            Self::Tunnel => "tunnel",
+            Self::Again => "tunnel again",
+            Self::Transport => "transport",
+            Self::TunnelUdp => "tunnel, UDP",
+            Self::TransportUdp => "transport, UDP",
+        }
+    }
+}
+
+/// Round trips of one variant, direction and size, over all rounds and sessions.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Row {
+    /// Variant.
+    pub variant: Variant,
+    /// Host that asks: `sun` or `moon`.
+    pub from: String,
+    /// Bytes of the inner packet.
+    pub size: u16,
+    /// Requests.
+    pub sent: usize,
+    /// Answers.
+    pub received: usize,
+    /// 50th, 90th, 99th and 99.9th percentile in microseconds; `None` where fewer answers than 100 / (1 − p) stand behind one.
+    pub us: [Option<f64>; 4],
+    /// Bytes of an outer IP packet, by the counters of the cable.
+    pub wire_bytes: f64,
+}
+
+/// Percentiles of a [`Row`].
+const PERCENTILES: [f64; 4] = [0.5, 0.9, 0.99, 0.999];
+
+/// B over A.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Comparison {
+    /// A.
+    pub a: Variant,
+    /// B.
+    pub b: Variant,
+    /// Host that asks.
+    pub from: String,
+    /// Bytes of the inner packet.
+    pub size: u16,
+    /// `p50` or `p99`.
+    pub figure: &'static str,
+    /// Ratio with its 95 % interval.
+    pub ratio: Estimate,
+    /// How far the tunnel differs from itself, as a ratio.
+    pub floor: f64,
+    /// Verdict.
+    pub judged: Judged,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Outcome {
+    /// What was asked for.
+    pub options: Options,
+    /// Round trips.
+    pub rows: Vec<Row>,
+    /// Transport over tunnel, with and without UDP.
+    pub comparisons: Vec<Comparison>,
+}
+
+impl Outcome {
+    /// For people.
+    pub fn text(&self) -> String {
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header([
+            "variant",
+            "from",
+            "size B",
+            "p50 µs",
+            "p90 µs",
+            "p99 µs",
+            "p99.9 µs",
+            "lost",
+            "on the wire B",
+        ]);
+        for row in &self.rows {
+            let mut cells = vec![row.variant.label().to_owned(), row.from.clone(), row.size.to_string()];
+            cells.extend(row.us.map(|us| us.map_or("-".to_owned(), |us| format!("{us:.0}"))));
+            cells.extend([(row.sent - row.received).to_string(), format!("{:.1}", row.wire_bytes)]);
+            table.add_row(cells);
+        }
+        align(&mut table, 2);
+        let mut text = format!("{table}\n\n");
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(["transport over tunnel", "from", "size B", "ratio", "95 % interval", "verdict"]);
+        for c in &self.comparisons {
+            let what = if c.a == Variant::Tunnel { c.figure.to_owned() } else { format!("{}, both in UDP", c.figure) };
+            table.add_row([
+                what,
+                c.from.clone(),
+                c.size.to_string(),
+                format!("{:.3}", c.ratio.value),
+                format!("{:.3} to {:.3}", c.ratio.low, c.ratio.high),
+                format!("{}: {}", c.judged.verdict, c.judged.why),
+            ]);
+        }
+        let _ = writeln!(text, "{table}");
+        let _ = writeln!(
+            text,
+            "{} sessions of {} rounds, margin ±{:.1} %, delay {} ms each way; the paper's table says 1.0037 and 1.0081",
+            self.options.sessions,
+            self.options.rounds,
+            100.0 * self.options.margin,
+            self.options.delay_ms
+        );
+        text
+    }
+}
+
+fn align(table: &mut Table, from: usize) {
+    for column in table.column_iter_mut().skip(from) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+/// Hosts that ask.
+const ENDS: [End; 2] = End::BOTH;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subject::Subject;
+
+    #[test]
+    fn every_variant_is_a_subject() {
+        for variant in Variant::ALL {
+            let subject: Subject = variant.subject("aes128gcm16").parse().unwrap();
+            let transport = matches!(variant, Variant::Transport | Variant::TransportUdp | Variant::Plain);
+            assert_eq!(subject.is_tunnel(), !transport);
+        }
+    }
+}

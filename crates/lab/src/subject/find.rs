@@ -1,0 +1,32 @@
+//! Where programs by others are.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::demo::sandbox;
+
+/// Names the folder that scripts/rivals.sh filled, if it is not beside that of this program.
+const FOLDER: &str = "WEIR_RIVALS";
+
+/// A program in the folder of rivals, or where programs are.
+pub(super) fn program(name: &str) -> Option<PathBuf> {
+    let named = std::env::var_os(FOLDER).map(PathBuf::from);
+    let folders =
+        named.into_iter().chain(beside()).chain(std::env::split_paths(&sandbox::search_path()).collect::<Vec<_>>());
+    folders.map(|folder| folder.join(name)).find(|path| path.is_file())
+}
+
+/// `target/rivals`, for a `target/PROFILE/weir`.
+fn beside() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    Some(program.parent()?.parent()?.join("rivals"))
+}
+
+/// What a command says; its complaint if it fails.
+pub(super) fn ask(program: &Path, arguments: &[&str]) -> Result<String, String> {
+    let mut command = Command::new(program);
+    command.args(arguments).env("LC_ALL", "C").env("PATH", sandbox::search_path()).stdin(Stdio::null());
+    let output = command.output().map_err(|error| format!("cannot run {}: {error}", program.display()))?;
+    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+}

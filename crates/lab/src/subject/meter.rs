@@ -1,0 +1,186 @@
+//! Traffic between two hosts with a subject between them.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::{Counters, Started, Subject};
+use crate::demo::DemoError;
+use crate::demo::child::Interrupt;
+use crate::demo::counters::process_seconds;
+use crate::demo::probe;
+use crate::demo::world::{End, Plan, World};
+use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
+use crate::traffic::Addresses;
+use crate::trial::{Direction, Lost, Measurement};
+
+/// MTU of the cable in bytes.
+const CABLE_MTU: u16 = 1500;
+
+/// What the processes of a subject and its counters said at one moment.
+#[derive(Clone, Debug)]
+pub struct Effort {
+    /// Processor time of the subject's processes on sun and moon, in seconds; `None` where the kernel does the work.
+    pub cpu_s: Option<f64>,
+    /// Counters of sun and moon.
+    pub counters: [Counters; 2],
+}
+
+/// Two hosts with a subject between them, which packets of the generator cross from sun to moon. Both hosts are gone with
+/// it.
+pub struct SubjectMeter {
+    name: String,
+    source: Place,
+    target: Place,
+    // Before the world: processes end before their hosts do.
+    started: Box<dyn Started>,
+    world: World,
+    interrupt: Interrupt,
+}
+
+impl SubjectMeter {
+    /// Makes both hosts, starts `subject` on them with its files in `dir`, and waits for the first packet that arrives.
+    ///
+    /// # Errors
+    /// The kernel refuses namespaces, the subject is missing, or nothing arrives.
+    pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt) -> Result<Self, DemoError> {
+        let mut world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU })?;
+        let started = subject.start(&mut world, dir, interrupt)?;
+        let place = |end| Place {
+            addr: subject.address(&world, end),
+            netns: Some(PathBuf::from("/run/netns").join(world.namespace(end))),
+        };
+        let (source, target) = (place(End::Sun), place(End::Moon));
+        let mut meter =
+            Self { name: subject.to_string(), source, target, started, world, interrupt: interrupt.clone() };
+        probe::first_packet(&meter.world, meter.target.addr, interrupt)?;
+        meter.started.check()?;
+        Ok(meter)
+    }
+
+    /// What the subject says now.
+    ///
+    /// # Errors
+    /// It does not answer.
+    pub(crate) fn effort(&self) -> Result<Effort, DemoError> {
+        let processes = self.started.processes();
+        let cpu_s = (!processes.is_empty()).then(|| processes.into_iter().map(process_seconds).sum());
+        Ok(Effort { cpu_s, counters: self.started.counters(&self.world)? })
+    }
+
+    /// That the subject still runs.
+    ///
+    /// # Errors
+    /// It ended.
+    pub(crate) fn check(&mut self) -> Result<(), DemoError> {
+        self.started.check()
+    }
+
+    /// Both hosts.
+    pub(crate) fn world(&self) -> &World {
+        &self.world
+    }
+
+    fn subject_error(&self, error: DemoError) -> MeterError {
+        match error {
+            DemoError::Interrupted => MeterError::Interrupted,
+            other => MeterError::Subject { subject: self.name.clone(), why: other.to_string() },
+        }
+    }
+}
+
+impl Meter for SubjectMeter {
+    /// Every packet passes both ends of the subject, so [`Direction::Both`] is the only way there is.
+    fn trial(&mut self, load: &Load) -> Result<Measurement, MeterError> {
+        if load.direction != Direction::Both {
+            return Err(MeterError::Unsupported("between hosts a packet passes both ends: use direction both".into()));
+        }
+        let io = |what: &str| {
+            let what = format!("{}: cannot {what}", self.name);
+            move |source| MeterError::Io { what, source }
+        };
+        let rx = ReceivePort::open(&self.target, self.source.addr).map_err(io("receive"))?;
+        let tx = SendPort::open(&self.source, self.target.addr, load.traffic.flows).map_err(io("send"))?;
+        let addresses = Addresses { src: self.source.addr, dst: self.target.addr };
+        let options = PortOptions::default();
+        let lost = Box::new(Lost::default);
+        let mut ports = PortMeter::new(&self.name, Box::new(tx), Box::new(rx), addresses, lost, options);
+        self.interrupt.check().map_err(|error| self.subject_error(error))?;
+        let before = self.effort().map_err(|error| self.subject_error(error))?;
+        let mut measured = ports.trial(load)?;
+        self.check().map_err(|error| self.subject_error(error))?;
+        let after = self.effort().map_err(|error| self.subject_error(error))?;
+        account(&mut measured, &before, &after);
+        self.interrupt.check().map_err(|error| self.subject_error(error))?;
+        Ok(measured)
+    }
+}
+
+/// Adds what the subject itself says: processor time, counters, and the causes of losses that it knows.
+fn account(measured: &mut Measurement, before: &Effort, after: &Effort) {
+    if let (Some(then), Some(now)) = (before.cpu_s, after.cpu_s) {
+        measured.cpu_ns = Some(Duration::from_secs_f64((now - then).max(0.0)).as_nanos() as u64);
+    }
+    for (host, (then, now)) in ["sun", "moon"].iter().zip(before.counters.iter().zip(&after.counters)) {
+        for (way, then, now) in [("sent", then.sent, now.sent), ("received", then.received, now.received)] {
+            let bytes = now.bytes.saturating_sub(then.bytes);
+            measured.values.insert(format!("subject.{host}_{way}_bytes"), bytes as f64);
+            if let (Some(then), Some(now)) = (then.packets, now.packets) {
+                measured.values.insert(format!("subject.{host}_{way}_packets"), now.saturating_sub(then) as f64);
+            }
+        }
+        for (reason, count) in &now.drops {
+            let count = count - then.drops.get(reason).copied().unwrap_or(0).min(*count);
+            if count > 0 {
+                measured.values.insert(format!("subject.{host}_dropped_{reason}"), count as f64);
+                move_cause(&mut measured.lost, reason, count);
+            }
+        }
+    }
+}
+
+/// Losses that had no cause so far get the one that the subject counted. Drops of packets that were not the generator's
+/// find none to move.
+fn move_cause(lost: &mut Lost, reason: &str, count: u64) {
+    let count = count.min(lost.other);
+    let cause = match reason {
+        "replay" => &mut lost.replay,
+        "bad_icv" | "icv" => &mut lost.auth,
+        "queue_full" | "ring_full" => &mut lost.ring,
+        _ => return,
+    };
+    *cause += count;
+    lost.other -= count;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::subject::Count;
+
+    fn effort(cpu_s: f64, packets: u64, replay: u64) -> Effort {
+        let sent = Count { packets: Some(packets), bytes: packets * 100 };
+        let drops = [("replay".to_owned(), replay)].into();
+        Effort {
+            cpu_s: Some(cpu_s),
+            counters: [Counters { sent, ..Counters::default() }, Counters { drops, ..Counters::default() }],
+        }
+    }
+
+    #[test]
+    fn what_the_subject_counted_stands_in_the_trial() {
+        let mut measured = Measurement { lost: Lost { other: 5, ..Lost::default() }, ..Measurement::default() };
+        account(&mut measured, &effort(1.0, 10, 1), &effort(1.5, 110, 4));
+        assert_eq!(measured.cpu_ns, Some(500_000_000));
+        assert_eq!(measured.values["subject.sun_sent_packets"], 100.0);
+        assert_eq!(measured.values["subject.sun_sent_bytes"], 10_000.0);
+        assert_eq!(measured.lost, Lost { replay: 3, other: 2, ..Lost::default() });
+    }
+
+    #[test]
+    fn more_drops_than_losses_move_no_more_than_there_are() {
+        let mut lost = Lost { other: 2, ..Lost::default() };
+        move_cause(&mut lost, "bad_icv", 7);
+        move_cause(&mut lost, "no_policy", 7);
+        assert_eq!(lost, Lost { auth: 2, ..Lost::default() });
+    }
+}
