@@ -85,5 +85,7 @@ fn two_builds_are_measured_side_by_side() {
         assert!(json.contains(case), "{json}");
     }
     assert!(std::fs::read_to_string(out.join("forest.svg")).unwrap().starts_with("<svg"));
-    assert!(refusal(&lab(&["compare", "--binaries", this, "/bin/false"])).contains("/bin/false ended: it said nothing"));
+    assert!(
+        refusal(&lab(&["compare", "--binaries", this, "/bin/false"])).contains("/bin/false ended: it said nothing")
+    );
 }
