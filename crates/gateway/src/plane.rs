@@ -35,6 +35,8 @@ const WAY_LASTS: Duration = Duration::from_secs(60);
 const WAYS_MAX: usize = 4096;
 /// Requests for SAs taken per look; the rest waits in its ring.
 const ACQUIRES_PER_LOOK: usize = 64;
+/// How long after a failure routes are tried again.
+const ROUTES_AGAIN: Duration = Duration::from_secs(1);
 
 /// MTUs of the ways to hosts, as the routing tables had them lately.
 struct Ways {
@@ -132,6 +134,8 @@ pub(crate) struct Plane {
     port_key: u64,
     /// Something changed that packets do not see yet; routes have to follow.
     changed: (bool, bool),
+    /// When routes that could not be set are tried again.
+    routes_again: Option<Instant>,
 }
 
 impl Plane {
@@ -159,6 +163,7 @@ impl Plane {
             ways,
             port_key,
             changed,
+            routes_again: None,
         }
     }
 
@@ -261,12 +266,15 @@ impl Plane {
     /// Makes everything that changed visible to packets.
     ///
     /// # Errors
-    /// Routes that could not be set; the tables are published nevertheless, and what has no route does not
-    /// leave in the clear that did not before.
+    /// Routes that could not be set; the tables are published nevertheless, what has no route does not leave in the
+    /// clear that did not before, and [`Plane::tick`] tries again.
     pub(crate) fn commit(&mut self) -> anyhow::Result<()> {
         let (tables, routes) = std::mem::take(&mut self.changed);
         // What is captured from now on is unreachable or held before it is protected, never clear.
         let outcome = if routes { self.set_routes() } else { Ok(()) };
+        if routes {
+            self.routes_again = outcome.is_err().then(|| Instant::now() + ROUTES_AGAIN);
+        }
         if tables {
             let snapshot = tables::snapshot(&self.config, &self.tables, &mut self.negotiated, &self.keys);
             match snapshot {
@@ -287,8 +295,9 @@ impl Plane {
         routes.apply(&captured, &own).map_err(anyhow::Error::from)
     }
 
-    /// What passes by itself: saved numbers, halves whose time is over.
+    /// What passes by itself: saved numbers, halves whose time is over, routes that are still missing.
     pub(crate) fn tick(&mut self, now: Instant) {
+        self.changed.1 |= self.routes_again.is_some_and(|again| again <= now);
         self.keeper.tick();
         for (name, direction) in self.tables.expire() {
             tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");

@@ -18,8 +18,8 @@ use crate::config::{Config, PolicyAction};
 /// Preference of the route that is left when the device is gone. One better than the worst, which
 /// `ip -6 route flush` spares for a default route.
 const LAST_METRIC: &str = "4294967294";
-/// Networks that one range of addresses may be cut into.
-const MAX_NETWORKS: usize = 64;
+/// Networks that one range of addresses may be cut into: `::1` to the last but one needs as many.
+const MAX_NETWORKS: usize = 254;
 
 /// What `ip` could not do.
 #[derive(Debug, thiserror::Error)]
@@ -406,7 +406,10 @@ mod tests {
         assert_eq!(range("::/0"), ["::/0"]);
         assert_eq!(range("2001:db8::/64"), ["2001:db8::/64"]);
         assert_eq!(range("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), 1);
-        assert_eq!(range("::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), MAX_NETWORKS);
+        assert_eq!(range("::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), 128);
+        let all_but_the_ends = range("::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe");
+        assert_eq!(all_but_the_ends.len(), MAX_NETWORKS);
+        assert_eq!(all_but_the_ends.last().unwrap(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/128");
     }
 
     #[test]
