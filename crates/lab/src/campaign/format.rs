@@ -34,7 +34,7 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
     let root = DeTable::parse(text)
         .map_err(|error| source.error(error.span().unwrap_or(0..0), first_line(error.message())))?;
     let table = Keys::new(source, root.get_ref(), 0..0, "a campaign", &["name", "title", "seed", "study"])?;
-    let name = table.required("name", |value| word(value))?;
+    let name = table.required("name", word)?;
     let title = table.or("title", String::new(), |value| text_of(value).map(str::to_owned))?;
     let seed = table.or("seed", 1, |value| whole(value, 0, i64::MAX as u64))?;
     let mut studies: Vec<Study> = Vec::new();

@@ -86,6 +86,9 @@ pub(super) enum Rule {
     Vertical(f64, String),
 }
 
+/// An area between a lower and an upper line: (x, low, high).
+pub(super) type Band = Vec<(f64, f64, f64)>;
+
 /// A plot.
 #[derive(Clone, Debug)]
 pub(super) struct Chart {
@@ -93,8 +96,8 @@ pub(super) struct Chart {
     pub(super) x: Axis,
     pub(super) y: Axis,
     pub(super) series: Vec<Series>,
-    /// Areas between a lower and an upper line: (x, low, high), with the style of a series.
-    pub(super) bands: Vec<(usize, Vec<(f64, f64, f64)>)>,
+    /// Areas, each with the style of a series.
+    pub(super) bands: Vec<(usize, Band)>,
     pub(super) rules: Vec<Rule>,
 }
 

@@ -82,9 +82,9 @@ impl Figure {
                 } else {
                     html.extend(drawings.iter().map(String::as_str));
                 }
-                let _ = write!(
+                let _ = writeln!(
                     html,
-                    "<details><summary>Data ({} rows)</summary><p><a download=\"{id}.csv\" href=\"{}\">{id}.csv</a></p>{}</details></figure>\n",
+                    "<details><summary>Data ({} rows)</summary><p><a download=\"{id}.csv\" href=\"{}\">{id}.csv</a></p>{}</details></figure>",
                     data.rows.len(),
                     data_uri(&data.csv()),
                     table(&data.head, &data.rows)
