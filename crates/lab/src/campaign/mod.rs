@@ -1,7 +1,7 @@
 //! Campaigns: what to measure, written down before it is measured.
 //!
 //! A campaign is a list of studies; a study is subjects × traffic × directions × further factors, measured in rounds, rounds in
-//! sessions. [`format`] reads it, [`schedule`] puts its trials in order, [`run`] starts one process per session, which
+//! sessions. [`mod@format`] reads it, [`schedule`] puts its trials in order, [`run`] starts one process per session, which
 //! opens subjects through [`runner`] and appends each trial to the folder ([`store`]). [`crate::report`] reads that folder and nothing else.
 
 pub mod env;

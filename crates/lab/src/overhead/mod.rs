@@ -1,6 +1,6 @@
 //! What protection costs besides the cipher, and where: the overhead study.
 //!
-//! [`measure`] takes the path apart by two methods, [`ping`] sends one packet through it, [`fixed_costs`] compares what the
+//! [`measure`] takes the path apart by two methods, [`ping()`] sends one packet through it, [`fixed_costs`] compares what the
 //! skeleton says with what a line through sizes says.
 
 mod fixed;
