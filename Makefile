@@ -1,14 +1,14 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test sim load demo lint doc bench fuzz clean
+.PHONY: help setup build test sim load demo lint doc bench bench-rivals miri fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
 MBIT ?= 1000
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## install packages and the pinned Rust toolchain, whatever is missing
 	@scripts/setup.sh test
@@ -44,6 +44,15 @@ doc: ## API documentation: target/doc
 bench: ## cycles per packet of the whole path against the bare engine
 	@scripts/setup.sh build
 	@scripts/cargo.sh run --release --locked --quiet --package weir -- bench path
+
+bench-rivals: ## TCP through Weir, wireguard-go, boringtun and strongSwan in user space, taking turns (about half an hour)
+	@scripts/setup.sh rivals
+	@scripts/rivals.sh
+	@scripts/cargo.sh run --release --locked --quiet --package weir -- bench rivals
+
+miri: ## packet memory and headers under Miri, the interpreter that finds undefined behaviour
+	@scripts/setup.sh build
+	@scripts/miri.sh
 
 fuzz: ## every fuzz target in turn, each for SECONDS (default 60): make fuzz SECONDS=600
 	@scripts/setup.sh fuzz

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `test`, `demo` or `fuzz`; done in well under a second when nothing is.
+# Installs what is missing for `build`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
 #
 # Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to install and goes on
 # with what is there: a build needs only a C compiler and Rust.
@@ -18,6 +18,9 @@ gcc|cc
 libc6-dev|/usr/include/stdio.h
 ca-certificates|/etc/ssl/certs/ca-certificates.crt
 curl|curl'
+# The fastest engine of the data plane; without it AWS-LC does all.
+if [ "$(uname -m)" = x86_64 ]; then build_needs+='
+libipsec-mb-dev|/usr/include/intel-ipsec-mb.h'; fi
 demo_needs="$build_needs
 iproute2|ip
 iputils-ping|ping
@@ -51,12 +54,18 @@ build) needs=$build_needs ;;
 fuzz) needs="$build_needs
 g++|c++" ;;
 demo) needs=$demo_needs ;;
+rivals)
+    needs="$demo_needs
+golang-go|go
+strongswan-swanctl|swanctl"
+    [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
+    ;;
 test)
     needs=$test_needs
     [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
     ;;
 *)
-    echo "usage: $0 build|test|demo|fuzz" >&2
+    echo "usage: $0 build|test|demo|rivals|fuzz" >&2
     exit 2
     ;;
 esac

@@ -8,13 +8,22 @@ set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
 SUITE_SECONDS=${SUITE_SECONDS:-600}
+# What is built once gains nothing from what a second build could use again, and what fails says where without line tables.
+if [ "${CI:-}" = true ]; then export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false; fi
 
 passed=0 failed=0 skipped=0
 failures=()
 log=$(mktemp)
 peer_pid=
 # A peer that is still being made when we are stopped is not wanted any more.
-trap 'rm -f "$log"; [ -z "$peer_pid" ] || kill "$peer_pid" 2>/dev/null' EXIT
+end() {
+    local pid
+    rm -rf "$log" "${outputs:-}"
+    [ -z "$peer_pid" ] || kill "$peer_pid" 2>/dev/null
+    # With what they started: each timeout passes the signal on.
+    for pid in ${lane_pids[@]+"${lane_pids[@]}"}; do pkill -TERM -P "$pid" 2>/dev/null; kill "$pid" 2>/dev/null; done
+}
+trap end EXIT
 
 say() { printf '\n== %s\n' "$*"; }
 fail() {
@@ -39,12 +48,100 @@ unit_tests() {
     echo "== $p passed, $f failed, $s skipped in $((SECONDS - started)) s"
 }
 
-suite() {
-    local script=$1 name started=$SECONDS status p f s
-    name=$(basename "$(dirname "$script")")
-    say "$name"
-    timeout -k 20 "$SUITE_SECONDS" "$script" </dev/null 2>&1 | tee "$log"
+# What is built upon engines and schedulers, once more with each of them forced: the first run takes the fastest engine and run to
+# completion. An engine that is not here falls back to that.
+engine_tests() {
+    local engine started=$SECONDS p f
+    for engine in aws_lc ipsec_mb; do
+        say "data plane with the engine $engine"
+        export WEIR_SCHEDULER=run-to-completion
+        [ "$engine" = ipsec_mb ] || WEIR_SCHEDULER=pipeline
+        # The whole workspace is named so that nothing is built again with other features.
+        WEIR_ENGINE=$engine cargo test --workspace --locked --no-fail-fast --test path --test sim >"$log" 2>&1 || true
+        WEIR_ENGINE=$engine cargo test --workspace --locked --no-fail-fast --lib -- \
+            esp:: ah:: eesp:: recipe:: testkit:: runner:: >>"$log" 2>&1 || true
+        read -r p f <<<"$(awk '/^test result:/ { p += $4; f += $6 } END { print p + 0, f + 0 }' "$log")"
+        passed=$((passed + p)) failed=$((failed + f))
+        while read -r name; do failures+=("$engine: $name"); done < <(sed -n 's/^test \(.*\) \.\.\. FAILED$/\1/p' "$log")
+        [ "$p" -gt 0 ] || fail "engine $engine: no test ran"
+        echo "== $p passed, $f failed"
+    done
+    unset WEIR_SCHEDULER
+    echo "== both in $((SECONDS - started)) s"
+}
+
+# Suites wait more than they work, so three lanes of them run at a time, each in this order. What has a strongSwan of its own
+# shares a lane.
+lanes=("linux daemon psp" "report lab" "strongswan swanctl ike")
+outputs=$(mktemp -d)
+lane_pids=()
+
+# Runs the suites of these scripts one after the other; what they print and how they end goes to $outputs.
+lane() {
+    local script name started status
+    for script in "$@"; do
+        name=$(basename "$(dirname "$script")") started=$SECONDS
+        timeout -k 20 "$SUITE_SECONDS" "$script" </dev/null >"$outputs/$name" 2>&1
+        status=$?
+        echo "$status $((SECONDS - started))" >"$outputs/$name.part"
+        mv "$outputs/$name.part" "$outputs/$name.end"
+    done
+}
+
+# Starts the suites whose folders are named, in lanes, and counts them in order.
+suites() {
+    local wanted=" $* " all=() scripts=() script name line
+    for script in testing/interop/*/run.sh; do
+        name=$(basename "$(dirname "$script")")
+        if [ -x "$script" ] && { [ $# -eq 0 ] || [[ $wanted == *" $name "* ]]; }; then all+=("$script"); fi
+    done
+    # The first lane begins with whatever is in none.
+    for script in "${all[@]}"; do
+        name=$(basename "$(dirname "$script")")
+        [[ " ${lanes[*]} " == *" $name "* ]] || scripts+=("$script")
+    done
+    for line in "${lanes[@]}"; do
+        for name in $line; do
+            script=testing/interop/$name/run.sh
+            [[ " ${all[*]} " != *" $script "* ]] || scripts+=("$script")
+        done
+        lane "${scripts[@]}" &
+        lane_pids+=($!)
+        scripts=()
+    done
+    for script in "${all[@]}"; do count_suite "$(basename "$(dirname "$script")")"; done
+}
+
+# On a machine for continuous integration: what is wrong with the text of the program is found in the time that the
+# suites leave over.
+lint_pid=
+start_lint() {
+    # It has the build folder for as long as it builds. What is wrong with the peer of the suite psp, the suite says.
+    if CARGO_TARGET_DIR=$target cargo build --quiet --locked --manifest-path testing/peers/psp/Cargo.toml 2>/dev/null; then
+        export WEIR_PSP_PEER=$target/debug/weir-psp-peer
+    fi
+    # The unit tests are made with all examples.
+    [ ! -x "$target/debug/examples/vici-server" ] || export WEIR_VICI_SERVER=$target/debug/examples/vici-server
+    nice -n 19 scripts/lint.sh >"$outputs/lint.out" 2>&1 &
+    lint_pid=$!
+    lane_pids+=("$lint_pid")
+}
+end_lint() {
+    local status
+    say "lint"
+    wait "$lint_pid"
     status=$?
+    cat "$outputs/lint.out"
+    if [ "$status" -eq 0 ]; then passed=$((passed + 1)); else fail "lint"; fi
+}
+
+# Waits for a suite, shows what it printed and adds up its cases.
+count_suite() {
+    local name=$1 status seconds p f s
+    say "$name"
+    until [ -e "$outputs/$name.end" ]; do sleep 0.2; done
+    read -r status seconds <"$outputs/$name.end"
+    tee "$log" <"$outputs/$name"
     p=$(count '^PASS ') f=$(count '^FAIL ') s=$(count '^SKIP ')
     passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
     while read -r line; do failures+=("$name: $line"); done < <(sed -n 's/^FAIL //p' "$log")
@@ -55,7 +152,7 @@ suite() {
     elif [ $((p + f + s)) -eq 0 ]; then
         fail "$name: reported no case"
     fi
-    echo "== $p passed, $f failed, $s skipped in $((SECONDS - started)) s"
+    echo "== $p passed, $f failed, $s skipped in $seconds s"
 }
 
 # The newest strongSwan (Debian 12's has neither per-CPU SAs nor ML-KEM), made while everything else is built.
@@ -66,25 +163,27 @@ if [ -z "${STRONGSWAN_ROOT:-}" ] && [ "$(id -u)" -eq 0 ] && command -v debootstr
     peer_pid=$!
 fi
 
-if [ "${CI:-}" = true ] && [ $# -eq 0 ]; then
-    say "lint"
-    if scripts/lint.sh; then passed=$((passed + 1)); else fail "lint"; fi
+# The suites use the binary of the unit tests, with overflow and debug assertions on. Tests of a whole workspace share
+# features of dependencies that the binary by itself would be built without: it is built alone only when they do not run.
+binary=(cargo build --locked --package weir)
+if [ $# -eq 0 ]; then
+    unit_tests
+    engine_tests
+    binary=(cargo test --workspace --locked --no-run --quiet)
 fi
-[ $# -gt 0 ] || unit_tests
 
 say "binary for the suites"
-# The profile of the unit tests: its dependencies are built by now, and overflow and debug assertions are on.
-if cargo build --locked --package weir; then
+if "${binary[@]}"; then
     target=$(cargo metadata --no-deps --locked --format-version 1 | sed 's/.*"target_directory":"\([^"]*\)".*/\1/')
     export WEIR="${WEIR:-$target/debug/weir}"
     # Without it the cases that need it are skipped, and say so.
     if [ -n "$peer_pid" ] && wait "$peer_pid"; then export STRONGSWAN_ROOT=$peer_root; fi
     peer_pid=
-    for script in testing/interop/*/run.sh; do
-        [ -x "$script" ] || continue
-        if [ $# -gt 0 ] && [[ " $* " != *" $(basename "$(dirname "$script")") "* ]]; then continue; fi
-        suite "$script"
-    done
+    if [ "${CI:-}" = true ] && [ $# -eq 0 ]; then start_lint; fi
+    suites "$@"
+    [ -z "$lint_pid" ] || end_lint
+    wait "${lane_pids[@]}"
+    lane_pids=()
 else
     fail "cargo build: weir"
 fi

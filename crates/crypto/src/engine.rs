@@ -2,31 +2,116 @@
 
 mod aws_lc;
 mod ccm;
+#[cfg_attr(not(ipsec_mb), path = "engine/no_ipsec_mb.rs")]
+mod ipsec_mb;
 pub(crate) mod mac;
 mod protect;
+#[cfg_attr(not(target_arch = "x86_64"), path = "engine/no_vaes.rs")]
+mod vaes;
 
-use crate::{Job, Key, KeyError, KeyMaterial, Keys, Suite};
+use std::sync::OnceLock;
+
+use crate::{Job, Key, KeyError, KeyMaterial, Keys, Span, Suite};
 pub(crate) use aws_lc::{DesCbc, Hash, Md5, Sha1, Sha256, Sha384, Sha512, equal};
 pub(crate) use protect::{Cipher, State};
 
 /// An engine. Chosen once per gateway or measurement; matched once per batch, not per packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Engine {
-    /// AWS-LC. The default.
+    /// AWS-LC. Runs everywhere.
     AwsLc,
+    /// intel-ipsec-mb: several packets at once. On x86-64 in builds that found the library; what it
+    /// cannot run goes to AWS-LC, within the same key.
+    IpsecMb,
+    /// Our own AES-GCM and AES-GMAC on the instructions of x86-64, which works on many packets of a batch
+    /// at a time; other suites go to `IpsecMb` where it can be used, else to AWS-LC.
+    Vaes,
     /// Does everything but the arithmetic: accepts any ICV, encrypts nothing. For overhead
     /// studies; `weir up` refuses it.
     Null,
 }
 
+/// The engine that is used where none is named, and why.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Choice {
+    /// The engine.
+    pub engine: Engine,
+    /// Why this one, for people.
+    pub why: String,
+}
+
+/// Names an engine in place of the fastest one; for tests of what is built upon engines.
+const FORCE: &str = "WEIR_ENGINE";
+
 impl Engine {
-    /// Every engine.
-    pub const ALL: [Self; 2] = [Self::AwsLc, Self::Null];
+    /// Every engine, whether or not it can be used here. The first that can is the default; `Vaes` is chosen
+    /// by name (docs/decisions/0011).
+    pub const ALL: [Self; 4] = [Self::IpsecMb, Self::AwsLc, Self::Vaes, Self::Null];
+
+    /// The engines that can be used here.
+    pub fn usable() -> impl Iterator<Item = Self> {
+        Self::ALL.into_iter().filter(|engine| engine.unavailable().is_none())
+    }
+
+    /// Those of them that encrypt.
+    pub fn real() -> impl Iterator<Item = Self> {
+        Self::usable().filter(|engine| *engine != Self::Null)
+    }
+
+    /// The engine to use where none is named: the fastest that can be used here, unless the environment
+    /// variable `WEIR_ENGINE` names another one.
+    pub fn best() -> Self {
+        Self::choice().engine
+    }
+
+    /// [`Engine::best`] with its reason. Decided once per process.
+    pub fn choice() -> &'static Choice {
+        static CHOICE: OnceLock<Choice> = OnceLock::new();
+        CHOICE.get_or_init(|| Self::choose(std::env::var(FORCE).ok().as_deref()))
+    }
+
+    fn choose(forced: Option<&str>) -> Choice {
+        let fastest = Self::real().next().unwrap_or(Self::AwsLc);
+        let chosen = |engine: Self, why: String| Choice { engine, why };
+        match forced.map(|name| (name, Self::by_name(name).filter(|engine| Self::real().any(|real| real == *engine)))) {
+            Some((_, Some(engine))) => return chosen(engine, format!("{FORCE} names it")),
+            Some((name, None)) if !name.is_empty() => {
+                let why = format!("the fastest here; {FORCE}={name} names none that can be used");
+                return chosen(fastest, why);
+            }
+            _ => {}
+        }
+        let not = Self::ALL.into_iter().take_while(|engine| *engine != fastest);
+        let lacks = not.filter_map(|engine| Some(format!("not {}: {}", engine.name(), engine.unavailable()?)));
+        let why = std::iter::once("the fastest here".to_owned()).chain(lacks).collect::<Vec<_>>().join("; ");
+        chosen(fastest, why)
+    }
+
+    /// Why this engine cannot be used in this build or on this processor; `None` when it can.
+    pub fn unavailable(self) -> Option<&'static str> {
+        match self {
+            Self::IpsecMb => ipsec_mb::unavailable(),
+            Self::Vaes => vaes::unavailable(),
+            Self::AwsLc | Self::Null => None,
+        }
+    }
+
+    /// What runs behind the name: library, version, instructions.
+    pub fn describe(self) -> String {
+        match self {
+            Self::AwsLc => "AWS-LC".to_owned(),
+            Self::IpsecMb => ipsec_mb::describe(),
+            Self::Vaes => vaes::describe(),
+            Self::Null => "nothing is encrypted".to_owned(),
+        }
+    }
 
     /// Name in configurations and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::AwsLc => "aws_lc",
+            Self::IpsecMb => "ipsec_mb",
+            Self::Vaes => "vaes",
             Self::Null => "null",
         }
     }
@@ -39,8 +124,11 @@ impl Engine {
     /// Expands key material for this engine.
     ///
     /// # Errors
-    /// [`KeyError`] when a length is wrong or the engine cannot run the suite.
+    /// [`KeyError`] when a length is wrong, or the engine cannot run the suite or not at all.
     pub fn expand(self, suite: &Suite, material: KeyMaterial<'_>) -> Result<Key, KeyError> {
+        if let Some(why) = self.unavailable() {
+            return Err(KeyError::Unavailable { engine: self.name(), why });
+        }
         let (enc, integ) = (suite.enc.map_or("", |e| e.name), suite.integ.map_or("", |i| i.name));
         // The half that is there gives the half that is not its name in the error.
         let name = |own: &'static str, other: &'static str| match (own, other) {
@@ -54,18 +142,26 @@ impl Engine {
         let unsupported = || KeyError::Unsupported { engine: self.name(), algorithm: name(enc, integ) };
         // The null engine too refuses what is no suite, so that switching engines changes nothing else.
         let state = State::new(suite, material).ok_or_else(unsupported)?;
-        let state = if self == Self::Null { State::Nothing } else { state };
+        let state = match self {
+            Self::AwsLc => state,
+            Self::IpsecMb => ipsec_mb::expand(suite, material, state),
+            Self::Vaes => vaes::expand(suite, material, state),
+            Self::Null => State::Nothing,
+        };
         Ok(Key { suite: *suite, icv_len: suite.icv_len(), state })
     }
 
     /// Encrypts and writes the ICV of every job; [`Job::sealed`] tells the outcome of each. The
     /// packet of a job that failed may hold anything, plaintext included, and must not be sent.
     pub fn seal(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+        self.fetch(jobs);
         match self {
             Self::AwsLc => run(keys, jobs, |key, job| {
                 job.verified = false;
                 job.sealed = key.state.seal(&job.op, job.packet, key.icv_len);
             }),
+            Self::IpsecMb => ipsec_mb::seal(keys, jobs),
+            Self::Vaes => vaes::seal(keys, jobs),
             Self::Null => run(keys, jobs, |key, job| {
                 job.verified = false;
                 job.sealed = protect::fits(&job.op, job.packet.len(), key.icv_len);
@@ -76,14 +172,30 @@ impl Engine {
         }
     }
 
+    /// Copies what jobs take from elsewhere, unless the engine reads it there. What does not fit is made an operation that
+    /// fits no packet.
+    #[inline]
+    fn fetch(self, jobs: &mut [Job<'_>]) {
+        if self != Self::Vaes {
+            for job in jobs {
+                if !job.fetch() {
+                    job.op = crate::CryptoOp { icv: Span { start: u32::MAX, end: u32::MAX }, ..job.op };
+                }
+            }
+        }
+    }
+
     /// Verifies and decrypts every job; [`Job::take_ok`] tells the outcome of each. The packet of
     /// a job whose ICV is wrong may hold anything afterwards and must not be delivered.
     pub fn open(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+        self.fetch(jobs);
         match self {
             Self::AwsLc => run(keys, jobs, |key, job| {
                 job.sealed = false;
                 job.verified = key.state.open(&job.op, job.packet, key.icv_len);
             }),
+            Self::IpsecMb => ipsec_mb::open(keys, jobs),
+            Self::Vaes => vaes::open(keys, jobs),
             Self::Null => run(keys, jobs, |key, job| {
                 job.sealed = false;
                 job.verified = protect::fits(&job.op, job.packet.len(), key.icv_len);

@@ -14,11 +14,12 @@ mod engine;
 pub mod ike;
 pub mod kdf;
 mod key;
+pub mod offload;
 mod op;
 
 pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError, edit_distance};
 pub use derived::{DerivedKeys, DerivedName, DerivedStats};
-pub use engine::Engine;
+pub use engine::{Choice, Engine};
 pub use key::{Key, KeyError, KeyMaterial, KeyTable, Keys};
 pub use op::{Aad, CryptoOp, IcvOk, Job, KeyId, Span};
 

@@ -102,6 +102,7 @@ pub struct Job<'p> {
     pub op: CryptoOp,
     /// The packet.
     pub packet: &'p mut [u8],
+    pub(crate) source: &'p [u8],
     pub(crate) verified: bool,
     pub(crate) sealed: bool,
 }
@@ -109,7 +110,31 @@ pub struct Job<'p> {
 impl<'p> Job<'p> {
     /// A job that has not run.
     pub fn new(op: CryptoOp, packet: &'p mut [u8]) -> Self {
-        Self { op, packet, verified: false, sealed: false }
+        Self { op, packet, source: &[], verified: false, sealed: false }
+    }
+
+    /// A job whose body begins with the bytes of `source`; what follows them in the body stands in the packet. They are
+    /// copied as they are encrypted, in one go where the engine can. A source longer than the body makes the operation fail.
+    pub fn from_source(op: CryptoOp, source: &'p [u8], packet: &'p mut [u8]) -> Self {
+        Self { op, packet, source, verified: false, sealed: false }
+    }
+
+    /// Copies the source into the body, once. False when it does not fit.
+    #[inline(always)]
+    pub(crate) fn fetch(&mut self) -> bool {
+        self.source.is_empty() || self.fetch_from(0)
+    }
+
+    /// As [`Job::fetch`], without the first `skipped` bytes.
+    #[inline(never)]
+    pub(crate) fn fetch_from(&mut self, skipped: usize) -> bool {
+        let source = std::mem::take(&mut self.source);
+        let body = self.packet.get_mut(self.op.body.range());
+        let into = body.and_then(|body| body.get_mut(skipped..source.len()));
+        into.is_some_and(|into| {
+            into.copy_from_slice(&source[skipped..]);
+            true
+        })
     }
 
     /// True after [`crate::Engine::seal`] did its work; false when the operation did not fit its

@@ -75,16 +75,16 @@ fn allocations(run: impl FnOnce()) -> u64 {
     ALLOCATIONS.get() - before
 }
 
-fn expand(suite: &Suite) -> Key {
+fn expand(engine: Engine, suite: &Suite) -> Key {
     let (enc, integ) = (vec![3; suite.enc_material_len()], vec![4; suite.integ_material_len()]);
-    Engine::AwsLc.expand(suite, KeyMaterial { enc: &enc, integ: &integ }).expect("a key")
+    engine.expand(suite, KeyMaterial { enc: &enc, integ: &integ }).expect("a key")
 }
 
 /// Has this thread refuse its first forgery: AWS-LC notes errors in a ring of fixed size, which
 /// it makes once per thread.
 fn refuse_one() {
     let (mut table, derived) = (KeyTable::default(), DerivedKeys::new(0));
-    let key = table.insert(Arc::new(expand(&Suite::parse_esp("aes128gcm16").expect("a suite"))));
+    let key = table.insert(Arc::new(expand(Engine::AwsLc, &Suite::parse_esp("aes128gcm16").expect("a suite"))));
     let aad = Aad::Inline([0; 12]);
     let op = CryptoOp { key, aad, body: Span::new(0, 0), icv: Span::new(0, 16), iv: [0; 16] };
     let mut packet = [0; 16];
@@ -101,14 +101,18 @@ fn counting_counts() {
     assert_eq!(allocations(|| unsafe { aws_lc_sys::EVP_MD_CTX_free(aws_lc_sys::EVP_MD_CTX_new()) }), 1);
 }
 
+fn engines_and_suites() -> impl Iterator<Item = (Engine, Suite)> {
+    Engine::real().flat_map(|engine| Suite::all_esp().chain(Suite::all_ah()).map(move |suite| (engine, suite)))
+}
+
 #[test]
 fn operations_allocate_nothing() {
     count_foreign();
     refuse_one();
     let derived = DerivedKeys::new(0);
-    for suite in Suite::all_esp().chain(Suite::all_ah()) {
+    for (engine, suite) in engines_and_suites() {
         let mut table = KeyTable::default();
-        let key = table.insert(Arc::new(expand(&suite)));
+        let key = table.insert(Arc::new(expand(engine, &suite)));
         let keys = Keys { table: &table, derived: &derived };
         let gmac = suite.is_aead() && !suite.is_confidential();
         let separate = suite.integ.is_some();
@@ -123,18 +127,20 @@ fn operations_allocate_nothing() {
         let joined = CryptoOp { aad: Aad::InlineThen([1; 12], Span::new(0, 1424)), ..op };
         let ops = if gmac { vec![op, joined] } else { vec![op] };
         for op in ops {
-            let mut packet = vec![7; icv.range().end];
-            let mut jobs = [Job::new(op, &mut packet)];
-            let counted = allocations(|| {
-                Engine::AwsLc.seal(keys, &mut jobs);
-                assert!(jobs[0].sealed());
-                Engine::AwsLc.open(keys, &mut jobs);
-                assert!(jobs[0].take_ok().is_some());
-                jobs[0].packet[1424] ^= 1;
-                Engine::AwsLc.open(keys, &mut jobs);
-                assert!(jobs[0].take_ok().is_none());
-            });
-            assert_eq!(counted, 0, "{suite}");
+            for count in [1, 20] {
+                let mut packets = vec![vec![7; icv.range().end]; count];
+                let mut jobs: Vec<_> = packets.iter_mut().map(|packet| Job::new(op, &mut packet[..])).collect();
+                let counted = allocations(|| {
+                    engine.seal(keys, &mut jobs);
+                    assert!(jobs.iter().all(Job::sealed));
+                    engine.open(keys, &mut jobs);
+                    assert!(jobs.iter_mut().all(|job| job.take_ok().is_some()));
+                    jobs[0].packet[1424] ^= 1;
+                    engine.open(keys, &mut jobs);
+                    assert!(jobs[0].take_ok().is_none());
+                });
+                assert_eq!(counted, 0, "{} {suite}", engine.name());
+            }
         }
     }
 }
@@ -142,28 +148,32 @@ fn operations_allocate_nothing() {
 #[test]
 fn derivation_and_its_cache_allocate_nothing() {
     count_foreign();
-    let suite = Suite::parse_esp("aes256gcm16").expect("a suite");
-    let mut cache = DerivedKeys::new(32);
-    let master = PspMasterKey::new(&[5; 32]);
-    let root = SubSaRoot::new(SubSaKdf::HkdfSha512, &[6; 64]).expect("a root key");
-    let expand = |enc: &[u8]| Engine::AwsLc.expand(&suite, KeyMaterial { enc, integ: &[] }).ok();
-    let counted = allocations(|| {
-        for n in 0..5000_u32 {
-            if n.is_multiple_of(8) {
-                cache.begin_batch();
+    for engine in Engine::real() {
+        let suite = Suite::parse_esp("aes256gcm16").expect("a suite");
+        // What an engine looks at once per process.
+        drop(expand(engine, &suite));
+        let mut cache = DerivedKeys::new(32);
+        let master = PspMasterKey::new(&[5; 32]);
+        let root = SubSaRoot::new(SubSaKdf::HkdfSha512, &[6; 64]).expect("a root key");
+        let expanded = |enc: &[u8]| engine.expand(&suite, KeyMaterial { enc, integ: &[] }).ok();
+        let counted = allocations(|| {
+            for n in 0..5000_u32 {
+                if n.is_multiple_of(8) {
+                    cache.begin_batch();
+                }
+                let of_psp = DerivedName { owner: 1, label: u64::from(n) };
+                assert!(cache.get_or_derive(of_psp, || expanded(derive_psp_key(&master, n, 1).material())).is_some());
+                let of_eesp = DerivedName { owner: 2, label: u64::from(n % 50) };
+                let sub_sa = cache.get_or_derive(of_eesp, || {
+                    let mut keymat = [0; 36];
+                    root.derive(n as u16 % 50, &mut keymat);
+                    expanded(&keymat)
+                });
+                assert!(sub_sa.is_some_and(|id| id.0 & KeyId::DERIVED != 0));
             }
-            let of_psp = DerivedName { owner: 1, label: u64::from(n) };
-            assert!(cache.get_or_derive(of_psp, || expand(derive_psp_key(&master, n, 1).material())).is_some());
-            let of_eesp = DerivedName { owner: 2, label: u64::from(n % 50) };
-            let sub_sa = cache.get_or_derive(of_eesp, || {
-                let mut keymat = [0; 36];
-                root.derive(n as u16 % 50, &mut keymat);
-                expand(&keymat)
-            });
-            assert!(sub_sa.is_some_and(|id| id.0 & KeyId::DERIVED != 0));
-        }
-        cache.forget(1);
-    });
-    assert_eq!(counted, 0);
-    assert!(cache.stats().evictions > 5000);
+            cache.forget(1);
+        });
+        assert_eq!(counted, 0);
+        assert!(cache.stats().evictions > 5000);
+    }
 }

@@ -20,6 +20,26 @@ pub(crate) struct FlowCache {
     seed: u64,
     /// The entry that answered last: packets of one flow come in runs.
     last: ShortEntry,
+    /// What was asked so far, the last entry's answers not counted.
+    asked: Asked,
+}
+
+/// How often a table was asked.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Asked {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) collisions: u64,
+}
+
+impl Asked {
+    /// Notes an answer; `taken` says that something else has the place.
+    #[inline]
+    fn count(&mut self, hit: bool, taken: bool) {
+        self.hits += u64::from(hit);
+        self.misses += u64::from(!hit);
+        self.collisions += u64::from(!hit && taken);
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -84,7 +104,13 @@ impl FlowCache {
             entries: vec![empty; entries].into_boxed_slice(),
             seed: RandomState::new().hash_one(entries),
             last: short,
+            asked: Asked::default(),
         }
+    }
+
+    /// How often it was asked so far.
+    pub(crate) fn asked(&self) -> Asked {
+        self.asked
     }
 
     /// The decision for `packet`, one whole packet, from the cache or from `decide`.
@@ -115,6 +141,8 @@ impl FlowCache {
     ) -> Result<ShortEntry, ParseError> {
         let at = key.hash(self.seed) as usize & (self.short.len() - 1);
         let entry = &mut self.short[at];
+        let current = entry.generation == generation;
+        self.asked.count(current && entry.key == key, current);
         if entry.key != key || entry.generation != generation {
             let decision = Packed::new(decide(&FlowKey::of(&IpPacket::parse(packet)?, packet)));
             *entry = ShortEntry { key, generation, decision };
@@ -131,6 +159,8 @@ impl FlowCache {
         let key = FlowKey::of(&IpPacket::parse(packet)?, packet);
         let at = key.hash(self.seed) as usize & (self.entries.len() - 1);
         let entry = &mut self.entries[at];
+        let current = entry.generation == generation as u32;
+        self.asked.count(current && entry.key == key, current);
         if entry.generation == generation as u32 && entry.key == key {
             return Ok(entry.decision.get());
         }
@@ -185,6 +215,8 @@ mod tests {
             assert_eq!(ask(&mut cache, 1, &a, Some(Some(Action::Bypass))), Some(Action::Bypass));
             assert_eq!(ask(&mut cache, 1, &b, Some(None)), None);
             assert_eq!(ask(&mut cache, 1, &a, Some(PROTECT)), PROTECT);
+            let Asked { hits, misses, collisions } = cache.asked();
+            assert_eq!((hits, misses, collisions), (0, 3, 2));
         }
     }
 

@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use ipsec::Drop;
 
+use crate::cache::Asked;
+
 /// Counters of one core: written by its worker with plain loads and stores, read by anybody.
 #[repr(align(128))]
 pub struct CoreCounters {
@@ -26,6 +28,45 @@ pub struct CoreCounters {
     pub batches: AtomicU64,
     /// PSP packets whose sender asked for sampling.
     pub sampled: AtomicU64,
+    /// Packets from the outer side that arrived at a core which does not own their SA, and were handed over.
+    pub wrong_core: AtomicU64,
+    /// Pieces of work that were left because others had to come first (pipeline).
+    pub blocked: AtomicU64,
+    /// Times that the input had to wait: all places for work were taken (pipeline), or the ring to the owner of an SA was
+    /// full (run to completion).
+    pub input_waits: AtomicU64,
+    /// Times that its worker looked around, ten a second at the least: when they stand still it hangs.
+    pub turns: AtomicU64,
+    /// Policy decisions of recent flows, outbound and inbound.
+    pub flows: [LookUps; 2],
+    /// Inbound SAs.
+    pub sad: LookUps,
+}
+
+/// What a look-up table was asked. Asking costs nothing where the packet before had the same answer: that is no look-up.
+#[derive(Default)]
+pub struct LookUps {
+    /// Answered.
+    pub hits: AtomicU64,
+    /// Not there: the table behind was asked, or there was no answer.
+    pub misses: AtomicU64,
+    /// Of the misses, those where another flow had the place.
+    pub collisions: AtomicU64,
+}
+
+impl LookUps {
+    /// Says what was asked so far.
+    pub(crate) fn set(&self, asked: Asked) {
+        for (counter, value) in
+            [(&self.hits, asked.hits), (&self.misses, asked.misses), (&self.collisions, asked.collisions)]
+        {
+            counter.store(value, Ordering::Relaxed);
+        }
+    }
+
+    fn read(&self) -> [u64; 3] {
+        [&self.hits, &self.misses, &self.collisions].map(|counter| counter.load(Ordering::Relaxed))
+    }
 }
 
 /// Packets and bytes.
@@ -49,6 +90,12 @@ impl Default for CoreCounters {
             audit_lost: AtomicU64::new(0),
             batches: AtomicU64::new(0),
             sampled: AtomicU64::new(0),
+            wrong_core: AtomicU64::new(0),
+            blocked: AtomicU64::new(0),
+            input_waits: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            flows: Default::default(),
+            sad: LookUps::default(),
         }
     }
 }
@@ -83,6 +130,11 @@ pub struct Totals {
     pub audit_lost: u64,
     pub batches: u64,
     pub sampled: u64,
+    pub wrong_core: u64,
+    pub blocked: u64,
+    pub input_waits: u64,
+    /// Policy decisions of recent flows, outbound and inbound, then inbound SAs: hits, misses, collisions.
+    pub look_ups: [[u64; 3]; 3],
 }
 
 impl Totals {
@@ -98,6 +150,10 @@ impl Totals {
             audit_lost: 0,
             batches: 0,
             sampled: 0,
+            wrong_core: 0,
+            blocked: 0,
+            input_waits: 0,
+            look_ups: [[0; 3]; 3],
         };
         let add = |to: &mut (u64, u64), from: &Pair| {
             let (packets, bytes) = from.read();
@@ -112,6 +168,12 @@ impl Totals {
             sum.audit_lost += core.audit_lost.load(Ordering::Relaxed);
             sum.batches += core.batches.load(Ordering::Relaxed);
             sum.sampled += core.sampled.load(Ordering::Relaxed);
+            sum.wrong_core += core.wrong_core.load(Ordering::Relaxed);
+            sum.blocked += core.blocked.load(Ordering::Relaxed);
+            sum.input_waits += core.input_waits.load(Ordering::Relaxed);
+            for (to, from) in sum.look_ups.iter_mut().zip([&core.flows[0], &core.flows[1], &core.sad]) {
+                to.iter_mut().zip(from.read()).for_each(|(to, from)| *to += from);
+            }
             for (to, from) in sum.drops.iter_mut().zip(&core.drops) {
                 *to += from.load(Ordering::Relaxed);
             }

@@ -3,18 +3,26 @@
 //! The same shape as outbound, in chunks: find the SA of each packet and check what is cheap, one
 //! engine call, and only with its proof move windows, strip headers and check the policy.
 
+mod finish;
+mod opening;
+mod split;
+
 use arrayvec::ArrayVec;
-use crypto::{CryptoOp, IcvOk, Job, Keys};
-use ipsec::{Action, Delivered, Drop, InboundSa, PendingIn, Protocol, Reassembled, finish_in, pmtu};
-use ipsec::{finish_in_usual, finishes_usual, prepare_in_any, prepare_in_usual};
+use crypto::{CryptoOp, IcvOk, Job, KeyId, Keys};
+use ipsec::{
+    Action, Delivered, Drop, InNext, InboundSa, InsideLike, PendingIn, Protocol, Reassembled, finish_in, pmtu,
+};
+use ipsec::{PutIn, PutInJob, finish_in_usual, finishes_usual, prepare_in_any, prepare_in_usual};
 use wire::encap::NatT;
-use wire::ip::{DONT_FRAGMENT, IPV4_HEADER};
+use wire::ip::IPV4_HEADER;
 use wire::udp::UdpHeader;
-use wire::{FlowKey, IpPacket, IpProto};
+use wire::{FlowKey, IpPacket, IpProto, PlainFlow};
 
 use crate::counters::bump;
 use crate::outbound::{Aligned, CHUNK};
 use crate::{Batch, Packet, Snapshot, Worker};
+use opening::{Kind, Opening, Openings, Own};
+pub(crate) use split::Opened;
 
 /// A protocol header found in an outer packet.
 #[derive(Clone, Copy)]
@@ -25,13 +33,14 @@ struct Found {
     spi: u32,
 }
 
-/// A packet whose SA is known.
-struct Opening<'t> {
-    /// Index within the chunk.
-    i: u8,
+/// The flow of a packet that was let in, and the slot of the SA that it came through: the next one may come in, too.
+struct Admitted {
+    flow: PlainFlow,
     slot: u32,
-    sa: &'t InboundSa,
-    pending: PendingIn,
+    /// Another one of it came in right afterwards: its packets come in runs.
+    again: bool,
+    /// What is inside of the last of its packets that were alike.
+    inside: Option<InsideLike>,
 }
 
 /// The packet before. Packets of one SA come in runs, and where the bytes that decided are the same
@@ -43,13 +52,16 @@ struct Last<'t> {
     sa: &'t InboundSa,
     /// What has to be the same, when the packet is one that can be told by its first bytes.
     same: Option<Same>,
+    /// How the next ones are read, when they are of the usual kind.
+    next: Option<InNext<'t>>,
 }
 
-/// The bytes that tell an unfragmented IPv4 packet without options, and without a UDP checksum.
+/// The bytes that tell an unfragmented IPv4 packet without options, and without a UDP checksum. Words have the first byte
+/// lowest.
 #[derive(Clone, Copy)]
 struct Same {
-    proto: u8,
-    addresses: [u8; 8],
+    /// The first three words where [`SAME`] has ones.
+    words: [u64; 3],
     /// Destination port, for packets in UDP.
     port: Option<u16>,
     /// Offset of the protocol header, whose first eight bytes are `first` where `mask` has ones.
@@ -58,63 +70,170 @@ struct Same {
     mask: u64,
 }
 
+/// Version and header length, no fragment; protocol, source; destination.
+const SAME: [u64; 3] = [
+    u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0xbf, 0xff]),
+    u64::from_le_bytes([0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff]),
+    u64::from_le_bytes([0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0]),
+];
+
 /// Bytes that [`Same`] looks at.
 const SAME_LEN: usize = IPV4_HEADER + UdpHeader::LEN + 8;
+
+/// What the next packet of an SA has of its own in its outer header.
+#[derive(Clone, Copy)]
+struct Differs {
+    total_len: usize,
+    tos: u8,
+    hop_limit: u8,
+    dont_fragment: bool,
+}
+
+impl Same {
+    /// The next packet of the same SA, if `bytes` are one.
+    #[inline(always)]
+    fn next(&self, bytes: &[u8]) -> Option<Differs> {
+        let head = bytes.first_chunk::<SAME_LEN>()?;
+        let words: [u64; 3] = std::array::from_fn(|i| word(head, 8 * i));
+        let differ = (0..3).fold(word(head, self.at) & self.mask ^ self.first, |differ, i| {
+            differ | words[i] & SAME[i] ^ self.words[i]
+        });
+        let total_len = usize::from(((words[0] >> 16) as u16).swap_bytes());
+        let whole = total_len.wrapping_sub(SAME_LEN) <= bytes.len() - SAME_LEN;
+        if differ != 0 || !whole || self.port.is_some_and(|port| !is_udp(word(head, IPV4_HEADER), port, total_len)) {
+            return None;
+        }
+        let (tos, hop_limit, dont_fragment) = ((words[0] >> 8) as u8, words[1] as u8, words[0] >> 48 != 0);
+        Some(Differs { total_len, tos, hop_limit, dont_fragment })
+    }
+}
 
 impl<'t> Last<'t> {
     fn new(outer: IpPacket, found: Found, slot: u32, sa: &'t InboundSa, bytes: &[u8]) -> Self {
         let udp = outer.upper == IpProto::UDP;
         let plain = outer.upper_at == IPV4_HEADER && found.at == IPV4_HEADER + if udp { UdpHeader::LEN } else { 0 };
         // The SPI. In UDP the first bit tells EESP from ESP.
+        let (spi_first, spi_second) = (u64::from(u32::MAX), u64::from(u32::MAX) << 32);
         let mask = match found.protocol {
-            Protocol::Esp => !0 << 32,
-            Protocol::Eesp if udp => 1 << 63 | u64::from(u32::MAX),
-            Protocol::Ah | Protocol::Eesp | Protocol::Psp => u64::from(u32::MAX),
+            Protocol::Esp => spi_first,
+            Protocol::Eesp if udp => 0x80 | spi_second,
+            Protocol::Ah | Protocol::Eesp | Protocol::Psp => spi_second,
         };
-        let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain).map(|head| Same {
-            proto: outer.upper.0,
-            addresses: *head[12..].first_chunk().unwrap_or(&[0; 8]),
-            port: udp.then(|| (word(head, IPV4_HEADER) >> 32) as u16),
+        let same = bytes.first_chunk::<SAME_LEN>().filter(|_| plain && !outer.is_v6()).map(|head| Same {
+            words: std::array::from_fn(|i| word(head, 8 * i) & SAME[i]),
+            port: udp.then(|| (word(head, IPV4_HEADER) >> 16) as u16).map(u16::swap_bytes),
             at: found.at,
             first: word(head, found.at) & mask,
             mask,
         });
-        Self { outer, found, slot, sa, same }
+        Self { outer, found, slot, sa, same, next: None }
+    }
+
+    /// Learns how further packets are read, from one that was not read so: they come in runs, when it was not the first one. Packets of
+    /// another Sub SA or SPI begin another run.
+    #[inline]
+    fn learn(&mut self, packet: &[u8], key: KeyId, pending: &PendingIn) {
+        self.next = match self.next {
+            None if self.same.is_some() => InNext::of(self.sa, self.found.at, packet, key, pending),
+            _ => None,
+        };
     }
 
     /// Whether `bytes` are the next packet of the same SA; if so `outer` is now theirs.
     #[inline]
     fn covers(&mut self, bytes: &[u8]) -> bool {
-        let (Some(same), Some(head)) = (&self.same, bytes.first_chunk::<SAME_LEN>()) else { return false };
-        let flags = u16::from_be_bytes([head[6], head[7]]);
-        let total_len = usize::from(u16::from_be_bytes([head[2], head[3]]));
-        let alike = head[0] == 0x45
-            && flags & !DONT_FRAGMENT == 0
-            && head[9] == same.proto
-            && head[12..20] == same.addresses
-            && word(head, same.at) & same.mask == same.first
-            && same.port.is_none_or(|port| word(head, IPV4_HEADER) << 16 == udp_header(port, total_len) << 16)
-            && (SAME_LEN..=bytes.len()).contains(&total_len);
-        if alike {
-            let outer = &mut self.outer;
-            (outer.total_len, outer.tos, outer.hop_limit) = (total_len, head[1], head[8]);
-            outer.dont_fragment = flags != 0;
-        }
-        alike
+        let Some(own) = self.same.and_then(|same| same.next(bytes)) else { return false };
+        let outer = &mut self.outer;
+        (outer.total_len, outer.tos, outer.hop_limit) = (own.total_len, own.tos, own.hop_limit);
+        outer.dont_fragment = own.dont_fragment;
+        true
+    }
+
+    /// Reads the packets that start `rest` as far as they are of the same SA and of the usual kind, and appends what the
+    /// engine is to do. `count` packets are in the chunk. Returns the index of a packet that is to be dropped, with the reason.
+    #[inline(never)] // all registers are for this loop
+    fn prepare_alike<'p>(
+        &self,
+        rest: &mut &'p mut [Packet],
+        count: usize,
+        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        openings: &mut Openings<'t>,
+    ) -> Option<(usize, Drop)> {
+        let (Some(same), Some(next), slot, sa) = (&self.same, &self.next, self.slot, self.sa) else { return None };
+        let kind = Kind { slot, sa, pending: next.blank(), usual: next.finishes_usual(sa), alike: next.delivers() };
+        // What both ask of the protocol header is asked in one go.
+        let (first, mask) = next.head();
+        let (same, least) = (Same { first: same.first | first, mask: same.mask | mask, ..*same }, next.least());
+        let mut i = (count - rest.len()) as u8;
+        let mut packets = std::mem::take(rest).iter_mut();
+        let mut refused = None;
+        openings.push_alike(kind, |kind, openings| {
+            while let Some(packet) = packets.as_slice().first()
+                && let Some(own) = same.next(packet.bytes())
+                && own.total_len >= least
+                && let Some(packet) = packets.next()
+            {
+                let (buffer, start, end) = packet.parts();
+                *end = *start + own.total_len as u32;
+                let bytes = &mut buffer[*start as usize..*end as usize];
+                let put = AppendAlike { jobs: &mut *jobs, openings: &mut *openings, i, kind };
+                if let Err(why) = next.prepare(bytes, put) {
+                    refused = Some((usize::from(i), why));
+                    break;
+                }
+                i += 1;
+            }
+        });
+        *rest = packets.into_slice();
+        refused
     }
 }
 
-/// The eight bytes at `at`; zero beyond the end.
-#[inline]
+/// The eight bytes at `at`, first byte lowest; zero beyond the end.
+#[inline(always)]
 fn word(head: &[u8; SAME_LEN], at: usize) -> u64 {
-    head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_be_bytes(*bytes))
+    head.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
-/// The UDP header of an IPv4 packet of `total_len` bytes without options, but for its source port:
-/// no checksum, and nothing behind the datagram.
+/// Whether `header` is the UDP header of an IPv4 packet of `total_len` bytes without options, from any source port: no checksum, and
+/// nothing behind the datagram.
 #[inline]
-fn udp_header(dst_port: u16, total_len: usize) -> u64 {
-    u64::from(dst_port) << 32 | (total_len.wrapping_sub(IPV4_HEADER) as u64) << 16
+fn is_udp(header: u64, dst_port: u16, total_len: usize) -> bool {
+    let len = total_len.wrapping_sub(IPV4_HEADER) as u16;
+    header >> 16 == u64::from(dst_port.swap_bytes()) | u64::from(len.swap_bytes()) << 16
+}
+
+/// Appends the operation of a packet that is like the one before, and what it has of its own.
+struct AppendAlike<'j, 'p> {
+    jobs: &'j mut ArrayVec<Job<'p>, CHUNK>,
+    openings: &'j mut ArrayVec<Own, CHUNK>,
+    i: u8,
+    kind: u8,
+}
+
+impl<'p> PutInJob<'p> for AppendAlike<'_, 'p> {
+    #[inline(always)]
+    fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn) {
+        self.jobs.push(Job::new(op, packet));
+        self.openings.push(Own::new(self.i, self.kind, &pending));
+    }
+}
+
+/// Appends the operation of a packet, which is lent to it afterwards, and what is known of it.
+struct Append<'j, 'p, 't> {
+    jobs: &'j mut ArrayVec<Job<'p>, CHUNK>,
+    openings: &'j mut Openings<'t>,
+    of: (u8, u32, &'t InboundSa),
+    usual: bool,
+}
+
+impl PutIn for Append<'_, '_, '_> {
+    #[inline(always)]
+    fn put(self, op: CryptoOp, pending: PendingIn) {
+        let (i, slot, sa) = self.of;
+        self.jobs.push(Job::new(op, &mut []));
+        self.openings.push(Opening { i, slot, sa, pending, usual: self.usual });
+    }
 }
 
 impl Worker {
@@ -125,55 +244,111 @@ impl Worker {
         self.keep_all(batch.len());
         self.derived.begin_batch();
         self.age(tables);
-        let mut last: Option<Last<'_>> = None;
-        for (n, chunk) in batch.packets_mut().chunks_mut(CHUNK).enumerate() {
-            self.open(tables, n * CHUNK, chunk, &mut last);
+        let mut pass = Pass { last: None, run: RunIn::NONE, admitted: None };
+        let (mut rest, mut first) = (batch.packets_mut(), 0);
+        rest.iter().take(CHUNK).for_each(Packet::prefetch_head);
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            self.open(tables, first, chunk, behind, &mut pass);
+            (rest, first) = (behind, first + CHUNK);
         }
-        if !self.all_kept {
-            let keep = &self.keep;
-            batch.retain(|i, _| keep[i]);
-        }
+        pass.run.end(tables, self.config.core);
+        self.drop_refused(batch);
         self.counters.inner_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
+        self.tell_look_ups();
     }
 
-    /// Opens one chunk, which starts at packet `first` of the batch, in place.
-    fn open<'t>(&mut self, tables: &'t Snapshot, first: usize, packets: &mut [Packet], last: &mut Option<Last<'t>>) {
-        let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
-        let mut openings: ArrayVec<Opening<'t>, CHUNK> = ArrayVec::new();
+    /// Opens one chunk, which starts at packet `first` of the batch, in place; `behind` it are the packets that come next.
+    fn open<'t>(
+        &mut self,
+        tables: &'t Snapshot,
+        first: usize,
+        packets: &mut [Packet],
+        behind: &[Packet],
+        Pass { last, run, admitted }: &mut Pass<'t>,
+    ) {
+        let mut openings = Openings::new();
+        let mut proofs: ArrayVec<Option<IcvOk>, CHUNK> = {
+            let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
+            self.run_chunk(tables, first, packets, behind, last, &mut jobs.0, &mut openings);
+            jobs.0.iter_mut().map(Job::take_ok).collect()
+        };
+        let core = self.config.core;
+        let mut done = 0;
+        while done < openings.len() {
+            if let (Some(last), Some(admitted)) = (&*last, &mut *admitted)
+                && let Some(next) = &last.next
+                && admitted.slot == last.slot
+                && admitted.again
+            {
+                let some = last.finish_alike(next, admitted, (&openings, done), &mut proofs[done..], packets);
+                if some.count > 0 {
+                    run.add(tables, last.slot, next.lane(), core, some.count, some.bytes);
+                }
+                done += some.count;
+                if let (Some(why), Some(opening)) = (some.refused, openings.get(done)) {
+                    let Refused = self.gone_opening(opening.sa, &opening, why);
+                    self.refuse(first + usize::from(opening.i));
+                    done += 1;
+                    continue;
+                }
+            }
+            let Some(opening) = openings.get(done) else { break };
+            let (i, proof) = (usize::from(opening.i), proofs[done].take());
+            match self.finish_inbound(tables, &opening, &mut packets[i], proof, admitted) {
+                Ok(bytes) => run.add(tables, opening.slot, opening.pending.lane, core, 1, bytes),
+                Err(Refused) => self.refuse(first + i),
+            }
+            done += 1;
+        }
+        if last.as_ref().is_some_and(|last| last.sa.common.is_limited()) {
+            // The next chunk asks how much went through.
+            run.end(tables, core);
+            *run = RunIn::NONE;
+        }
+    }
+
+    /// Prepares one chunk, which starts at packet `first` of the batch, and has the engine open it. What goes no further is
+    /// refused. `behind` it are the packets that come next.
+    #[inline(always)] // as on the way out
+    #[expect(clippy::too_many_arguments, reason = "what it changes lies apart, so that packets can be lent out")]
+    fn run_chunk<'p, 't>(
+        &mut self,
+        tables: &'t Snapshot,
+        first: usize,
+        packets: &'p mut [Packet],
+        behind: &[Packet],
+        last: &mut Option<Last<'t>>,
+        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        openings: &mut Openings<'t>,
+    ) {
         if last.as_ref().is_some_and(|last| last.sa.common.check_lifetime().is_err()) {
             *last = None; // found again, and refused with its reason
         }
-        packets.iter().for_each(Packet::prefetch_head);
-        for (i, packet) in packets.iter_mut().enumerate() {
-            if let Err(Refused) = self.prepare_inbound(tables, i, packet, last, &mut jobs.0, &mut openings) {
+        let (count, mut rest) = (packets.len(), packets);
+        loop {
+            let usual = last.as_ref().filter(|last| last.next.is_some());
+            let refused = usual.and_then(|last| last.prepare_alike(&mut rest, count, jobs, openings));
+            if let (Some((i, why)), Some(last)) = (refused, last.as_ref()) {
+                let Refused = self.gone_inbound(Some(last.sa), why, Some(last.found.spi), Some(&last.outer));
+                self.refuse(first + i);
+                continue;
+            }
+            let i = count - rest.len();
+            let Some((packet, others)) = rest.split_first_mut() else { break };
+            rest = others;
+            if let Err(Refused) = self.prepare_inbound(tables, i, packet, last, jobs, openings) {
                 self.refuse(first + i);
             }
         }
-        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs.0);
-        let proofs: ArrayVec<Option<IcvOk>, CHUNK> = jobs.0.iter_mut().map(Job::take_ok).collect();
-        drop(jobs);
-        let mut run = (u32::MAX, 0u64, 0u64);
-        for (opening, proof) in openings.iter().zip(proofs) {
-            let i = usize::from(opening.i);
-            match self.finish_inbound(tables, opening.sa, opening, &mut packets[i], proof) {
-                Ok(bytes) => {
-                    if run.0 != opening.slot {
-                        count_run(tables, run);
-                        run = (opening.slot, 0, 0);
-                    }
-                    run.1 += 1;
-                    run.2 += bytes as u64;
-                }
-                Err(Refused) => self.refuse(first + i),
-            }
-        }
-        count_run(tables, run);
+        behind.iter().take(CHUNK).for_each(Packet::prefetch_head);
+        self.config.engine.open(Keys { table: &tables.keys, derived: &self.derived }, jobs);
     }
 
     /// Finds the SA of packet `i` of the chunk and appends what the engine is to do, unless it is in
     /// the clear and a policy says that is right.
-    #[inline]
+    #[inline(always)] // as on the way out
     fn prepare_inbound<'p, 't>(
         &mut self,
         tables: &'t Snapshot,
@@ -181,21 +356,20 @@ impl Worker {
         packet: &'p mut Packet,
         last: &mut Option<Last<'t>>,
         jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        openings: &mut ArrayVec<Opening<'t>, CHUNK>,
+        openings: &mut Openings<'t>,
     ) -> Result<(), Refused> {
         let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
         if !known {
             self.look_up(tables, packet, last)?;
         }
-        let Some(Last { outer, found, slot, sa, .. }) = last else { return Ok(()) };
+        let Some(last) = last else { return Ok(()) };
+        let Last { outer, found, slot, sa, .. } = &*last;
         let (slot, sa) = (*slot, *sa);
         packet.truncate(outer.total_len);
-        let mut put = |op, pending| {
-            jobs.push(Job::new(op, &mut []));
-            openings.push(Opening { i: i as u8, slot, sa, pending });
-        };
+        let usual = finishes_usual(sa, &PendingIn { ip_end: outer.upper_at as u16, ..PendingIn::EMPTY });
+        let put = Append { jobs: &mut *jobs, openings: &mut *openings, of: (i as u8, slot, sa), usual };
         let lifetime = if known { Ok(()) } else { sa.common.check_lifetime() };
-        let prepared = lifetime.and_then(|()| prepare_in_usual(sa, outer, found.at, packet.bytes(), &mut put));
+        let prepared = lifetime.and_then(|()| prepare_in_usual(sa, outer, found.at, packet.bytes(), put));
         let prepared = match prepared {
             Ok(false) => {
                 let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
@@ -204,14 +378,22 @@ impl Worker {
                     prepare_in_any(sa, outer, found.at, &mut frame, &mut self.derived, &mut op, &mut pending);
                 let range = frame.range();
                 packet.set_range(range);
-                prepared.map(|()| put(op, pending))
+                prepared.map(|()| {
+                    jobs.push(Job::new(op, &mut []));
+                    let usual = finishes_usual(sa, &pending);
+                    openings.push(Opening { i: i as u8, slot, sa, pending, usual });
+                })
             }
             usual => usual.map(|_| ()),
         };
         if prepared.is_ok()
             && let Some(job) = jobs.last_mut()
         {
+            if known && let Some(opening) = openings.len().checked_sub(1).and_then(|last| openings.get(last)) {
+                last.learn(packet.bytes(), job.op.key, &opening.pending);
+            }
             job.packet = packet.bytes_mut();
+            return Ok(());
         }
         prepared.map_err(|why| self.gone_inbound(Some(sa), why, Some(found.spi), Some(outer)))
     }
@@ -243,10 +425,14 @@ impl Worker {
         let slot = tables.sad.lookup(found.protocol, found.spi, outer.src, outer.dst);
         match slot.and_then(|slot| Some((slot, tables.sad.get(slot)?))) {
             Some((slot, sa)) => {
+                bump(&self.counters.sad.hits, 1);
                 *last = Some(Last::new(outer, found, slot, sa, packet.bytes()));
                 Ok(())
             }
-            None => Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer))),
+            None => {
+                bump(&self.counters.sad.misses, 1);
+                Err(self.gone_inbound(None, Drop::NoSa, Some(found.spi), Some(&outer)))
+            }
         }
     }
 
@@ -312,45 +498,95 @@ impl Worker {
     }
 
     /// What remains once the engine has spoken. Returns the bytes delivered.
+    #[inline(always)] // as above
     fn finish_inbound(
         &mut self,
         tables: &Snapshot,
-        sa: &InboundSa,
         opening: &Opening<'_>,
         packet: &mut Packet,
         proof: Option<IcvOk>,
+        admitted: &mut Option<Admitted>,
     ) -> Result<usize, Refused> {
-        let Some(ok) = proof else {
-            return Err(self.gone_opening(sa, opening, Drop::BadIcv));
+        let (sa, Some(ok)) = (opening.sa, proof) else {
+            return Err(self.gone_opening(opening.sa, opening, Drop::BadIcv));
         };
-        let delivered = if finishes_usual(sa, &opening.pending) {
-            finish_in_usual(sa, packet.bytes_mut(), &opening.pending, ok).map(|inner| {
-                packet.cut(inner);
-                Delivered { sample: false }
-            })
-        } else {
-            let mut frame = packet.frame();
-            let delivered = finish_in(sa, &mut frame, &opening.pending, ok);
-            let range = frame.range();
-            packet.set_range(range);
-            delivered
-        };
-        let delivered = match delivered {
-            Ok(delivered) => delivered,
+        if !opening.usual {
+            return self.finish_other(tables, opening, packet, ok, admitted);
+        }
+        match finish_in_usual(sa, packet.bytes_mut(), &opening.pending, ok) {
+            Ok(inner) => packet.cut(inner),
             Err(why) => return Err(self.gone_opening(sa, opening, why)),
+        }
+        self.admit_inner(tables, opening, packet, admitted)
+    }
+
+    /// [`Worker::finish_inbound`] for packets of every kind.
+    #[inline(always)] // as above
+    fn finish_other(
+        &mut self,
+        tables: &Snapshot,
+        opening: &Opening<'_>,
+        packet: &mut Packet,
+        ok: IcvOk,
+        admitted: &mut Option<Admitted>,
+    ) -> Result<usize, Refused> {
+        let mut frame = packet.frame();
+        let delivered = finish_in(opening.sa, &mut frame, &opening.pending, ok);
+        let range = frame.range();
+        packet.set_range(range);
+        let Delivered { sample } = match delivered {
+            Ok(delivered) => delivered,
+            Err(why) => return Err(self.gone_opening(opening.sa, opening, why)),
         };
+        let bytes = self.admit_inner(tables, opening, packet, admitted)?;
+        if sample {
+            bump(&self.counters.sampled, 1);
+        }
+        Ok(bytes)
+    }
+
+    /// Lets an inner packet in when the policy that it meets names the SA through which it came. Returns its bytes.
+    #[inline(always)] // as above
+    fn admit_inner(
+        &mut self,
+        tables: &Snapshot,
+        opening: &Opening<'_>,
+        packet: &Packet,
+        admitted: &mut Option<Admitted>,
+    ) -> Result<usize, Refused> {
+        if let Some(before) = admitted
+            && before.slot == opening.slot
+            && before.flow.next(packet.bytes()).is_some_and(|head| head.total_len == packet.len())
+        {
+            before.again = true;
+            return Ok(packet.len());
+        }
+        self.admit_first(tables, opening, packet, admitted)
+    }
+
+    /// [`Worker::admit_inner`] for a packet of another flow than the one before.
+    #[inline(never)] // as above
+    fn admit_first(
+        &mut self,
+        tables: &Snapshot,
+        opening: &Opening<'_>,
+        packet: &Packet,
+        admitted: &mut Option<Admitted>,
+    ) -> Result<usize, Refused> {
+        *admitted = None;
         let ask = |key: &FlowKey| tables.spd.inbound(key).map(|(_, action)| action);
         let decision = self.inbound_flows.decide(tables.generation, packet.bytes(), ask);
-        match decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, tables.group(opening.slot))) {
-            Ok(()) => {
-                if delivered.sample {
-                    bump(&self.counters.sampled, 1);
-                }
-                Ok(packet.len())
+        let verdict =
+            decision.map_or(Err(Drop::BadInner), |decision| Action::admit(decision, tables.group(opening.slot)));
+        match verdict {
+            Err(why) if !tables.ends_with(opening.slot, packet.bytes()) => {
+                return Err(self.gone_opening(opening.sa, opening, why));
             }
-            Err(_) if tables.ends_with(opening.slot, packet.bytes()) => Ok(packet.len()),
-            Err(why) => Err(self.gone_opening(sa, opening, why)),
+            Ok(()) | Err(_) => {}
         }
+        *admitted =
+            PlainFlow::of(packet.bytes()).map(|flow| Admitted { flow, slot: opening.slot, again: false, inside: None });
+        Ok(packet.len())
     }
 
     /// Outer fragments: kept until whole, then the packet holds the whole.
@@ -366,6 +602,17 @@ impl Worker {
             Err(why) => why,
         };
         Err(self.gone_inbound(None, why, None, Some(ip)))
+    }
+
+    /// Puts an outer fragment to the others of its packet; false while some are missing, and when it is wrong.
+    pub(crate) fn defragment(&mut self, packet: &mut Packet) -> bool {
+        match IpPacket::parse(packet.bytes()) {
+            Ok(ip) => self.reassemble(packet, &ip).is_ok(),
+            Err(fault) => {
+                self.gone_inbound(None, fault.into(), None, None);
+                false
+            }
+        }
     }
 
     /// An ICMP error about one of our own packets may tell a smaller path MTU.
@@ -406,13 +653,45 @@ impl Worker {
     }
 }
 
+/// What goes from one chunk of a batch to the next.
+struct Pass<'t> {
+    last: Option<Last<'t>>,
+    run: RunIn,
+    admitted: Option<Admitted>,
+}
+
 /// A packet that goes no further and was counted (or waits for its other fragments).
 struct Refused;
 
-fn count_run(tables: &Snapshot, (slot, packets, bytes): (u32, u64, u64)) {
-    if let Some(sa) = tables.sad.get(slot)
-        && packets > 0
-    {
-        sa.common.counters.add_owned(packets, bytes);
+/// Consecutive packets that came through one lane of an SA.
+struct RunIn {
+    slot: u32,
+    lane: u16,
+    packets: u64,
+    bytes: u64,
+}
+
+impl RunIn {
+    const NONE: Self = Self { slot: u32::MAX, lane: 0, packets: 0, bytes: 0 };
+
+    /// Counts packets of `bytes` bytes in all.
+    #[inline]
+    fn add(&mut self, tables: &Snapshot, slot: u32, lane: u16, core: usize, packets: usize, bytes: usize) {
+        if (self.slot, self.lane) != (slot, lane) {
+            self.end(tables, core);
+            *self = Self { slot, lane, ..Self::NONE };
+        }
+        self.packets += packets as u64;
+        self.bytes += bytes as u64;
+    }
+
+    /// Counts the run for its SA. A lane belongs to one core; only packets of PSP may be on any.
+    fn end(&self, tables: &Snapshot, core: usize) {
+        let Some(sa) = tables.sad.get(self.slot).filter(|_| self.packets > 0) else { return };
+        match (sa.protocol(), sa.lanes.len()) {
+            (Protocol::Psp, _) => sa.common.counters.add(core, self.packets, self.bytes),
+            (_, 1) => sa.common.counters.add_owned(0, self.packets, self.bytes),
+            _ => sa.common.counters.add(self.lane.into(), self.packets, self.bytes),
+        }
     }
 }

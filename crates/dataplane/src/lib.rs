@@ -8,6 +8,7 @@
 mod cache;
 pub mod clock;
 mod counters;
+pub mod cpus;
 mod hold;
 mod inbound;
 mod outbound;
@@ -15,13 +16,18 @@ mod packet;
 mod path_mtu;
 pub mod port;
 mod runner;
+mod scheduler;
 mod snapshot;
+mod steer;
 mod worker;
 
-pub use counters::{Audit, CoreCounters, Totals};
+pub use counters::{Audit, CoreCounters, LookUps, Totals};
 pub use hold::Acquire;
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
 pub use port::Port;
-pub use runner::{Links, Runner, RunnerError};
+pub use runner::{Links, MAX_WORKERS, Runner, RunnerError};
+pub use scheduler::{
+    After, CipherTag, FlowId, Held, MAX_PLACES, Pipeline, PipelineConfig, Scheduler, Sink, Tag, WorkQueue,
+};
 pub use snapshot::{Ending, Publisher, Snapshot, SnapshotError, Spread, Unproven};
 pub use worker::{Reports, Worker, WorkerConfig};

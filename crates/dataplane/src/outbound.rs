@@ -4,17 +4,21 @@
 //! cache for the next: classify and prepare each packet, one engine call, finish. Sequence numbers
 //! are reserved for a run of packets of one SA at a time.
 
+mod plan;
+mod run;
+
 use std::sync::atomic::Ordering;
 
 use arrayvec::ArrayVec;
-use crypto::{CryptoOp, Job, Keys};
-use ipsec::{Action, Drop, Frame, OutLane, OutboundSa, PendingOut, SeqRange, fragment_v4, pmtu};
-use ipsec::{prepare_out_any, prepare_out_usual};
+use crypto::{Job, Keys};
+use ipsec::{Action, Drop, OutboundSa, PendingOut, fragment_v4, pmtu};
 use wire::ip::IPV4_HEADER;
-use wire::{FlowKey, IpPacket, SeqNo, ShortKey};
+use wire::{FlowKey, IpPacket, ShortKey};
 
 use crate::counters::bump;
 use crate::{Batch, Packet, Snapshot, Worker};
+pub(crate) use plan::Planned;
+use run::{Alike, Run};
 
 /// Packets per engine call. Larger costs first-level cache, smaller costs calls.
 pub(crate) const CHUNK: usize = 16;
@@ -24,15 +28,34 @@ pub(crate) const CHUNK: usize = 16;
 #[repr(align(64))]
 pub(crate) struct Aligned<T>(pub(crate) T);
 
-/// A packet that is with the engine.
-struct Sealing {
-    /// Index within the chunk.
-    i: u8,
-    slot: u32,
-    /// Bytes of the clear packet.
-    len: u16,
-    pending: PendingOut,
+/// A packet that is with the engine, in one word: the slot of its SA, the bytes of the clear packet, and what is pending of it.
+#[derive(Clone, Copy)]
+struct Sealing(u64);
+
+impl Sealing {
+    /// No packet.
+    const NONE: Self = Self(u64::MAX);
+
+    #[inline(always)]
+    fn new(slot: u32, len: usize, pending: PendingOut) -> Self {
+        Self(u64::from(slot) | (len as u64 & 0xffff) << 32 | u64::from(pending.saved) << 48)
+    }
+
+    fn slot(self) -> u32 {
+        self.0 as u32
+    }
+
+    fn len(self) -> u64 {
+        self.0 >> 32 & 0xffff
+    }
+
+    fn pending(self) -> PendingOut {
+        PendingOut { saved: (self.0 >> 48) as u16 }
+    }
 }
+
+/// Those of a chunk, by their place in it.
+type Sealings = [Sealing; CHUNK];
 
 impl Worker {
     /// Takes clear packets from the inner side. Afterwards `batch` holds what is to be sent on the
@@ -52,75 +75,126 @@ impl Worker {
             self.keep.resize(batch.len(), true);
             self.seal_from(tables, batch, arrived, arrived);
         }
-        if !self.all_kept {
-            let keep = &self.keep;
-            batch.retain(|i, _| keep[i]);
-        }
+        self.drop_refused(batch);
         self.counters.outer_tx.bump(batch.len() as u64, batch.bytes());
         bump(&self.counters.batches, 1);
+        self.tell_look_ups();
     }
 
     /// Protects the packets from `from` on in place; those from `arrived` on are fragments, whose SA
     /// is known.
     fn seal_from(&mut self, tables: &Snapshot, batch: &mut Batch, from: usize, arrived: usize) {
-        for (n, chunk) in batch.packets_mut()[from..].chunks_mut(CHUNK).enumerate() {
-            self.seal(tables, from + n * CHUNK, arrived, chunk);
+        let (mut rest, mut first) = (&mut batch.packets_mut()[from..], from);
+        let mut pass = Pass { run: None, last: None, alike: None };
+        rest.iter().take(CHUNK).for_each(Packet::prefetch);
+        while !rest.is_empty() {
+            let (chunk, behind) = rest.split_at_mut(rest.len().min(CHUNK));
+            self.seal(tables, first, arrived, chunk, behind, &mut pass);
+            (rest, first) = (behind, first + CHUNK);
+        }
+        if let Some(ended) = pass.run {
+            ended.end();
         }
     }
 
-    /// Protects one chunk, which starts at packet `first` of the batch, in place.
-    fn seal(&mut self, tables: &Snapshot, first: usize, arrived: usize, packets: &mut [Packet]) {
-        let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
-        let mut sealings: ArrayVec<Sealing, CHUNK> = ArrayVec::new();
-        let mut run: Option<Run<'_>> = None;
-        let mut last: Option<Last> = None;
-        let mut finish = false;
-        packets.iter().for_each(Packet::prefetch);
-        let count = packets.len();
-        for (i, packet) in packets.iter_mut().enumerate() {
-            if !last.as_mut().is_some_and(|last| last.covers(packet.bytes())) {
-                self.classify(tables, first + i, arrived, packet, &mut last);
-            }
-            let Some(Last { ip, slot, .. }) = &last else { continue };
-            let slot = *slot;
-            let current = match &mut run {
-                Some(current) if current.slot == slot => current,
-                other => {
-                    if let Some(ended) = other.take() {
-                        ended.end();
+    /// Protects one chunk, which starts at packet `first` of the batch, in place; `behind` it are the packets that
+    /// come next.
+    fn seal<'t>(
+        &mut self,
+        tables: &'t Snapshot,
+        first: usize,
+        arrived: usize,
+        packets: &mut [Packet],
+        behind: &[Packet],
+        pass: &mut Pass<'t>,
+    ) {
+        let mut sealings = [Sealing::NONE; CHUNK];
+        let sealed = {
+            let mut jobs: Aligned<ArrayVec<Job<'_>, CHUNK>> = Aligned(ArrayVec::new());
+            let mut finish = false;
+            let count = packets.len();
+            let mut rest = &mut *packets;
+            loop {
+                if let Pass { run: Some(run), alike: Some(alike), .. } = pass {
+                    finish |= run.finish;
+                    let lost = run.prepare_alike(alike, &mut rest, count, &mut jobs.0, &mut sealings);
+                    if let Some(i) = lost {
+                        self.gone_outbound(first + i, Some(run.sa), None, Drop::Inconsistent);
                     }
-                    let Some(sa) = tables.outbound.get(slot as usize) else {
-                        self.gone_outbound(first + i, None, Some(ip), Drop::NoSa);
-                        continue;
-                    };
-                    finish |= ipsec::needs_finish(sa);
-                    other.insert(Run::new(sa, slot, self.config.core))
                 }
-            };
-            if ip.total_len > current.mtu {
-                if first + i < arrived {
-                    self.oversized.push((first + i, slot));
-                    self.refuse(first + i);
-                } else {
-                    // The path became narrower since this fragment was cut.
-                    self.gone_outbound(first + i, Some(current.sa), Some(ip), Drop::TooBig);
+                let i = count - rest.len();
+                let Some((packet, others)) = rest.split_first_mut() else { break };
+                rest = others;
+                finish |= self.seal_one(tables, first, i, arrived, packet, count - i, pass, &mut jobs.0, &mut sealings);
+            }
+            behind.iter().take(CHUNK).for_each(Packet::prefetch);
+            self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs.0);
+            if !finish && jobs.0.iter().all(Job::sealed) {
+                return;
+            }
+            jobs.0.iter().map(Job::sealed).collect::<ArrayVec<bool, CHUNK>>()
+        };
+        if let Some(run) = &mut pass.run {
+            run.count();
+        }
+        self.finish(tables, first, packets, &sealings, &sealed);
+    }
+
+    /// Finds the SA of packet `i` of the chunk that starts at `first`, and lays it out; `left` packets of the chunk may follow, this one
+    /// counted. Returns whether packets of the SA have to be finished.
+    #[inline(always)] // a call would pass all of it through memory
+    #[expect(clippy::too_many_arguments, reason = "what it changes lies apart, so that packets can be lent out")]
+    fn seal_one<'t, 'p>(
+        &mut self,
+        tables: &'t Snapshot,
+        first: usize,
+        i: usize,
+        arrived: usize,
+        packet: &'p mut Packet,
+        left: usize,
+        Pass { run, last, alike }: &mut Pass<'t>,
+        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
+        sealings: &mut Sealings,
+    ) -> bool {
+        let known = last.as_mut().is_some_and(|last| last.covers(packet.bytes()));
+        if !known {
+            *alike = None;
+            self.classify(tables, first + i, arrived, packet, last);
+        }
+        let Some(Last { ip, slot, again, .. }) = last else { return false };
+        let (slot, again) = (*slot, std::mem::replace(again, known));
+        let current = match run {
+            Some(current) if current.slot == slot => current,
+            other => {
+                if let Some(ended) = other.take() {
+                    ended.end();
                 }
-                continue;
+                let Some(sa) = tables.outbound.get(slot as usize) else {
+                    self.gone_outbound(first + i, None, Some(ip), Drop::NoSa);
+                    return false;
+                };
+                other.insert(Run::new(sa, slot, self.config.core))
             }
-            match current.prepare(ip, packet, &mut jobs.0, count - i) {
-                Ok(pending) => sealings.push(Sealing { i: i as u8, slot, len: ip.total_len as u16, pending }),
-                Err(why) => self.gone_outbound(first + i, Some(current.sa), Some(ip), why),
+        };
+        // Three packets of a flow tell that its packets come in runs: what is worked out for two would be lost as often as not.
+        if known && again && alike.is_none() {
+            *alike = Alike::of(current.sa, current.lane, ip, packet.bytes());
+        }
+        if ip.total_len > current.mtu {
+            if first + i < arrived {
+                self.oversized.push((first + i, slot));
+                self.refuse(first + i);
+            } else {
+                // The path became narrower since this fragment was cut.
+                self.gone_outbound(first + i, Some(current.sa), Some(ip), Drop::TooBig);
             }
+            return false;
         }
-        if let Some(ended) = run {
-            ended.end();
+        match current.prepare(ip, packet, jobs, left) {
+            Ok(pending) => sealings[i] = Sealing::new(slot, ip.total_len, pending),
+            Err(why) => self.gone_outbound(first + i, Some(current.sa), Some(ip), why),
         }
-        self.config.engine.seal(Keys { table: &tables.keys, derived: &self.derived }, &mut jobs.0);
-        if finish || !jobs.0.iter().all(Job::sealed) {
-            let sealed: ArrayVec<bool, CHUNK> = jobs.0.iter().map(Job::sealed).collect();
-            drop(jobs);
-            self.finish(tables, first, packets, &sealings, &sealed);
-        }
+        current.finish
     }
 
     /// Reads packet `i` and finds the SA that protects it; `None` when none does and the packet has
@@ -137,7 +211,7 @@ impl Worker {
         let Some(slot) = self.find_sa(tables, i, arrived, ip, packet) else { return };
         // A fragment's SA was found by the packet that it was cut from.
         let key = if i < arrived { ShortKey::of(&packet.bytes()[..ip.total_len]) } else { None };
-        *last = Some(Last { key, ip: *ip, slot });
+        *last = Some(Last { key, ip: *ip, slot, again: false });
     }
 
     /// The slot of the SA that protects packet `i`; `None` when none does and the packet has been
@@ -154,7 +228,7 @@ impl Worker {
                 if let Some(trap) = trap {
                     self.wants_own(trap, ip, packet.bytes());
                 }
-                if let Some(trap) = tables.held_as(slot)
+                if let Some(trap) = tables.held_as(slot, self.hold.waits_for_sign())
                     && self.wait_for_sign(tables, trap, ip, packet.bytes())
                 {
                     self.refuse(i);
@@ -218,24 +292,24 @@ impl Worker {
         Err(Drop::QueueFull)
     }
 
-    /// The part after the engine that only some packets need.
+    /// The part after the engine that only some packets need. What the engine said of those in `sealings` is in `sealed`.
     fn finish(
         &mut self,
         tables: &Snapshot,
         first: usize,
         packets: &mut [Packet],
-        sealings: &[Sealing],
+        sealings: &Sealings,
         sealed: &[bool],
     ) {
-        for (sealing, sealed) in sealings.iter().zip(sealed) {
-            let i = usize::from(sealing.i);
-            let sa = &tables.outbound[sealing.slot as usize];
+        let sealings = sealings.iter().enumerate().filter(|(_, sealing)| sealing.0 != Sealing::NONE.0);
+        for ((i, sealing), sealed) in sealings.zip(sealed) {
+            let sa = &tables.outbound[sealing.slot() as usize];
             let mut frame = packets[i].frame();
-            let done = if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending) } else { Err(Drop::NoKey) };
+            let done = if *sealed { ipsec::finish_out(sa, &mut frame, sealing.pending()) } else { Err(Drop::NoKey) };
             let range = frame.range();
             packets[i].set_range(range);
             if let Err(why) = done {
-                sa.common.counters.take_back(1, sealing.len.into());
+                sa.common.counters.take_back(self.config.core % sa.lanes.len(), 1, sealing.len());
                 self.gone_outbound(first + i, Some(sa), None, why);
             }
         }
@@ -256,6 +330,8 @@ struct Last {
     key: Option<ShortKey>,
     ip: IpPacket,
     slot: u32,
+    /// Another one of its flow came right behind it.
+    again: bool,
 }
 
 impl Last {
@@ -289,82 +365,10 @@ fn tell_sender(ip: &IpPacket, packet: &Packet, mtu: usize, replies: &mut Batch) 
     });
 }
 
-/// Consecutive packets of one SA and the sequence numbers that were reserved for them.
-struct Run<'t> {
-    sa: &'t OutboundSa,
-    lane: &'t OutLane,
-    slot: u32,
-    /// Largest packet that fits.
-    mtu: usize,
-    /// Numbers not used yet.
-    numbers: SeqRange,
-    /// Packets and bytes prepared.
-    packets: u64,
-    bytes: u64,
-}
-
-impl<'t> Run<'t> {
-    fn new(sa: &'t OutboundSa, slot: u32, core: usize) -> Self {
-        Self {
-            sa,
-            lane: &sa.lanes[core % sa.lanes.len()],
-            slot,
-            mtu: sa.inner_mtu.load(Ordering::Relaxed) as usize,
-            numbers: SeqRange { first: 0, count: 0 },
-            packets: 0,
-            bytes: 0,
-        }
-    }
-
-    /// Lays out one packet and appends its operation to `jobs`. `left` packets of the chunk may follow, this one counted.
-    #[inline]
-    fn prepare<'p>(
-        &mut self,
-        ip: &IpPacket,
-        packet: &'p mut Packet,
-        jobs: &mut ArrayVec<Job<'p>, CHUNK>,
-        left: usize,
-    ) -> Result<PendingOut, Drop> {
-        if self.numbers.count == 0 {
-            let common = &self.sa.common;
-            common.check_lifetime()?;
-            let sent = common.counters.packets.load(Ordering::Relaxed) + self.packets;
-            let allowed = common.lifetime.packets.checked_sub(sent).filter(|n| *n > 0).ok_or(Drop::Expired)?;
-            self.numbers = self.lane.seq.reserve(allowed.min(left as u64) as u32)?;
-        }
-        let seq = SeqNo(self.numbers.first);
-        self.numbers = SeqRange { first: seq.0 + 1, count: self.numbers.count - 1 };
-        let (buffer, start, end) = packet.parts();
-        let mut frame = Frame::new(buffer, *start as usize..*end as usize)?;
-        let mut pending = PendingOut::default();
-        if !prepare_out_usual(self.sa, self.lane, seq, ip, &mut frame, |op| jobs.push(Job::new(op, &mut [])))? {
-            // Written where it stays: a copy of what was only just written would wait for it.
-            jobs.push(Job::new(CryptoOp::EMPTY, &mut []));
-            let Some(job) = jobs.last_mut() else { return Err(Drop::Inconsistent) };
-            match prepare_out_any(self.sa, self.lane, seq, ip, &mut frame, &mut job.op) {
-                Ok(kept) => pending = kept,
-                Err(why) => {
-                    jobs.pop();
-                    return Err(why);
-                }
-            }
-        }
-        let range = frame.range();
-        (*start, *end) = (range.start as u32, range.end as u32);
-        if let Some(job) = jobs.last_mut() {
-            job.packet = frame.into_bytes();
-        }
-        self.packets += 1;
-        self.bytes += ip.total_len as u64;
-        Ok(pending)
-    }
-
-    /// Gives numbers that were not needed back and counts the packets that were prepared. Those which
-    /// the engine then refuses are not counted in the end.
-    fn end(self) {
-        self.lane.seq.give_back(self.numbers);
-        if self.packets > 0 {
-            self.sa.common.counters.add(self.packets, self.bytes);
-        }
-    }
+/// What goes from one chunk of a batch to the next.
+struct Pass<'t> {
+    run: Option<Run<'t>>,
+    last: Option<Last>,
+    /// Of the run.
+    alike: Option<Alike>,
 }

@@ -91,7 +91,7 @@ impl Packet {
     /// Asks for the cache lines that protecting a packet touches first: around its start, and its end.
     #[inline]
     pub(crate) fn prefetch(&self) {
-        prefetch(&self.buffer, (self.start as usize).saturating_sub(64));
+        prefetch(&self.buffer, (self.start as usize).wrapping_sub(64));
         prefetch(&self.buffer, self.start as usize);
         prefetch(&self.buffer, self.end as usize);
     }
@@ -128,6 +128,20 @@ impl Packet {
         self.end = range.end as u32;
     }
 
+    /// Whether `margin` bytes are free in front of the packet, and behind its first `len`.
+    #[inline(always)]
+    pub(crate) fn has_room(&self, margin: usize, len: usize) -> bool {
+        self.start as usize >= margin && self.start as usize + len + margin <= self.buffer.len()
+    }
+
+    /// `margin` bytes, the first `len` of the packet, `margin` bytes; the range is apart, as in [`Packet::parts`]. `None` when
+    /// [`Packet::has_room`] says no.
+    #[inline(always)]
+    pub(crate) fn with_margins(&mut self, margin: usize, len: usize) -> Option<(&mut [u8], &mut u32, &mut u32)> {
+        let (from, to) = ((self.start as usize).checked_sub(margin)?, self.start as usize + len + margin);
+        Some((self.buffer.get_mut(from..to)?, &mut self.start, &mut self.end))
+    }
+
     /// Buffer and range apart, so that the bytes can be lent out while the range is updated.
     #[inline]
     pub(crate) fn parts(&mut self) -> (&mut [u8], &mut u32, &mut u32) {
@@ -135,15 +149,15 @@ impl Packet {
     }
 }
 
-/// Asks for the cache line of `bytes[at]`; nothing happens beyond the end.
+/// Asks for the cache line of `bytes[at]`, wherever that is.
 #[inline]
 #[allow(unsafe_code)]
 fn prefetch(bytes: &[u8], at: usize) {
     #[cfg(target_arch = "x86_64")]
-    if let Some(byte) = bytes.get(at) {
+    {
         use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that a program can see; the address is inside `bytes`.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(std::ptr::from_ref(byte).cast()) };
+        // SAFETY: a prefetch reads nothing that a program can see, and of an address where nothing is it is ignored.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = (bytes, at);
@@ -250,9 +264,21 @@ impl Batch {
         Some(empty)
     }
 
+    /// Moves the packets that `wanted` names to `other`, in order, as far as it has room; what is not moved stays.
+    pub(crate) fn give(&mut self, other: &mut Self, wanted: impl Fn(usize) -> bool) {
+        for i in (0..self.live.len()).filter(|i| wanted(*i)) {
+            let Some(empty) = other.spare.pop() else { return };
+            // The empty one stays where the full one was, until the batch is cleared.
+            other.live.push(std::mem::replace(&mut self.live[i], empty));
+        }
+    }
+
     /// The empty packets, for a port that fills many at once: the last of them is the one that the
     /// next [`Batch::push_with`] takes.
     pub(crate) fn spare_mut(&mut self) -> &mut [Packet] {
         &mut self.spare
     }
 }
+
+#[cfg(test)]
+mod tests;

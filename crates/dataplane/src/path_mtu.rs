@@ -128,7 +128,7 @@ mod tests {
         };
         let mut keys = KeyTable::default();
         let common = SaCommon::new("moon", Mode::Tunnel, outer, Lifetime::NONE);
-        let sa = esp::outbound(common, &spec, Engine::AwsLc, &mut keys).expect("an SA");
+        let sa = esp::outbound(common, &spec, Engine::best(), &mut keys).expect("an SA");
         sa.set_path_mtu(path_mtu);
         Snapshot::new(vec![], vec![Arc::new(sa)], Spd::new(vec![]), keys, CodePoints::default()).expect("a snapshot")
     }

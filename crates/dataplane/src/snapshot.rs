@@ -34,6 +34,8 @@ pub struct Snapshot {
     pub keys: KeyTable,
     /// Protocol numbers and ports in use.
     pub code_points: CodePoints,
+    /// Some PSP association has a replay window: its packets then belong to one core.
+    pub psp_windows: bool,
     /// EESP is in use: a first bit of 1 on the NAT-T port then means EESP, not ESP.
     pub eesp: bool,
 }
@@ -96,6 +98,7 @@ impl Snapshot {
         code_points: CodePoints,
     ) -> Result<Self, SnapshotError> {
         let eesp = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Eesp);
+        let psp_windows = inbound.iter().any(|sa| sa.protocol() == ipsec::Protocol::Psp && sa.window > 0);
         let sad = Sad::new(inbound).map_err(|(a, b)| SnapshotError::SameSpi(a, b))?;
         Ok(Self {
             generation: 0,
@@ -108,6 +111,7 @@ impl Snapshot {
             groups: Vec::new(),
             keys,
             code_points,
+            psp_windows,
             eesp,
         })
     }
@@ -137,25 +141,28 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// The trap as which packets for `slot` are held, while the peer may not have its SA.
+    /// The trap as which packets for `slot` are held, while the peer may not have its SA, or while others that wait for that
+    /// are held yet: `behind`.
     #[inline]
-    pub(crate) fn held_as(&self, slot: u32) -> Option<u32> {
-        if self.unproven.is_empty() { None } else { self.find_unproven(slot) }
+    pub(crate) fn held_as(&self, slot: u32, behind: bool) -> Option<u32> {
+        if self.unproven.is_empty() { None } else { self.find_unproven(slot, behind) }
     }
 
     #[cold]
-    fn find_unproven(&self, slot: u32) -> Option<u32> {
+    fn find_unproven(&self, slot: u32, behind: bool) -> Option<u32> {
         let at = self.unproven.binary_search_by_key(&slot, |unproven| unproven.slot).ok()?;
         let unproven = &self.unproven[at];
-        let proven = unproven.sign.common.counters.packets.load(Ordering::Relaxed) > 0;
-        (!proven && !unproven.ripe.load(Ordering::Relaxed)).then_some(unproven.trap)
+        let proven = unproven.sign.common.counters.packets() > 0 || unproven.ripe.load(Ordering::Relaxed);
+        (!proven || behind).then_some(unproven.trap)
     }
 
     /// Why a held packet of `core` is held further, if it is.
     pub(crate) fn stays(&self, key: &FlowKey, core: usize) -> Option<Stay> {
         match self.spd.outbound(key)?.1 {
             Action::Trap(trap) => Some(Stay::Trapped(trap)),
-            Action::Protect { outbound, .. } => self.held_as(self.on_core(outbound, core).0).map(|_| Stay::Unproven),
+            Action::Protect { outbound, .. } => {
+                self.held_as(self.on_core(outbound, core).0, false).map(|_| Stay::Unproven)
+            }
             Action::Bypass | Action::Drop => None,
         }
     }
@@ -171,6 +178,9 @@ impl Snapshot {
         !earlier && ending.selectors.iter().any(|selector| selector.reversed().matches(&key))
     }
 }
+
+/// Where a worker looks for tables.
+pub(crate) type Reader = arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>;
 
 /// Where the control side publishes and workers look.
 #[derive(Clone)]
@@ -195,7 +205,7 @@ impl Publisher {
     }
 
     /// A reader that costs one comparison when nothing changed.
-    pub(crate) fn reader(&self) -> arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>> {
+    pub(crate) fn reader(&self) -> Reader {
         arc_swap::Cache::new(Arc::clone(&self.0))
     }
 }

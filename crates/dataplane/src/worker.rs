@@ -17,7 +17,7 @@ use crate::{Acquire, Audit, Batch, CoreCounters, Snapshot};
 pub struct WorkerConfig {
     /// Number of the core among the workers; picks the lane of an SA.
     pub core: usize,
-    /// Engine.
+    /// Engine; keys are of the same, or of AWS-LC, which every engine can use.
     pub engine: Engine,
     /// Packets a batch may hold.
     pub batch: usize,
@@ -41,7 +41,7 @@ impl Default for WorkerConfig {
     fn default() -> Self {
         Self {
             core: 0,
-            engine: Engine::AwsLc,
+            engine: Engine::best(),
             batch: 256,
             packet_bytes: 2048,
             flow_cache: 1024,
@@ -86,6 +86,8 @@ pub struct Worker {
     pub(crate) oversized: Vec<(usize, u32)>,
     /// Outbound SA of each fragment that was appended to the batch in hand.
     pub(crate) fragment_slots: Vec<u32>,
+    /// Which group each packet of the batch in hand belongs to.
+    pub(crate) groups: Vec<u32>,
     /// A packet that is being cut to fragments, and the fragment in hand.
     pub(crate) scratch: Vec<u8>,
     pub(crate) fragment: Box<[u8]>,
@@ -112,6 +114,7 @@ impl Worker {
             all_kept: true,
             oversized: Vec::with_capacity(config.batch),
             fragment_slots: Vec::with_capacity(2 * config.batch),
+            groups: Vec::with_capacity(config.batch),
             scratch: Vec::with_capacity(config.packet_bytes),
             fragment: vec![0; config.packet_bytes].into_boxed_slice(),
             config,
@@ -166,11 +169,25 @@ impl Worker {
         self.hold.report(self.now_ms, Acquire { trap, core, key: FlowKey::of(ip, bytes) });
     }
 
+    /// Makes known how often the tables were asked.
+    pub(crate) fn tell_look_ups(&self) {
+        self.counters.flows[0].set(self.outbound_flows.asked());
+        self.counters.flows[1].set(self.inbound_flows.asked());
+    }
+
     /// Starts a batch of `packets` packets, of which none is refused yet.
     pub(crate) fn keep_all(&mut self, packets: usize) {
         self.keep.clear();
         self.keep.resize(packets, true);
         self.all_kept = true;
+    }
+
+    /// Takes the packets that do not go on out of `batch`, the one in hand.
+    #[inline]
+    pub(crate) fn drop_refused(&self, batch: &mut Batch) {
+        if !self.all_kept {
+            batch.retain(|i, _| self.keep[i]);
+        }
     }
 
     /// Packet `i` of the batch in hand does not go on.

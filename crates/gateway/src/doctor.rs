@@ -5,7 +5,8 @@ use std::num::NonZeroU32;
 use std::process::{Command, Stdio};
 
 use comfy_table::{ContentArrangement, Table, presets};
-use crypto::{EncAlg, IntegAlg};
+use crypto::{EncAlg, Engine, IntegAlg};
+use dataplane::port::FlowSteering;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 
@@ -42,12 +43,16 @@ pub(crate) fn examine() -> Vec<Finding> {
     vec![
         privileges(),
         tun(),
+        tun_offload(),
+        tun_queues(),
         raw_sockets(),
         iproute2(),
         namespaces(),
         cores(),
         aes(&cpu),
         wide(&cpu),
+        engine(),
+        own_engine(),
         socket_buffers(),
         udp_gso(),
         af_xdp(),
@@ -88,6 +93,32 @@ fn tun() -> Finding {
             "modprobe tun, or: mkdir -p /dev/net && mknod /dev/net/tun c 10 200; in a container: --device /dev/net/tun",
         ),
         Err(error) => finding("TUN", Verdict::Bad, error.to_string(), "run as root, or open the device to this user"),
+    }
+}
+
+fn tun_offload() -> Finding {
+    let (major, minor) = kernel();
+    let found = format!("kernel {major}.{minor}");
+    if (major, minor) >= (6, 2) {
+        let meaning = "one call brings or takes many packets of one flow, TCP (TSO) and UDP (USO)";
+        finding("TUN offload", Verdict::Good, found, meaning)
+    } else {
+        let meaning = "one call brings or takes many packets of one TCP flow (TSO); UDP (USO) came with Linux 6.2";
+        finding("TUN offload", Verdict::Fair, found, meaning)
+    }
+}
+
+fn tun_queues() -> Finding {
+    match FlowSteering::load() {
+        Ok(_) => {
+            finding("TUN queues", Verdict::Good, "bpf(2) allowed", "'queues = flows' can keep a flow with one worker")
+        }
+        Err(error) => finding(
+            "TUN queues",
+            Verdict::Fair,
+            error.to_string(),
+            "'queues = flows' takes CAP_BPF; without it the kernel moves flows to the queue of their answers",
+        ),
     }
 }
 
@@ -176,6 +207,19 @@ fn wide(cpu: &str) -> Finding {
     }
 }
 
+fn engine() -> Finding {
+    let choice = Engine::choice();
+    let verdict = if choice.engine == Engine::AwsLc { Verdict::Fair } else { Verdict::Good };
+    finding("engine", verdict, format!("{}: {}", choice.engine.name(), choice.engine.describe()), choice.why.clone())
+}
+
+fn own_engine() -> Finding {
+    match Engine::Vaes.unavailable() {
+        None => finding("engine vaes", Verdict::Good, Engine::Vaes.describe(), "engine = vaes uses it"),
+        Some(why) => finding("engine vaes", Verdict::Fair, "none", why),
+    }
+}
+
 fn socket_buffers() -> Finding {
     let bytes: u64 = read("/proc/sys/net/core/rmem_max").trim().parse().unwrap_or(0);
     if bytes == 0 {
@@ -206,17 +250,29 @@ fn kernel() -> (u32, u32) {
 fn udp_gso() -> Finding {
     let (major, minor) = kernel();
     let found = format!("kernel {major}.{minor}");
-    if (major, minor) >= (4, 18) {
-        finding("UDP GSO", Verdict::Good, found, "the kernel can send many datagrams by one call")
+    if (major, minor) >= (5, 0) {
+        let meaning = "one call sends or brings many datagrams of PSP, and of ESP and EESP in UDP";
+        finding("UDP GSO, GRO", Verdict::Good, found, meaning)
     } else {
-        finding("UDP GSO", Verdict::Fair, found, "one call per datagram; it came with Linux 4.18")
+        finding("UDP GSO, GRO", Verdict::Fair, found, "one datagram at a time: GSO came with Linux 4.18, GRO with 5.0")
     }
 }
 
 fn af_xdp() -> Finding {
-    match opens(AddressFamily::XDP, SocketType::RAW, 0) {
-        Ok(()) => finding("AF_XDP", Verdict::Good, "yes", "later releases can bypass the kernel's stack"),
-        Err(error) => finding("AF_XDP", Verdict::Fair, error.to_string(), "not needed: this release uses sockets"),
+    match dataplane::port::xdp::available() {
+        Ok(()) => finding(
+            "AF_XDP",
+            Verdict::Good,
+            "yes",
+            "'xdp = INTERFACE' in the section 'gateway' takes ESP, AH and EESP past the kernel's stack; where the driver has \
+             zero-copy, UDP too",
+        ),
+        Err(error) => finding(
+            "AF_XDP",
+            Verdict::Fair,
+            error.to_string(),
+            "packets go by sockets, also where 'xdp' names an interface",
+        ),
     }
 }
 

@@ -146,6 +146,12 @@ impl Keying {
         self.endpoint.load(now, connections);
     }
 
+    /// SPIs that SAs of the file receive with are not for Child SAs.
+    pub(crate) fn reserve_spis(&mut self, config: &Config) {
+        let received = config.sas.iter().filter_map(|sa| sa.inbound.as_ref());
+        received.filter_map(|half| half.spi.try_into().ok()).for_each(|spi| self.endpoint.reserve_spi(spi));
+    }
+
     /// These connections wait for an address of their peer, or of this host.
     pub(crate) fn want_addresses(&mut self, connections: &[Named]) {
         self.names.want(Instant::now(), connections);

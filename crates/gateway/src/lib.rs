@@ -4,6 +4,7 @@
 //! [`up`] runs it. Everything here is the control side: nothing of it is on the path of a packet.
 
 mod audit;
+mod bypass;
 mod check;
 pub mod cli;
 pub mod config;
@@ -26,5 +27,6 @@ mod routes;
 mod state;
 mod status;
 mod tables;
+mod tls;
 mod up;
 pub mod vici;

@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dataplane::Totals;
+use dataplane::port::SuperCount;
 use ike::config::Connection as IkeConnection;
 use ike::output::{ChildId, Event, IkeId};
 use ike::{Endpoint, IkeState};
@@ -23,7 +24,9 @@ use rand_core::CryptoRng;
 
 use crate::negotiated::{Child, Negotiated};
 use crate::plane::Plane;
+use crate::status::PastStackStatus;
 use crate::tables::Tables;
+use crate::up::Supers;
 
 pub(crate) use server::Server;
 
@@ -115,10 +118,7 @@ struct Traffic {
 
 impl Traffic {
     fn of(inbound: Option<&SaCounters>, outbound: Option<&SaCounters>) -> Self {
-        let read = |counters: &SaCounters| {
-            use std::sync::atomic::Ordering::Relaxed;
-            (counters.packets.load(Relaxed), counters.bytes.load(Relaxed))
-        };
+        let read = |counters: &SaCounters| (counters.packets(), counters.bytes());
         Self { inbound: inbound.map_or((0, 0), read), outbound: outbound.map_or((0, 0), read) }
     }
 
@@ -151,6 +151,9 @@ struct ChildFigures {
     traffic: Traffic,
 }
 
+/// Super-packets of the clear side and of the protected side.
+type SuperCounts = (SuperCount, SuperCount);
+
 /// Everything that is shown, at one time.
 #[derive(Clone)]
 struct Snapshot {
@@ -161,6 +164,8 @@ struct Snapshot {
     half_open: u64,
     events: BTreeMap<&'static str, u64>,
     totals: Totals,
+    supers: SuperCounts,
+    past_stack: Vec<PastStackStatus>,
     connections: BTreeMap<String, Connection>,
     /// Names without series of their own.
     folded: u64,
@@ -201,6 +206,8 @@ impl Metrics {
             half_open: 0,
             events: ike::counters().map(|(name, _)| (name, 0)).collect(),
             totals: Totals::of([]),
+            supers: SuperCounts::default(),
+            past_stack: Vec::new(),
             connections: BTreeMap::new(),
             folded: 0,
         };
@@ -303,8 +310,11 @@ impl Metrics {
             return;
         }
         let runner = plane.runner();
-        let (counters, healthy) = (runner.counters(), runner.healthy());
+        let (counters, healthy) = (runner.counters(), runner.healthy() && !runner.hangs());
         let totals = Totals::of(counters.iter().map(|core| &**core));
+        let supers = plane.supers.iter().map(Supers::read);
+        self.now.supers = supers.fold(SuperCounts::default(), |a, b| (a.0 + b.0, a.1 + b.1));
+        self.now.past_stack = plane.bypass.status();
         let children = plane.negotiated.children_mut().map(|child| &*child);
         self.publish(now, endpoint, children, &plane.tables, (totals, healthy));
     }

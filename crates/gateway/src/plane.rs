@@ -9,16 +9,16 @@
 use std::collections::{BTreeSet, HashMap};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crypto::{Engine, KeyTable};
+use crypto::KeyTable;
 use dataplane::{Audit, Publisher, Runner};
 use ike::config::{ChildConfig, Connection};
 use ike::output::{ChildId, ChildSa, Path};
 use ipsec::SaError;
 use wire::Selector;
 
+use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{Config, PolicyAction};
 use crate::negotiated::{Child, Negotiated, Site, Wanted};
@@ -26,6 +26,7 @@ use crate::psp_keys::associations::Associations;
 use crate::routes::{self, Routes};
 use crate::state::{Identity, Keeper, Record, Store};
 use crate::tables::{self, Surroundings, Tables};
+use crate::up::{Attached, Supers};
 
 /// Assumed where the way to a peer is not known, in bytes.
 pub(crate) const USUAL_MTU: u32 = 1500;
@@ -122,6 +123,8 @@ pub(crate) struct Plane {
     // In the order in which they are dropped: workers, then routes.
     runner: Runner,
     routes: Option<Routes>,
+    pub(crate) supers: Vec<Supers>,
+    pub(crate) bypass: Bypass,
     keeper: Keeper,
     publisher: Publisher,
     pub(crate) tables: Tables,
@@ -143,16 +146,19 @@ impl Plane {
     pub(crate) fn new(
         footing: Footing,
         publisher: Publisher,
-        (runner, routes): (Runner, Option<Routes>),
+        Attached { runner, routes, supers }: Attached,
         config: Config,
     ) -> Self {
         let Footing { tables, keys, keeper, port_key } = footing;
         let ways = Ways { mark: config.gateway.fwmark, known: HashMap::new() };
-        let (negotiated, virtual_addresses) = (Negotiated::default(), BTreeSet::new());
+        let (mut negotiated, virtual_addresses) = (Negotiated::default(), BTreeSet::new());
+        negotiated.psp.compute_with(config.gateway.engine());
         let changed = (false, false);
         Self {
             runner,
             routes,
+            supers,
+            bypass: Bypass::default(),
             keeper,
             publisher,
             tables,
@@ -184,7 +190,7 @@ impl Plane {
     pub(crate) fn install(&mut self, child: &ChildSa, jitter: f64) -> Result<(), SaError> {
         let ways = std::cell::RefCell::new(&mut self.ways);
         let site = Site {
-            engine: Engine::AwsLc,
+            engine: self.config.gateway.engine(),
             workers: self.config.gateway.workers,
             code_points: self.config.gateway.code_points,
             path_mtu: &|to| ways.borrow_mut().mtu(to),
@@ -299,6 +305,16 @@ impl Plane {
     pub(crate) fn tick(&mut self, now: Instant) {
         self.changed.1 |= self.routes_again.is_some_and(|again| again <= now);
         self.keeper.tick();
+        if let Err(error) = self.runner.follow_cpus() {
+            tracing::error!(target: "path", "{error}");
+        }
+        for (worker, hangs) in self.runner.watch(now) {
+            if hangs {
+                tracing::error!(target: "path", "worker {worker} hangs: packets of its queues and SAs wait or are lost until it goes on");
+            } else {
+                tracing::warn!(target: "path", "worker {worker} goes on again");
+            }
+        }
         for (name, direction) in self.tables.expire() {
             tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
         }
@@ -333,7 +349,7 @@ impl Plane {
     pub(crate) fn heard(&mut self) -> Vec<ChildId> {
         let mut heard = Vec::new();
         for child in self.negotiated.children_mut() {
-            let packets = child.inbound.common.counters.packets.load(Ordering::Relaxed);
+            let packets = child.inbound.common.counters.packets();
             if packets != child.seen {
                 child.seen = packets;
                 heard.push(child.id);

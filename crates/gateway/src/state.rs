@@ -12,7 +12,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use aws_lc_rs::digest::{SHA256, digest};
@@ -126,6 +126,13 @@ pub(crate) enum StateError {
     Write { name: String, path: PathBuf, source: io::Error },
 }
 
+/// How long a start waits for the folder. A daemon that was killed while it started a program leaves a child that holds the
+/// folder until the program runs.
+const LOCK_PATIENCE: Duration = Duration::from_secs(1);
+
+/// How often it looks meanwhile.
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
 /// The folder with the files; one daemon at a time.
 pub(crate) struct Store {
     dir: PathBuf,
@@ -144,10 +151,14 @@ impl Store {
             .mode(0o600)
             .open(dir.join("lock"))
             .map_err(folder)?;
-        match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Self { dir: dir.to_owned(), _lock: lock }),
-            Err(rustix::io::Errno::WOULDBLOCK) => Err(StateError::InUse { dir: dir.to_owned() }),
-            Err(error) => Err(folder(error.into())),
+        let patience = Instant::now() + LOCK_PATIENCE;
+        loop {
+            match rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => return Ok(Self { dir: dir.to_owned(), _lock: lock }),
+                Err(rustix::io::Errno::WOULDBLOCK) if Instant::now() < patience => thread::sleep(LOCK_RETRY),
+                Err(rustix::io::Errno::WOULDBLOCK) => return Err(StateError::InUse { dir: dir.to_owned() }),
+                Err(error) => return Err(folder(error.into())),
+            }
         }
     }
 
@@ -370,7 +381,7 @@ pub(crate) fn window_tops(sa: &InboundSa) -> BTreeMap<u32, u64> {
 
 /// Whether anything was counted on an SA, for reports.
 pub(crate) fn packets(counters: &ipsec::SaCounters) -> (u64, u64) {
-    (counters.packets.load(Ordering::Relaxed), counters.bytes.load(Ordering::Relaxed))
+    (counters.packets(), counters.bytes())
 }
 
 #[cfg(test)]

@@ -44,6 +44,34 @@ pub(crate) struct Lane {
     pub(crate) top: Option<u64>,
 }
 
+/// Super-packets, each one call of the kernel, and the packets in them.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct SuperStatus {
+    pub(crate) calls: u64,
+    pub(crate) packets: u64,
+}
+
+/// Super-packets by the way they went.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct SupersStatus {
+    pub(crate) inner_rx: SuperStatus,
+    pub(crate) inner_tx: SuperStatus,
+    pub(crate) outer_rx: SuperStatus,
+    pub(crate) outer_tx: SuperStatus,
+}
+
+/// An interface whose packets go past the kernel's stack (AF_XDP), and how many went.
+#[derive(Clone, Debug, Deserialize, Serialize)]
+pub(crate) struct PastStackStatus {
+    pub(crate) interface: String,
+    pub(crate) queues: u64,
+    pub(crate) zero_copy: bool,
+    pub(crate) received: u64,
+    pub(crate) sent: u64,
+    /// Arrived, and lost before they were taken off a queue.
+    pub(crate) lost: u64,
+}
+
 /// One direction of an SA.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct SaStatus {
@@ -76,6 +104,22 @@ pub(crate) struct PolicyStatus {
     pub(crate) sa: Option<String>,
 }
 
+/// What tables were asked.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct LookUps {
+    pub(crate) outbound_flows: Asked,
+    pub(crate) inbound_flows: Asked,
+    pub(crate) sad: Asked,
+}
+
+/// What one table was asked.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct Asked {
+    pub(crate) hits: u64,
+    pub(crate) misses: u64,
+    pub(crate) collisions: u64,
+}
+
 /// Counters of the data plane.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct CoreStatus {
@@ -86,6 +130,11 @@ pub(crate) struct CoreStatus {
     pub(crate) bypassed: u64,
     pub(crate) audit_lost: u64,
     pub(crate) batches: u64,
+    pub(crate) supers: SupersStatus,
+    pub(crate) wrong_core: u64,
+    pub(crate) blocked: u64,
+    pub(crate) input_waits: u64,
+    pub(crate) look_ups: LookUps,
     pub(crate) drops: BTreeMap<String, u64>,
 }
 
@@ -96,6 +145,10 @@ struct Head {
     uptime_s: f64,
     healthy: bool,
     engine: String,
+    engine_why: String,
+    scheduler: String,
+    threads: Vec<String>,
+    past_stack: Vec<PastStackStatus>,
     total: CoreStatus,
     cores: Vec<CoreStatus>,
 }
@@ -115,8 +168,15 @@ pub(crate) struct Status {
     pub(crate) uptime_s: f64,
     pub(crate) healthy: bool,
     pub(crate) engine: String,
+    pub(crate) engine_why: String,
+    /// How workers divide their work.
+    pub(crate) scheduler: String,
+    /// Threads, each by the numbers of the workers that it takes care of.
+    pub(crate) threads: Vec<String>,
     pub(crate) sas: Vec<SaStatus>,
     pub(crate) policies: Vec<PolicyStatus>,
+    /// Interfaces whose packets go past the kernel's stack.
+    pub(crate) past_stack: Vec<PastStackStatus>,
     pub(crate) total: CoreStatus,
     pub(crate) cores: Vec<CoreStatus>,
 }
@@ -134,7 +194,8 @@ pub(crate) fn ask(path: &Path) -> Result<Status, ClientError> {
 
 impl Status {
     fn of(entries: &[Message], reply: &Message) -> Result<Self, serde::de::value::Error> {
-        let Head { version, uptime_s, healthy, engine, total, cores } = reply.read()?;
+        let Head { version, uptime_s, healthy, engine, engine_why, scheduler, threads, past_stack, total, cores } =
+            reply.read()?;
         let (mut sas, mut policies) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.read()? {
@@ -143,7 +204,20 @@ impl Status {
             }
         }
         sas.sort_by(|a: &SaStatus, b| a.name.cmp(&b.name).then(b.direction.cmp(&a.direction)));
-        Ok(Self { version, uptime_s, healthy, engine, sas, policies, total, cores })
+        Ok(Self {
+            version,
+            uptime_s,
+            healthy,
+            engine,
+            engine_why,
+            scheduler,
+            threads,
+            sas,
+            policies,
+            past_stack,
+            total,
+            cores,
+        })
     }
 }
 
@@ -160,6 +234,14 @@ mod example {
             bypassed: 0,
             audit_lost: 0,
             batches: 0,
+            supers: SupersStatus {
+                inner_rx: SuperStatus { calls: u64::MAX / 1000, packets: u64::MAX / 30 },
+                ..SupersStatus::default()
+            },
+            wrong_core: 7,
+            blocked: 0,
+            input_waits: 0,
+            look_ups: LookUps { sad: Asked { hits: 3, misses: 2, collisions: 1 }, ..LookUps::default() },
             drops: BTreeMap::from([("bad_icv".into(), 3), ("seq_unsaved".into(), 12_345_678)]),
         };
         let sa = |direction: &str| SaStatus {
@@ -184,12 +266,23 @@ mod example {
             uptime_s: 90_061.0,
             healthy: true,
             engine: "aws_lc".into(),
+            engine_why: "AWS-LC; the configuration names it".into(),
+            scheduler: "pipeline".into(),
+            threads: vec!["0 1".into(), "2".into()],
             sas: vec![sa("out"), sa("in")],
             policies: vec![PolicyStatus {
                 name: "sites".into(),
                 selectors: vec!["10.1.0.0/16[tcp/80] === 2001:db8:1234:5678::/64[tcp]".into()],
                 action: "protect".into(),
                 sa: Some("a-long-name-of-an-sa".into()),
+            }],
+            past_stack: vec![PastStackStatus {
+                interface: "fifteen-letters".into(),
+                queues: 64,
+                zero_copy: true,
+                received: u64::MAX / 1000,
+                sent: u64::MAX / 1000,
+                lost: 3,
             }],
             total: core(),
             cores: vec![core()],
@@ -207,8 +300,22 @@ mod tests {
         let want = json(&example::status());
         let again: Status = serde_json::from_str(&want).unwrap();
         assert_eq!(json(&again), want);
-        let Status { version, uptime_s, healthy, engine, sas, policies, total, cores } = again;
-        let reply = Message::of(&Head { version, uptime_s, healthy, engine, total, cores });
+        let Status { sas, policies, .. } = again;
+        let Status {
+            version, uptime_s, healthy, engine, engine_why, scheduler, threads, past_stack, total, cores, ..
+        } = example::status();
+        let reply = Message::of(&Head {
+            version,
+            uptime_s,
+            healthy,
+            engine,
+            engine_why,
+            scheduler,
+            threads,
+            past_stack,
+            total,
+            cores,
+        });
         let sas = sas.into_iter().rev().map(Entry::Sa);
         let entries: Vec<Message> =
             sas.chain(policies.into_iter().map(Entry::Policy)).map(|e| Message::of(&e)).collect();

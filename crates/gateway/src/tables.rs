@@ -235,7 +235,7 @@ struct Builder<'a> {
 
 impl Builder<'_> {
     fn engine(&self) -> Engine {
-        if self.config.gateway.null_engine { Engine::Null } else { Engine::AwsLc }
+        self.config.gateway.engine()
     }
 
     fn common(sa: &Sa, half: &Half) -> SaCommon {
@@ -326,7 +326,7 @@ impl Builder<'_> {
                     spi: half.spi,
                     version: *version,
                     key: key.octets(),
-                    iv: psp::IvCounter { first: first(0), persistent },
+                    iv: psp::IvCounter { first: first(0), persistent, cores: 1 },
                     crypt_offset: *crypt_offset,
                     cookie: *cookie,
                     sample: *sample,

@@ -7,13 +7,15 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ops::Add;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use crypto::Engine;
-use dataplane::port::{RawPort, RawProtocols, TunConfig, TunPort, UdpPort};
+use dataplane::port::xdp::{self, Interface};
+use dataplane::port::{FlowSteering, RawPort, RawProtocols, SuperCount, SuperPackets, TunConfig, TunPort, UdpPort};
 use dataplane::{Links, Port, Publisher, Runner, WorkerConfig};
 use ipsec::Protocol;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -21,6 +23,7 @@ use signal_hook::iterator::Signals;
 use wire::IpProto;
 
 use crate::audit::AuditLog;
+use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
 use crate::confine::{self, Needs};
@@ -72,14 +75,14 @@ impl From<anyhow::Error> for Failure {
 
 /// What has to be listened to. Sockets are opened once, so a reload may not need others.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-struct Listening {
-    protocols: BTreeSet<IpProto>,
-    local: BTreeSet<IpAddr>,
-    udp: BTreeSet<SocketAddr>,
+pub(crate) struct Listening {
+    pub(crate) protocols: BTreeSet<IpProto>,
+    pub(crate) local: BTreeSet<IpAddr>,
+    pub(crate) udp: BTreeSet<SocketAddr>,
 }
 
 impl Listening {
-    fn of(config: &Config) -> Self {
+    pub(crate) fn of(config: &Config) -> Self {
         let points = config.gateway.code_points;
         let mut listening = Self::default();
         if config.ike_wanted() {
@@ -149,11 +152,30 @@ pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> 
     // Before the first thread, and held to the end.
     let resolver = config.gateway.resolver.as_ref().filter(|_| config.ike_wanted());
     let servers = Servers::start(resolver, &config.gateway.tun)?;
+    let early = Early { past_stack: Bypass::open(&config), steering: flow_steering(&config) };
     let _confinement = config.gateway.confine.then(|| confine::enter(&Needs::of(path, &config)));
-    let mut gateway = Gateway::start(config, path, servers)?;
+    let mut gateway = Gateway::start(config, path, servers, early)?;
     let ended = gateway.serve(signals);
     let stopped = gateway.stop();
     ended.and(stopped).map_err(Failure::Running)
+}
+
+/// What takes bpf(2), which is among what the process gives up.
+struct Early {
+    past_stack: (Bypass, Vec<Interface>),
+    steering: Option<FlowSteering>,
+}
+
+/// What keeps each flow with one of several workers.
+fn flow_steering(config: &Config) -> Option<FlowSteering> {
+    if config.gateway.workers == 1 || !config.gateway.flow_queues {
+        return None;
+    }
+    FlowSteering::load().inspect_err(|error| warn_of_order("bpf(2)", error)).ok()
+}
+
+fn warn_of_order(what: &str, error: &std::io::Error) {
+    tracing::warn!(target: "net", "queues = flows: {what}: {error}; the kernel's way it is");
 }
 
 fn warn(config: &Config) {
@@ -192,6 +214,7 @@ impl KeyedSide {
             port: config.gateway.code_points.psp_port,
             mark: config.gateway.fwmark,
             rotation: psp_keys::ROTATION,
+            workers: config.gateway.workers as u8,
             identities: credentials.identities(),
             bell: Box::new(move || ring_psp.ring()),
         })?;
@@ -209,6 +232,7 @@ impl KeyedSide {
         }
         self.tell_addresses(plane);
         self.keying.credentials_changed();
+        self.keying.reserve_spis(&plane.config);
         self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
         self.keying.want_addresses(&self.loaded.unresolved());
         let peers = plane.config.keyed.psp.clone();
@@ -268,7 +292,12 @@ impl KeyedSide {
 }
 
 impl Gateway {
-    fn start(config: Config, path: &Path, servers: Servers) -> Result<Self, Failure> {
+    fn start(
+        config: Config,
+        path: &Path,
+        servers: Servers,
+        Early { past_stack: (bypass, interfaces), steering }: Early,
+    ) -> Result<Self, Failure> {
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
         let foundation = Foundation::lay(&config, store)?;
         let publisher = foundation.publisher(&config)?;
@@ -286,16 +315,24 @@ impl Gateway {
             mtu: mtu as u16,
             addresses: config.gateway.addresses.iter().map(|i| (i.addr, i.prefix)).collect(),
             queues: config.gateway.workers,
+            offload: config.gateway.offload,
             v6: plane::of_file(&config).any(|selector| selector.dst.is_v6()) || keyed_v6(&config, mtu),
         })
         .map_err(anyhow::Error::from)?;
         routes::settle_device(&config.gateway.tun);
+        if let (Some(queue), Some(steering)) = (queues.first(), &steering) {
+            queue.keep_flows(steering).unwrap_or_else(|error| warn_of_order("TUNSETSTEERINGEBPF", &error));
+        }
         if let Some(queue) = queues.first() {
             let ignored = queue.if_index().and_then(|index| raw.ignore_icmp_from(index));
             ignored.context("cannot tell ICMP of the inner side from that of the outer side")?;
         }
-        let mut outer: Vec<Box<dyn Port + Send>> = vec![Box::new(raw)];
-        outer.extend(udp.into_iter().map(|port| Box::new(port) as Box<dyn Port + Send>));
+        let outer = Outer::of(&config, raw, udp, interfaces).map_err(anyhow::Error::from)?;
+        let joined = match queues.first().map(TunPort::offloads) {
+            Some((true, true)) => "super-packets of TCP and UDP",
+            Some((true, false)) => "super-packets of TCP",
+            _ => "single packets",
+        };
         let footing = foundation.keep_numbers(&config)?;
         let attached = match attach(&config, queues, outer, &publisher) {
             Ok(attached) => attached,
@@ -305,8 +342,9 @@ impl Gateway {
             }
         };
         routes::warn_about_kernel(&config);
-        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes, {} workers", config.gateway.tun, config.gateway.workers);
+        tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes and {joined}, {} workers, {}", config.gateway.tun, config.gateway.workers, config.gateway.scheduler.name());
         let mut plane = Plane::new(footing, publisher, attached, config);
+        plane.bypass = bypass;
         let keyed = keyed.map(|mut keyed| {
             keyed.apply(&mut plane);
             // Traps stand before anybody is told that packets may come.
@@ -357,6 +395,7 @@ impl Gateway {
             self.audit.record(now, &audit);
         }
         self.audit.flush(now);
+        self.plane.bypass.look();
         if let Some((metrics, _)) = &mut self.metrics {
             metrics.look(now, self.keyed.as_ref().map(|keyed| &keyed.keying.endpoint), &mut self.plane);
         }
@@ -425,24 +464,50 @@ impl Gateway {
     }
 }
 
-/// Starts the workers, then directs traffic to them.
-fn attach(
-    config: &Config,
-    queues: Vec<TunPort>,
-    mut outer: Vec<Box<dyn Port + Send>>,
-    publisher: &Publisher,
-) -> anyhow::Result<(Runner, Option<Routes>)> {
-    let mut workers = Vec::new();
-    for (core, inner) in queues.into_iter().enumerate() {
-        let worker =
-            WorkerConfig { core, engine: Engine::AwsLc, packet_bytes: PACKET_BYTES, ..WorkerConfig::default() };
-        let outer_rx = if core == 0 { std::mem::take(&mut outer) } else { Vec::new() };
-        let outer_tx = Box::new(sender(config)?);
-        workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx }));
+/// Workers that run, and the routes that lead to them.
+pub(crate) struct Attached {
+    pub(crate) runner: Runner,
+    pub(crate) routes: Option<Routes>,
+    pub(crate) supers: Vec<Supers>,
+}
+
+/// Where the ports of a worker count their super-packets.
+#[derive(Clone)]
+pub(crate) struct Supers {
+    inner: Vec<Arc<SuperPackets>>,
+    outer: Vec<Arc<SuperPackets>>,
+}
+
+impl Supers {
+    /// Those of the clear side and those of the protected side up to now.
+    pub(crate) fn read(&self) -> (SuperCount, SuperCount) {
+        let sum = |ports: &[Arc<SuperPackets>]| {
+            ports.iter().map(|port| port.read()).fold(SuperCount::default(), SuperCount::add)
+        };
+        (sum(&self.inner), sum(&self.outer))
     }
-    let runner = Runner::start(workers, publisher.clone())?;
+}
+
+/// Starts the workers, then directs traffic to them.
+fn attach(config: &Config, queues: Vec<TunPort>, mut outer: Outer, publisher: &Publisher) -> anyhow::Result<Attached> {
+    let (mut workers, mut supers) = (Vec::new(), Vec::new());
+    // A CPU for each worker, when there is one for each.
+    let cpus = Some(dataplane::cpus::allowed()).filter(|cpus| queues.len() > 1 && cpus.len() >= queues.len());
+    for (core, (inner, sender)) in queues.into_iter().zip(outer.senders).enumerate() {
+        let worker = WorkerConfig {
+            core,
+            engine: config.gateway.engine(),
+            packet_bytes: PACKET_BYTES,
+            pin: cpus.as_ref().and_then(|cpus| cpus.get(core).copied()),
+            ..WorkerConfig::default()
+        };
+        let outer_rx = std::mem::take(&mut outer.receivers[core]);
+        supers.push(Supers { inner: vec![inner.super_packets()], outer: std::mem::take(&mut outer.counted[core]) });
+        workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: sender }));
+    }
+    let runner = Runner::start_with(workers, publisher.clone(), config.gateway.scheduler)?;
     if !config.gateway.routes {
-        return Ok((runner, None));
+        return Ok(Attached { runner, routes: None, supers });
     }
     // Last of all: from here on traffic comes.
     let mut routes = Routes::new(config);
@@ -451,7 +516,7 @@ fn attach(
         routes.give_up();
         return Err(error.into());
     }
-    Ok((runner, Some(routes)))
+    Ok(Attached { runner, routes: Some(routes), supers })
 }
 
 /// The first setting that a running gateway cannot change.
@@ -465,6 +530,11 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("route_table", a.route_table != b.route_table),
         ("fwmark", a.fwmark != b.fwmark),
         ("workers", a.workers != b.workers),
+        ("offload", a.offload != b.offload),
+        ("xdp", a.xdp != b.xdp),
+        ("engine", a.engine() != b.engine()),
+        ("scheduler", a.scheduler != b.scheduler),
+        ("queues", a.flow_queues != b.flow_queues),
         ("state_dir", a.state_dir != b.state_dir),
         ("state_block", a.state_block != b.state_block),
         ("socket", a.socket != b.socket),
@@ -495,7 +565,7 @@ fn device_mtu(config: &Config, tables: &Tables) -> u32 {
     config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
 }
 
-fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPort, Vec<UdpPort>)> {
+fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPort, Vec<Vec<UdpPort>>)> {
     let mark = Some(config.gateway.fwmark);
     // Also without a protocol to receive: ICMP tells of the path MTU.
     let raw = RawPort::open(&RawProtocols {
@@ -508,11 +578,10 @@ fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPor
         device: None,
     })?;
     let shared = |addr: &SocketAddr| config.ike_wanted() && addr.port() == config.gateway.code_points.nat_t_port;
-    let mut udp = Vec::new();
+    let mut udp: Vec<Vec<UdpPort>> = (0..config.gateway.workers.max(1)).map(|_| Vec::new()).collect();
     for addr in &listening.udp {
-        let bound = if shared(addr) { UdpPort::bind_shared(*addr, mark) } else { UdpPort::bind(*addr, mark) };
-        match bound {
-            Ok(port) => udp.push(port),
+        match of_all_workers(*addr, mark, config, shared(addr)) {
+            Ok(ports) => udp.iter_mut().zip(ports).for_each(|(of_worker, port)| of_worker.push(port)),
             // A host without IPv6 has peers of the other family only.
             Err(error) if addr.ip() == Ipv6Addr::UNSPECIFIED && !routes::has_v6() => {
                 tracing::info!(target: "net", "no IPv6 on this host: {error}");
@@ -523,14 +592,83 @@ fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPor
     Ok((raw, udp))
 }
 
-fn sender(config: &Config) -> io::Result<RawPort> {
-    RawPort::open(&RawProtocols {
+/// A socket for each worker, among which the kernel chooses: by SPI what belongs to one of them; by flow PSP, which any can
+/// open.
+fn of_all_workers(addr: SocketAddr, mark: Option<u32>, config: &Config, ike: bool) -> io::Result<Vec<UdpPort>> {
+    let workers = config.gateway.workers;
+    if workers <= 1 {
+        return Ok(vec![if ike { UdpPort::bind_shared(addr, mark)? } else { UdpPort::bind(addr, mark)? }]);
+    }
+    if !ike {
+        // Alone at first, so that another program's socket is not joined.
+        drop(UdpPort::bind(addr, mark)?);
+    }
+    let ports = (0..workers).map(|_| UdpPort::bind_shared(addr, mark)).collect::<io::Result<Vec<_>>>()?;
+    if addr.port() != config.gateway.code_points.psp_port {
+        ports[0].steer(workers, ike)?;
+    }
+    Ok(ports)
+}
+
+/// The ports of the protected side, by worker.
+struct Outer {
+    receivers: Vec<Vec<Box<dyn Port + Send>>>,
+    senders: Vec<Box<dyn Port + Send>>,
+    /// Where they count their super-packets.
+    counted: Vec<Vec<Arc<SuperPackets>>>,
+}
+
+impl Outer {
+    fn of(
+        config: &Config,
+        raw: RawPort,
+        mut udp: Vec<Vec<UdpPort>>,
+        mut interfaces: Vec<Interface>,
+    ) -> io::Result<Self> {
+        if config.gateway.offload {
+            for port in udp.iter_mut().flatten() {
+                if let Err(error) = port.join_datagrams() {
+                    tracing::info!(target: "net", "UDP {}: datagrams come one by one: {error}", port.local());
+                }
+            }
+        }
+        let workers = udp.len();
+        let mut outer = Self { receivers: Vec::new(), senders: Vec::new(), counted: Vec::new() };
+        for (worker, ports) in udp.into_iter().enumerate() {
+            let sender = sender(config, &ports)?;
+            let mut counted: Vec<_> = ports.iter().map(UdpPort::super_packets).collect();
+            counted.push(sender.super_packets());
+            outer.counted.push(counted);
+            let mut receivers: Vec<_> = ports.into_iter().map(|port| Box::new(port) as Box<dyn Port + Send>).collect();
+            if interfaces.is_empty() {
+                outer.senders.push(Box::new(sender));
+            } else {
+                let mark = Some(config.gateway.fwmark);
+                let (past, sender) = xdp::ports_of_worker(&mut interfaces, worker, workers, sender, mark)?;
+                receivers.extend(past);
+                outer.senders.push(Box::new(sender));
+            }
+            outer.receivers.push(receivers);
+        }
+        // Raw sockets all get everything: the first worker has the only one, and hands over what others own.
+        outer.receivers[0].insert(0, Box::new(raw));
+        Ok(outer)
+    }
+}
+
+fn sender(config: &Config, udp: &[UdpPort]) -> io::Result<RawPort> {
+    let mark = Some(config.gateway.fwmark);
+    let mut port = RawPort::open(&RawProtocols {
         protocols: Vec::new(),
         icmp: false,
         v4: true,
         v6: true,
         local: Vec::new(),
-        mark: Some(config.gateway.fwmark),
+        mark,
         device: None,
-    })
+    })?;
+    if config.gateway.offload {
+        port.send_trains(udp, mark)?;
+    }
+    Ok(port)
 }

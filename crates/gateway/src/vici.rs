@@ -9,6 +9,7 @@
 //! Who may open the socket file may do everything; there is no other authorisation in vici.
 
 pub mod client;
+mod doorbell;
 pub mod listing;
 pub mod message;
 pub mod names;

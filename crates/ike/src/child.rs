@@ -158,6 +158,7 @@ impl Child {
     pub(crate) fn remove(&mut self, ctx: &mut Context<'_>, inbound_after: Duration) {
         if !std::mem::replace(&mut self.removed, true) {
             ctx.out.push_back(Output::Remove(self.id, inbound_after));
+            ctx.names.rest_spi(self.spi_in, ctx.now + inbound_after);
         }
     }
 

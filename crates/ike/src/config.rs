@@ -81,6 +81,48 @@ pub struct Connection {
     pub retransmit: Retransmit,
 }
 
+impl Connection {
+    /// A connection of which nothing but the name is known: IKEv2 between any addresses, what a key that is absent from
+    /// `swanctl.conf` means elsewhere, no timers, and no proposals, authentication or children yet.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            version: Version::V2,
+            local_addrs: Vec::new(),
+            remote_addrs: Vec::new(),
+            local_port: 500,
+            remote_port: 500,
+            proposals: Vec::new(),
+            vips: Vec::new(),
+            dns: true,
+            aggressive: false,
+            pull: true,
+            encap: false,
+            mobike: true,
+            dpd_delay: Duration::ZERO,
+            dpd_timeout: Duration::ZERO,
+            fragmentation: Fragmentation::Yes,
+            childless: Childless::Allow,
+            send_certreq: true,
+            send_cert: SendCert::IfAsked,
+            ppk_id: None,
+            ppk_required: false,
+            keyingtries: 1,
+            unique: Unique::No,
+            reauth_time: Duration::ZERO,
+            rekey_time: Duration::ZERO,
+            over_time: Duration::ZERO,
+            rand_time: Duration::ZERO,
+            dscp: 0,
+            pools: Vec::new(),
+            local: Vec::new(),
+            remote: Vec::new(),
+            children: Vec::new(),
+            retransmit: Retransmit::default(),
+        }
+    }
+}
+
 /// IKE versions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
@@ -185,6 +227,24 @@ pub struct Auth {
     pub revocation: Revocation,
 }
 
+impl Auth {
+    /// A round by `method` with this identity and no further conditions.
+    pub fn new(method: AuthMethod, id: IdPattern) -> Self {
+        Self {
+            method,
+            id,
+            eap_id: None,
+            xauth_id: None,
+            certs: Vec::new(),
+            cacerts: Vec::new(),
+            pubkeys: Vec::new(),
+            groups: Vec::new(),
+            cert_policy: Vec::new(),
+            revocation: Revocation::Relaxed,
+        }
+    }
+}
+
 /// Authentication methods.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum AuthMethod {
@@ -274,6 +334,40 @@ pub struct ChildConfig {
     pub eesp_max_crypt_offset: Option<u8>,
     /// Command to run on up and down.
     pub updown: Option<String>,
+}
+
+impl ChildConfig {
+    /// A tunnel of which nothing but the name is known: what a key that is absent from `swanctl.conf` means, no
+    /// lifetimes, and no proposals or selectors yet.
+    pub fn new(name: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            proposals: Vec::new(),
+            local_ts: Vec::new(),
+            remote_ts: Vec::new(),
+            mode: ChildMode::Tunnel,
+            time: Life::default(),
+            bytes: Life::default(),
+            packets: Life::default(),
+            dpd_action: Action::Clear,
+            start_action: StartAction::default(),
+            close_action: Action::Clear,
+            inactivity: Duration::ZERO,
+            priority: 0,
+            interface: None,
+            reqid: 0,
+            replay_window: 32,
+            per_cpu_sas: PerCpuSas::No,
+            tfc_padding: 0,
+            copy_df: true,
+            copy_ecn: true,
+            copy_dscp: true,
+            sha256_96: false,
+            eesp_max_sub_sa_id: None,
+            eesp_max_crypt_offset: None,
+            updown: None,
+        }
+    }
 }
 
 /// Soft limit, hard limit and what chance takes off the soft one. Zero is no limit.

@@ -1,9 +1,9 @@
 //! What a step of an IKE SA may use besides the SA itself.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand_core::RngCore;
 
@@ -39,8 +39,10 @@ pub(crate) struct Names {
     next_ike: u32,
     next_child: u32,
     next_ticket: u64,
-    /// Inbound SPIs of Child SAs that are in use, and SPIs that belong to somebody else on this host.
+    /// Inbound SPIs of Child SAs that are in use or were until lately, and SPIs that belong to somebody else on this host.
     pub(crate) child_spis: HashMap<u32, Option<ChildId>>,
+    /// Those of them that were in use until lately, and until when they are not given out again.
+    resting_spis: BTreeSet<(Instant, u32)>,
     /// Which IKE SA waits for an answer.
     pub(crate) tickets: HashMap<Ticket, IkeId>,
     /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
@@ -88,6 +90,63 @@ impl Names {
     }
 }
 
+/// SPIs are of the same class when they are the same modulo this. A gateway gives the SAs of its peers to its workers by
+/// SPI: an SA and its successor, of one class, are then opened by the same worker, and packets stay in order while one
+/// takes over from the other; SAs for the CPUs of a peer (RFC 9611) go to different ones. A multiple of every number of
+/// workers up to 6, and of 8, 10, 12, 15, 16, 20, 24, 32, 48, 60 and 64.
+pub(crate) const SPI_CLASSES: u32 = 960;
+
+/// How long an SPI rests after the last packet for it was to come, before it may be chosen again: two SAs that receive with one
+/// SPI cannot be told apart, and whoever carries [`Output::Remove`] out may be late.
+const SPI_REST: Duration = Duration::from_secs(10);
+
+impl Names {
+    /// A Child SA is over: packets for its inbound SPI may come until `last`.
+    pub(crate) fn rest_spi(&mut self, spi: wire::Spi, last: Instant) {
+        self.resting_spis.insert((last + SPI_REST, spi.get()));
+    }
+
+    fn take_spi(&mut self, id: ChildId, class: Option<u32>, mut random: impl FnMut() -> u32) -> wire::Spi {
+        loop {
+            let random = random();
+            let wanted = match class {
+                Some(class) => (random - random % SPI_CLASSES).checked_add(class % SPI_CLASSES),
+                None => Some(random),
+            };
+            if let Some(Ok(spi)) = wanted.map(wire::Spi::try_from)
+                && !self.child_spis.contains_key(&spi.get())
+            {
+                self.child_spis.insert(spi.get(), Some(id));
+                return spi;
+            }
+        }
+    }
+
+    /// An SPI that somebody else on this host receives with.
+    pub(crate) fn reserve_spi(&mut self, spi: wire::Spi) {
+        self.child_spis.insert(spi.get(), None);
+    }
+
+    /// SPIs that have rested may be chosen again.
+    fn wake_spis(&mut self, now: Instant) {
+        while let Some((until, spi)) = self.resting_spis.first().copied()
+            && until <= now
+        {
+            self.resting_spis.pop_first();
+            // Unless somebody else has come to have it.
+            if self.child_spis.get(&spi).is_some_and(Option::is_some) {
+                self.child_spis.remove(&spi);
+            }
+        }
+    }
+
+    /// Inbound SPIs in use, and those of others.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn spis_in_use(&self) -> usize {
+        self.child_spis.len() - self.resting_spis.len()
+    }
+}
+
 impl Context<'_> {
     /// Asks; the answer comes to `ike`.
     pub(crate) fn ask(&mut self, ike: IkeId, question: Question) -> Ticket {
@@ -97,16 +156,10 @@ impl Context<'_> {
         ticket
     }
 
-    /// Takes a random SPI for inbound packets of a Child SA.
-    pub(crate) fn child_spi(&mut self, id: ChildId) -> wire::Spi {
-        loop {
-            if let Ok(spi) = wire::Spi::try_from(self.rng.next_u32())
-                && !self.names.child_spis.contains_key(&spi.get())
-            {
-                self.names.child_spis.insert(spi.get(), Some(id));
-                return spi;
-            }
-        }
+    /// Takes a random SPI for inbound packets of a Child SA, of the class `class` if one is wanted.
+    pub(crate) fn child_spi(&mut self, id: ChildId, class: Option<u32>) -> wire::Spi {
+        self.names.wake_spis(self.now);
+        self.names.take_spi(id, class, || self.rng.next_u32())
     }
 
     /// An IKE SA gave this host a virtual address.
@@ -141,5 +194,39 @@ impl Context<'_> {
     /// Counts.
     pub(crate) fn count(&mut self, what: &'static str) {
         self.event(Event::Count(what));
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::disallowed_methods)] // a test begins at some time
+mod tests {
+    use super::*;
+
+    /// The SPI that is taken where chance says 1920, 2880, 3840 and so on.
+    fn take(names: &mut Names, now: Instant) -> u32 {
+        let mut random = SPI_CLASSES;
+        names.wake_spis(now);
+        let next = || {
+            random += SPI_CLASSES;
+            random
+        };
+        names.take_spi(ChildId(1), Some(7), next).get()
+    }
+
+    #[test]
+    fn an_spi_is_not_taken_again_while_packets_may_come_for_it() {
+        let (mut names, start) = (Names::default(), Instant::now());
+        let (first, second) = (take(&mut names, start), take(&mut names, start));
+        assert_eq!((first, second), (2 * SPI_CLASSES + 7, 3 * SPI_CLASSES + 7));
+        let last = start + Duration::from_secs(5);
+        names.rest_spi(wire::Spi::try_from(first).unwrap(), last);
+        assert_eq!(names.spis_in_use(), 1);
+        assert_eq!(take(&mut names, last + SPI_REST - Duration::from_millis(1)), 4 * SPI_CLASSES + 7);
+        assert_eq!(take(&mut names, last + SPI_REST), first);
+        assert_eq!(names.spis_in_use(), 3);
+        // What comes to belong to somebody else while it rests is not given out at all.
+        names.rest_spi(wire::Spi::try_from(second).unwrap(), last);
+        names.reserve_spi(wire::Spi::try_from(second).unwrap());
+        assert_ne!(take(&mut names, last + SPI_REST), second);
     }
 }

@@ -348,18 +348,7 @@ pub fn range(text: &str) -> AddrRange {
 /// One round of authentication.
 pub fn auth(method: AuthMethod, pattern: &str) -> Auth {
     let pattern = if pattern == "%any" { IdPattern::Any } else { IdPattern::Like(id(pattern)) };
-    Auth {
-        method,
-        id: pattern,
-        eap_id: None,
-        xauth_id: None,
-        certs: Vec::new(),
-        cacerts: Vec::new(),
-        pubkeys: Vec::new(),
-        groups: Vec::new(),
-        cert_policy: Vec::new(),
-        revocation: Revocation::Relaxed,
-    }
+    Auth::new(method, pattern)
 }
 
 /// Selectors from words; `dynamic` is the address itself.
@@ -374,31 +363,10 @@ pub fn ts(text: &str) -> TsConfig {
 /// When the built-in proposal does not parse: a bug.
 pub fn child(name: &str, local: &str, remote: &str) -> ChildConfig {
     ChildConfig {
-        name: name.to_owned(),
         proposals: vec![ChildProposal::parse(ChildProtocol::Esp, "aes128gcm16-x25519-none").expect("a proposal")],
         local_ts: vec![ts(local)],
         remote_ts: vec![ts(remote)],
-        mode: ChildMode::Tunnel,
-        time: Life::default(),
-        bytes: Life::default(),
-        packets: Life::default(),
-        dpd_action: Action::Clear,
-        start_action: StartAction::default(),
-        close_action: Action::Clear,
-        inactivity: Duration::ZERO,
-        priority: 0,
-        interface: None,
-        reqid: 0,
-        replay_window: 32,
-        per_cpu_sas: PerCpuSas::No,
-        tfc_padding: 0,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp: false,
-        sha256_96: false,
-        eesp_max_sub_sa_id: None,
-        eesp_max_crypt_offset: None,
-        updown: None,
+        ..ChildConfig::new(name)
     }
 }
 
@@ -408,39 +376,14 @@ pub fn child(name: &str, local: &str, remote: &str) -> ChildConfig {
 /// When the built-in proposal does not parse: a bug.
 pub fn connection(local: u8, remote: u8) -> Connection {
     Connection {
-        name: format!("{local}-{remote}"),
-        version: Version::V2,
         local_addrs: vec![range(&addr(local).to_string())],
         remote_addrs: vec![range(&addr(remote).to_string())],
-        local_port: 500,
-        remote_port: 500,
         proposals: vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519-ecp256").expect("a proposal")],
-        vips: Vec::new(),
-        aggressive: false,
-        pull: true,
-        encap: false,
         mobike: false,
-        dpd_delay: Duration::ZERO,
-        dpd_timeout: Duration::ZERO,
-        fragmentation: Fragmentation::Yes,
-        childless: Childless::Allow,
-        dns: true,
-        send_certreq: true,
-        send_cert: SendCert::IfAsked,
-        ppk_id: None,
-        ppk_required: false,
-        keyingtries: 1,
-        unique: Unique::No,
-        reauth_time: Duration::ZERO,
-        rekey_time: Duration::ZERO,
-        over_time: Duration::ZERO,
-        rand_time: Duration::ZERO,
-        dscp: 0,
-        pools: Vec::new(),
         local: vec![auth(AuthMethod::Psk, &format!("host{local}.test"))],
         remote: vec![auth(AuthMethod::Psk, &format!("host{remote}.test"))],
         children: vec![Arc::new(child("net", &network(local), &network(remote)))],
-        retransmit: Retransmit::default(),
+        ..Connection::new(format!("{local}-{remote}"))
     }
 }
 

@@ -157,7 +157,8 @@ pub(crate) fn prepare_out(
 ) -> Result<PendingOut, Drop> {
     frame.truncate(ip.total_len)?;
     let payload = encap::payload(&sa.common.mode, ip, frame.bytes())?;
-    let at = encap::encapsulate(&sa.common, ip, frame, ah.head_len, IpProto::AH, None)?;
+    let id = encap::identification(sa.spi, lane.session, seq);
+    let at = encap::encapsulate(&sa.common, ip, frame, ah.head_len, IpProto::AH, None, id)?;
     let head = frame.bytes_mut().get_mut(at..at + ah.head_len).ok_or(Drop::Inconsistent)?;
     let spi = Spi::try_from(sa.spi).map_err(|_| Drop::Inconsistent)?;
     let header = AhHeader::new(payload.next, spi, seq, ah.head_len - AhHeader::LEN).ok_or(Drop::Inconsistent)?;

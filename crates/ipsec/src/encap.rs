@@ -58,8 +58,8 @@ pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Dro
 /// BEET), UDP header if `udp`, `gap` bytes for the protocol to fill, payload, appended bytes; all
 /// IP and UDP lengths and the IPv4 checksum are final. Returns the offset of the gap.
 ///
-/// `proto` is the number in the IP header when there is no UDP. A UDP checksum that was asked for
-/// is not written here (the payload is not final): see [`finish_udp_checksum`].
+/// `proto` is the number in the IP header when there is no UDP, `id` the [`identification`] of a new header. A UDP
+/// checksum that was asked for is not written here (the payload is not final): see [`finish_udp_checksum`].
 ///
 /// # Errors
 /// [`Drop::NoRoom`], [`Drop::TooBig`] beyond 65535 bytes.
@@ -71,8 +71,9 @@ pub fn encapsulate(
     gap: usize,
     proto: IpProto,
     udp: Option<UdpPorts>,
+    id: u16,
 ) -> Result<usize, Drop> {
-    let outside = Outside { gap, proto, udp };
+    let outside = Outside { gap, proto, udp, id };
     match common.mode {
         Mode::Tunnel => tunnel(common, ip, frame, outside),
         Mode::Transport => transport(ip, frame, outside),
@@ -150,6 +151,7 @@ struct Outside {
     gap: usize,
     proto: IpProto,
     udp: Option<UdpPorts>,
+    id: u16,
 }
 
 impl Outside {
@@ -178,7 +180,7 @@ impl Outside {
 
 #[inline]
 fn tunnel(common: &SaCommon, ip: &IpPacket, frame: &mut Frame<'_>, outside: Outside) -> Result<usize, Drop> {
-    let fields = outer_fields(common, ip, frame.bytes(), outside.ip_proto());
+    let fields = outer_fields(common, ip, frame.bytes(), outside);
     let template = &common.header;
     frame.push_front(template.len() + outside.len())?;
     template.write(frame.bytes_mut(), fields)?;
@@ -187,7 +189,7 @@ fn tunnel(common: &SaCommon, ip: &IpPacket, frame: &mut Frame<'_>, outside: Outs
 
 /// The outer header of a tunnel around `packet` (RFC 4301 §5.1.2).
 #[inline]
-fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], proto: IpProto) -> header::Fields {
+fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], outside: Outside) -> header::Fields {
     let outer = &common.outer;
     let v6 = common.header.is_v6();
     let dscp = match outer.dscp {
@@ -202,8 +204,8 @@ fn outer_fields(common: &SaCommon, ip: &IpPacket, packet: &[u8], proto: IpProto)
     header::Fields {
         tos: dscp | ecn::ingress(Ecn::of(ip.tos), outer.ecn).bits(),
         hop_limit: outer.hop_limit,
-        proto,
-        id: if v6 || dont_fragment { 0 } else { header::identification(ip, packet) },
+        proto: outside.ip_proto(),
+        id: if v6 || dont_fragment { 0 } else { outside.id },
         dont_fragment,
         flow_label: if v6 { header::flow_label(ip, packet) } else { 0 },
     }
@@ -389,7 +391,7 @@ mod tests {
         let mut buffer = [vec![0; 256], packet.to_vec(), vec![0; 256]].concat();
         let mut frame = Frame::new(&mut buffer, 256..256 + packet.len())?;
         frame.push_back(TRAILER)?.fill(0xee);
-        let at = encapsulate(common, &ip, &mut frame, GAP, IpProto::ESP, udp)?;
+        let at = encapsulate(common, &ip, &mut frame, GAP, IpProto::ESP, udp, 0x1234)?;
         assert_eq!(frame.len(), at + GAP + payload.len + TRAILER);
         Ok(Wrapped { packet: frame.bytes().to_vec(), at, payload })
     }
@@ -486,16 +488,34 @@ mod tests {
     }
 
     #[test]
-    fn identification_and_flow_label_tell_packets_and_flows_apart() {
-        let id_of = |packet: &[u8]| {
-            let common = sa(Mode::Tunnel, Outer { df: DfPolicy::Clear, ..outer(false) });
-            wrap(&common, packet, None).unwrap().packet[4..6].to_vec()
-        };
+    fn an_identification_does_not_come_again_soon_and_lanes_begin_apart() {
+        let of = |spi, session, seq| identification(spi, wire::SessionId(session), SeqNo(seq));
+        for start in [1, 0xfff0, 1 << 56, (5 << 56) - 9] {
+            let all: std::collections::HashSet<u16> = (0..1 << 16).map(|n| of(7, 0, start + n)).collect();
+            // At most two blocks of 65,536 numbers, each of which repeats none.
+            assert!(all.len() > 1 << 15, "{}", all.len());
+        }
+        let aligned: std::collections::HashSet<u16> = (0..1 << 16).map(|n| of(7, 0, 3 << 16 | n)).collect();
+        assert_eq!(aligned.len(), 1 << 16);
+        let begins = [of(7, 0, 1), of(8, 0, 1), of(7, 1, 1), of(7, 2, 1), of(7, 0, 1 << 56 | 1), of(7, 0, 2 << 56 | 1)];
+        let apart: std::collections::HashSet<u16> = begins.into_iter().collect();
+        assert_eq!(apart.len(), begins.len());
+    }
+
+    #[test]
+    fn only_packets_that_may_be_fragmented_have_an_identification() {
+        for (df, id) in [(DfPolicy::Clear, [0x12, 0x34]), (DfPolicy::Set, [0, 0])] {
+            let common = sa(Mode::Tunnel, Outer { df, ..outer(false) });
+            assert_eq!(wrap(&common, &inner(false, 100), None).unwrap().packet[4..6], id);
+        }
+    }
+
+    #[test]
+    fn flow_labels_tell_flows_apart() {
+        let label = |packet: &[u8]| wrap(&sa(Mode::Tunnel, outer(true)), packet, None).unwrap().packet[1..4].to_vec();
         let mut other = inner(false, 100);
         other[5] ^= 1;
         repair(&mut other);
-        assert_ne!(id_of(&inner(false, 100)), id_of(&other));
-        let label = |packet: &[u8]| wrap(&sa(Mode::Tunnel, outer(true)), packet, None).unwrap().packet[1..4].to_vec();
         assert_eq!(label(&inner(false, 100)), label(&other), "one flow takes one path");
         let mut other_flow = inner(false, 100);
         other_flow[21] ^= 1;

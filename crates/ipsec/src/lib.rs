@@ -36,6 +36,7 @@ pub use drop::Drop;
 pub use fragment::fragment_v4;
 pub use frame::Frame;
 pub use reassembly::{Lost, Reassembled, Reassembler};
+pub use recipe::{InNext, InsideLike, OutNext, OutShape};
 pub use replay::{Authentic, ReplayWindow};
 pub use sa::{
     Beet, DfPolicy, DscpPolicy, InLane, InProto, InboundSa, Lifetime, Mode, OutLane, OutProto, OutboundSa, Outer, Peer,
@@ -45,6 +46,7 @@ pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd};
 pub use step::{
-    Delivered, PendingIn, PendingOut, finish_in, finish_in_usual, finish_out, finishes_usual, needs_finish, prepare_in,
-    prepare_in_any, prepare_in_usual, prepare_out, prepare_out_any, prepare_out_usual,
+    Delivered, PendingIn, PendingOut, PutIn, PutInJob, PutJob, PutOp, finish_in, finish_in_usual, finish_out,
+    finishes_usual, needs_finish, prepare_in, prepare_in_any, prepare_in_usual, prepare_out, prepare_out_any,
+    prepare_out_usual,
 };

@@ -9,5 +9,7 @@ mod outbound;
 #[cfg(test)]
 mod tests;
 
+pub use inbound::{InNext, InsideLike};
 pub(crate) use inbound::{InRecipe, Inside, Number};
+pub use outbound::{OutNext, OutShape};
 pub(crate) use outbound::{OutRecipe, Places};

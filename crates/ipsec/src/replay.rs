@@ -36,7 +36,7 @@ impl Authentic {
 const UNCHECKED_REACH: u64 = 1 << 31;
 
 /// A sliding window over sequence numbers. Written by one core with plain loads and stores; other
-/// cores may read it for reports.
+/// cores may read it for reports, and [`ReplayWindow::check`] against it: what that lets through is checked again.
 ///
 /// At most 16 KiB (65536 packets).
 pub struct ReplayWindow {
@@ -101,7 +101,8 @@ impl ReplayWindow {
     /// [`Drop::ZeroSeq`], [`Drop::TooOld`] or [`Drop::Replay`].
     #[inline]
     pub fn check(&self, seq: SeqNo) -> Result<(), Drop> {
-        let top = self.top.load(Ordering::Relaxed);
+        // On another core than the one that commits, whoever sees the new top must see the words that were cleared for it.
+        let top = self.top.load(Ordering::Acquire);
         if seq.0 > top {
             return Ok(());
         }
@@ -128,12 +129,15 @@ impl ReplayWindow {
     ///
     /// # Errors
     /// As [`ReplayWindow::check`]: the same number may have arrived twice within a batch.
-    #[inline]
+    #[inline(always)] // one call for each packet otherwise
     pub fn commit(&self, seen: Authentic) -> Result<(), Drop> {
         let seq = seen.0.0;
         let top = self.top.load(Ordering::Relaxed);
         if seq > top {
-            self.advance(top, seq);
+            if seq / 64 != top / 64 {
+                self.enter(top, seq);
+            }
+            self.top.store(seq, Ordering::Release);
         } else {
             self.check_seen(seq, top)?;
         }
@@ -142,14 +146,13 @@ impl ReplayWindow {
         Ok(())
     }
 
-    /// Moves the top ahead to `seq`, clearing the words that enter the window.
-    #[inline]
-    fn advance(&self, top: u64, seq: u64) {
+    /// Clears the words that enter the window when its top moves ahead to `seq`.
+    #[inline(never)] // every 64 packets
+    fn enter(&self, top: u64, seq: u64) {
         let entered = (seq / 64 - top / 64).min(self.mask + 1);
         for back in 0..entered {
             self.word(seq.wrapping_sub(back * 64)).store(0, Ordering::Relaxed);
         }
-        self.top.store(seq, Ordering::Relaxed);
     }
 
     #[inline]

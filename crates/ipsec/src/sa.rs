@@ -131,12 +131,26 @@ impl Lifetime {
     pub const NONE: Self = Self { packets: u64::MAX, bytes: u64::MAX };
 }
 
+/// Bytes that no two cores write into: two cache lines, because processors fetch them in pairs.
+pub(crate) const APART: usize = 128;
+
+/// Packets and bytes of one lane, on cache lines of their own.
+#[derive(Default)]
+#[repr(align(128))]
+struct Passed {
+    packets: AtomicU64,
+    bytes: AtomicU64,
+}
+const _: () = assert!(size_of::<Passed>() == APART);
+
 /// What went through an SA. Relaxed atomics: readers see each figure whole, not a moment in time.
+///
+/// Each lane counts for itself, so that cores with a lane each do not write what others write; who asks gets the sum.
 pub struct SaCounters {
-    /// Packets protected or delivered.
-    pub packets: AtomicU64,
-    /// Bytes of inner packets protected or delivered.
-    pub bytes: AtomicU64,
+    /// Lane 0, which most SAs have alone.
+    first: Passed,
+    /// The lanes after it, at most [`SaCounters::MAX_LANES`] with it; further ones share them.
+    others: Box<[Passed]>,
     /// Packets that went no further, by [`Drop`].
     pub drops: [AtomicU64; Drop::COUNT],
     /// EESP options and the like that were skipped because they are unknown.
@@ -145,34 +159,67 @@ pub struct SaCounters {
 
 impl Default for SaCounters {
     fn default() -> Self {
-        Self {
-            packets: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            drops: [const { AtomicU64::new(0) }; Drop::COUNT],
-            unknown_options: AtomicU64::new(0),
-        }
+        Self::new(1)
     }
 }
 
 impl SaCounters {
-    /// Adds a run of packets.
-    pub fn add(&self, packets: u64, bytes: u64) {
-        self.packets.fetch_add(packets, Ordering::Relaxed);
-        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    /// Lanes that count apart from each other: as many as there may be workers.
+    pub const MAX_LANES: usize = 64;
+
+    /// Counters of an SA with `lanes` lanes.
+    pub fn new(lanes: usize) -> Self {
+        Self {
+            first: Passed::default(),
+            others: (1..lanes.min(Self::MAX_LANES)).map(|_| Passed::default()).collect(),
+            drops: [const { AtomicU64::new(0) }; Drop::COUNT],
+            unknown_options: AtomicU64::new(0),
+        }
     }
 
-    /// Adds a run of packets, for the one core that owns the SA: no locked instruction.
-    pub fn add_owned(&self, packets: u64, bytes: u64) {
+    fn of(&self, lane: usize) -> &Passed {
+        match (lane, self.others.len()) {
+            (0, _) | (_, 0) => &self.first,
+            (lane, others) => &self.others[(lane - 1) % others],
+        }
+    }
+
+    fn sum(&self, what: impl Fn(&Passed) -> &AtomicU64) -> u64 {
+        let own = what(&self.first).load(Ordering::Relaxed);
+        self.others.iter().fold(own, |sum, lane| sum.wrapping_add(what(lane).load(Ordering::Relaxed)))
+    }
+
+    /// Packets protected or delivered.
+    pub fn packets(&self) -> u64 {
+        self.sum(|lane| &lane.packets)
+    }
+
+    /// Bytes of inner packets protected or delivered.
+    pub fn bytes(&self) -> u64 {
+        self.sum(|lane| &lane.bytes)
+    }
+
+    /// Adds a run of packets of `lane`, which several cores may use.
+    pub fn add(&self, lane: usize, packets: u64, bytes: u64) {
+        let lane = self.of(lane);
+        lane.packets.fetch_add(packets, Ordering::Relaxed);
+        lane.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Adds a run of packets, for the one core that owns the lane: no locked instruction.
+    pub fn add_owned(&self, lane: usize, packets: u64, bytes: u64) {
         let bump = |counter: &AtomicU64, by| counter.store(counter.load(Ordering::Relaxed) + by, Ordering::Relaxed);
-        bump(&self.packets, packets);
-        bump(&self.bytes, bytes);
+        let lane = self.of(lane);
+        bump(&lane.packets, packets);
+        bump(&lane.bytes, bytes);
     }
 
     /// Takes off packets that were added too soon.
     #[cold]
-    pub fn take_back(&self, packets: u64, bytes: u64) {
-        self.packets.fetch_sub(packets, Ordering::Relaxed);
-        self.bytes.fetch_sub(bytes, Ordering::Relaxed);
+    pub fn take_back(&self, lane: usize, packets: u64, bytes: u64) {
+        let lane = self.of(lane);
+        lane.packets.fetch_sub(packets, Ordering::Relaxed);
+        lane.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Counts one packet that went no further.
@@ -230,27 +277,52 @@ impl SaCommon {
 
     /// The same between other addresses. Counters go on from where they are.
     fn moved(&self, outer: Outer) -> Self {
-        let moved = Self::new(&self.name, self.mode, outer, self.lifetime).with_original(self.original);
+        let mut moved = Self::new(&self.name, self.mode, outer, self.lifetime).with_original(self.original);
         let copy = |to: &AtomicU64, from: &AtomicU64| to.store(from.load(Ordering::Relaxed), Ordering::Relaxed);
-        copy(&moved.counters.packets, &self.counters.packets);
-        copy(&moved.counters.bytes, &self.counters.bytes);
+        moved.counters = SaCounters::new(1 + self.counters.others.len());
+        moved.counters.add(0, self.counters.packets(), self.counters.bytes());
         copy(&moved.counters.unknown_options, &self.counters.unknown_options);
         moved.counters.drops.iter().zip(&self.counters.drops).for_each(|(to, from)| copy(to, from));
         moved.expired.store(self.expired.load(Ordering::Relaxed), Ordering::Relaxed);
         moved
     }
 
-    /// Refuses when a hard limit has passed.
+    /// The same for an SA whose packets are counted in `lanes` lanes.
+    #[must_use]
+    pub(crate) fn with_lanes(mut self, lanes: usize) -> Self {
+        self.counters = SaCounters::new(lanes);
+        self
+    }
+
+    /// Whether there are hard limits.
+    #[inline]
+    pub fn is_limited(&self) -> bool {
+        self.lifetime != Lifetime::NONE
+    }
+
+    /// Refuses when a hard limit has passed. The counters, which other cores may be writing, are only asked when
+    /// there is a limit to them.
+    #[inline]
     pub fn check_lifetime(&self) -> Result<(), Drop> {
-        let c = &self.counters;
-        let spent = c.packets.load(Ordering::Relaxed) >= self.lifetime.packets
-            || c.bytes.load(Ordering::Relaxed) >= self.lifetime.bytes
-            || self.expired.load(Ordering::Relaxed);
+        let spent = self.expired.load(Ordering::Relaxed)
+            || (self.is_limited()
+                && (self.counters.packets() >= self.lifetime.packets || self.counters.bytes() >= self.lifetime.bytes));
         if spent { Err(Drop::Expired) } else { Ok(()) }
+    }
+
+    /// Packets that the SA may still pass when `under_way` of a run are not counted yet; `u64::MAX` without a limit.
+    #[inline]
+    pub fn packets_left(&self, under_way: u64) -> u64 {
+        match self.lifetime.packets {
+            u64::MAX => u64::MAX,
+            limit => limit.saturating_sub(self.counters.packets() + under_way),
+        }
     }
 }
 
-/// One independent sequence of packets under one key: the SA itself, or an EESP Sub SA.
+/// One independent sequence of packets under one key: the SA itself, an EESP Sub SA, or the IVs of one core in a PSP
+/// association. Lanes lie apart in memory: a core that has one writes nothing that another reads.
+#[repr(align(128))]
 pub struct OutLane {
     /// Session ID on the wire; 0 for the other protocols.
     pub session: SessionId,
@@ -259,14 +331,17 @@ pub struct OutLane {
     /// Sequence numbers or IVs.
     pub seq: SeqCounter,
 }
+const _: () = assert!(size_of::<OutLane>() == APART);
 
-/// The receive side of a lane.
+/// The receive side of a lane, apart from others likewise.
+#[repr(align(128))]
 pub struct InLane {
     /// Key; `None` when it is derived when needed (PSP, many Sub SAs).
     pub key: Option<KeyId>,
     /// Replay window; size 0 checks nothing. Made when the first packet of the lane verified.
     pub window: std::sync::OnceLock<ReplayWindow>,
 }
+const _: () = assert!(size_of::<InLane>() == APART);
 
 /// What is particular to a protocol, outbound.
 #[allow(missing_docs)]
@@ -438,6 +513,27 @@ mod tests {
     }
 
     #[test]
+    fn lanes_count_apart_and_are_added_up() {
+        let counters = SaCounters::new(3);
+        counters.add(0, 1, 10);
+        counters.add_owned(1, 2, 20);
+        counters.add(2, 4, 40);
+        counters.take_back(2, 1, 5);
+        assert_eq!((counters.packets(), counters.bytes()), (6, 65));
+        assert_eq!(
+            (counters.of(0).packets.load(Ordering::Relaxed), counters.of(1).packets.load(Ordering::Relaxed)),
+            (1, 2)
+        );
+        let apart = |a: usize, b: usize| {
+            std::ptr::from_ref(counters.of(a)).addr().abs_diff(std::ptr::from_ref(counters.of(b)).addr())
+        };
+        assert!(apart(0, 1) >= APART && apart(1, 2) >= APART);
+        // More lanes than there are places for: still none is lost.
+        SaCounters::new(1000).add(999, 1, 1);
+        assert_eq!(SaCounters::new(1000).others.len(), SaCounters::MAX_LANES - 1);
+    }
+
+    #[test]
     fn an_sa_that_moved_goes_on_with_its_numbers_windows_and_counters() {
         let spec = esp::Spec {
             spi: 0x1001,
@@ -453,17 +549,17 @@ mod tests {
         };
         let mut keys = KeyTable::default();
         let common = || SaCommon::new("moon", Mode::Tunnel, outer(2), Lifetime::NONE);
-        let out = esp::outbound(common(), &spec, Engine::AwsLc, &mut keys).unwrap();
+        let out = esp::outbound(common(), &spec, Engine::best(), &mut keys).unwrap();
         assert_eq!(out.lanes[0].seq.reserve(10).unwrap().first, 1);
-        out.common.counters.add(10, 1000);
+        out.common.counters.add(0, 10, 1000);
         let moved = out.moved(outer(3));
         assert_eq!(moved.common.outer.peer.remote, IpAddr::from([198, 51, 100, 3]));
         // Whoever still has the old one takes numbers from the same counter.
         assert_eq!(moved.lanes[0].seq.reserve(1).unwrap().first, 11);
         assert_eq!(out.lanes[0].seq.reserve(1).unwrap().first, 12);
-        assert_eq!(moved.common.counters.bytes.load(Ordering::Relaxed), 1000);
+        assert_eq!(moved.common.counters.bytes(), 1000);
 
-        let inn = esp::inbound(common(), &esp::Spec { first_seq: 40, ..spec }, Engine::AwsLc, &mut keys).unwrap();
+        let inn = esp::inbound(common(), &esp::Spec { first_seq: 40, ..spec }, Engine::best(), &mut keys).unwrap();
         let moved = inn.moved(outer(3));
         assert!(moved.lanes[0].check(64, SeqNo(40)).is_err());
         assert!(moved.lanes[0].check(64, SeqNo(41)).is_ok());

@@ -156,7 +156,7 @@ mod tests {
             tfc_padding: false,
             iv: esp::CbcIv::Encrypted,
         };
-        let sa = esp::inbound(common(name, local, PEERS[0]), &spec, Engine::AwsLc, &mut KeyTable::default());
+        let sa = esp::inbound(common(name, local, PEERS[0]), &spec, Engine::best(), &mut KeyTable::default());
         Arc::new(sa.unwrap())
     }
 
@@ -170,7 +170,7 @@ mod tests {
             first_seq: Vec::new(),
             honour_drop: false,
         };
-        let sa = psp::inbound(common(name, US, remote), &spec, Engine::AwsLc, &mut KeyTable::default());
+        let sa = psp::inbound(common(name, US, remote), &spec, Engine::best(), &mut KeyTable::default());
         Arc::new(sa.unwrap())
     }
 

@@ -54,6 +54,45 @@ pub struct Delivered {
     pub sample: bool,
 }
 
+/// Takes the operation that [`prepare_out_usual`] makes. A closure does; a type of the caller's can besides insist on being
+/// inlined, without which the operation is written twice.
+pub trait PutOp {
+    /// Takes it.
+    fn put(self, op: CryptoOp);
+}
+
+impl<F: FnOnce(CryptoOp)> PutOp for F {
+    #[inline(always)]
+    fn put(self, op: CryptoOp) {
+        self(op)
+    }
+}
+
+/// As [`PutOp`], for [`crate::OutNext::prepare`].
+pub trait PutJob<'p> {
+    /// Takes the operation, and the packet that it is for.
+    fn put(self, op: CryptoOp, packet: &'p mut [u8]);
+}
+
+/// As [`PutOp`], for [`prepare_in_usual`].
+pub trait PutIn {
+    /// Takes the operation, and what is to be remembered meanwhile.
+    fn put(self, op: CryptoOp, pending: PendingIn);
+}
+
+/// As [`PutOp`], for [`crate::InNext::prepare`].
+pub trait PutInJob<'p> {
+    /// Takes the operation, the packet that it is for, and what is to be remembered meanwhile.
+    fn put(self, op: CryptoOp, packet: &'p mut [u8], pending: PendingIn);
+}
+
+impl<F: FnOnce(CryptoOp, PendingIn)> PutIn for F {
+    #[inline(always)]
+    fn put(self, op: CryptoOp, pending: PendingIn) {
+        self(op, pending)
+    }
+}
+
 /// Lays out the protected form of the packet in `frame` (headers read into `ip`) and says what
 /// is to be encrypted. `seq` was reserved from `lane.seq`. Afterwards the frame starts with the
 /// outer IP header, whose lengths and checksum are final.
@@ -91,7 +130,7 @@ pub fn prepare_out_usual(
     seq: SeqNo,
     ip: &IpPacket,
     frame: &mut Frame<'_>,
-    put: impl FnOnce(CryptoOp),
+    put: impl PutOp,
 ) -> Result<bool, Drop> {
     frame.truncate(ip.total_len)?;
     match &sa.recipe {
@@ -172,7 +211,7 @@ pub fn prepare_in_usual(
     outer: &IpPacket,
     at: usize,
     packet: &[u8],
-    put: impl FnOnce(CryptoOp, PendingIn),
+    put: impl PutIn,
 ) -> Result<bool, Drop> {
     match &sa.recipe {
         Some(recipe) => recipe.prepare(sa, outer, at, packet, put),

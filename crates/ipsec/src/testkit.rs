@@ -79,8 +79,8 @@ impl Loop {
         make: impl FnOnce(Engine, &mut KeyTable) -> Result<(OutboundSa, InboundSa), E>,
     ) -> Self {
         let mut keys = KeyTable::default();
-        let (out, inn) = make(Engine::AwsLc, &mut keys).expect("specification of the test");
-        Self { engine: Engine::AwsLc, keys, derived: DerivedKeys::new(64), out, inn }
+        let (out, inn) = make(Engine::best(), &mut keys).expect("specification of the test");
+        Self { engine: Engine::best(), keys, derived: DerivedKeys::new(64), out, inn }
     }
 
     /// Protects `packet` with the next number of the first lane.

@@ -7,6 +7,7 @@ pub mod compare;
 pub mod demo;
 pub mod host;
 pub mod import;
+pub mod many;
 pub mod meter;
 pub mod model;
 pub mod modes;

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use crypto::{Engine, KeyTable, Suite};
 use dataplane::Snapshot;
 use ipsec::{
-    Action, Beet, DfPolicy, DscpPolicy, Lifetime, Mode, Outer, Peer, Policy, Protocol, SaCommon, SaError, Spd,
-    UdpPorts, ah, eesp, esp, psp,
+    Action, Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, Protocol, SaCommon,
+    SaError, Spd, UdpPorts, ah, eesp, esp, psp,
 };
 use wire::registry::{CodePoints, PORT_IPSEC_NAT_T, PORT_PSP};
-use wire::{AddrRange, PortRange, Selector};
+use wire::{AddrRange, Selector};
 
 /// Addresses, inner and outer, of the two ends.
 const INNER: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 1, 0, 1), Ipv4Addr::new(10, 2, 0, 1)];
@@ -19,6 +19,11 @@ const INNER_V6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0xfd00, 1, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, 0, 1)];
 const OUTER_V6: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 2)];
+
+/// SPI of the first SA; those of others follow.
+const FIRST_SPI: u32 = 0x1000_0001;
+/// Where packets of many SAs go: 10.128.0.0 and what follows.
+const MANY: u32 = 0x0a80_0000;
 
 /// Which header goes around the protected part.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize)]
@@ -111,84 +116,81 @@ impl Subject {
     /// What is wrong with the suite or the combination.
     pub fn tables(&self) -> Result<[Snapshot; 2], PairError> {
         let (mut out_keys, mut in_keys) = (KeyTable::default(), KeyTable::default());
-        let (sender, receiver) = (self.common("sun", true), self.common("moon", false));
-        let material: Vec<u8> = (1..=128).collect();
-        let (outbound, inbound) = match self.protocol {
-            Protocol::Esp => {
-                let suite = Suite::parse_esp(&self.suite)?;
-                let spec = esp::Spec {
-                    spi: 0x1000_0001,
-                    suite,
-                    enc_key: &material[..suite.enc_material_len()],
-                    integ_key: &material[..suite.integ_material_len()],
-                    esn: self.esn,
-                    window: self.window,
-                    first_seq: 1,
-                    persistent: false,
-                    tfc_padding: false,
-                    iv: esp::CbcIv::Encrypted,
-                };
-                let receive = esp::Spec { first_seq: 0, ..spec };
-                (
-                    esp::outbound(sender, &spec, self.engine, &mut out_keys)?,
-                    esp::inbound(receiver, &receive, self.engine, &mut in_keys)?,
-                )
-            }
-            Protocol::Ah => {
-                let suite = Suite::parse_ah(&self.suite)?;
-                let spec = ah::Spec {
-                    spi: 0x1000_0001,
-                    suite,
-                    integ_key: &material[..suite.integ_material_len()],
-                    esn: self.esn,
-                    window: self.window,
-                    first_seq: 1,
-                    persistent: false,
-                    align8_v4: false,
-                };
-                let receive = ah::Spec { first_seq: 0, ..spec };
-                (
-                    ah::outbound(sender, &spec, self.engine, &mut out_keys)?,
-                    ah::inbound(receiver, &receive, self.engine, &mut in_keys)?,
-                )
-            }
-            Protocol::Eesp => {
-                let suite = Suite::parse_esp(&self.suite)?;
-                let key_len = if self.sub_sas > 0 { 32 } else { suite.enc_material_len() };
-                let spec = eesp::Spec {
-                    spi: 0x1000_0001,
-                    suite,
-                    key: &material[..key_len],
-                    sub_sas: (self.sub_sas > 0).then_some((eesp::SubSaKdf::HkdfSha256, self.sub_sas)),
-                    session: 0,
-                    seq: true,
-                    window: self.window,
-                    first_seq: &[],
-                    persistent: false,
-                    crypt_offset: self.crypt_offset,
-                    extra_options: &[],
-                    strict_options: false,
-                    ip_proto: CodePoints::default().eesp_protocol,
-                    first_iv: None,
-                };
-                (
-                    eesp::outbound(sender, &spec, self.engine, &mut out_keys)?,
-                    eesp::inbound(receiver, &spec, self.engine, &mut in_keys)?,
-                )
-            }
+        let outbound = self.outbound(0, &mut out_keys)?;
+        let inbound = self.inbound(0, 1, &mut in_keys)?;
+        let ends = self.packet_addresses();
+        let points = CodePoints::default();
+        let sending = Spd::new(vec![policy(ends[0], one(ends[1]), 0)]);
+        let receiving = Spd::new(vec![policy_of(one(ends[1]), ends[0])]);
+        Ok([
+            Snapshot::new(vec![], vec![Arc::new(outbound)], sending, out_keys, points)?,
+            Snapshot::new(vec![Arc::new(inbound)], vec![], receiving, in_keys, points)?,
+        ])
+    }
+
+    /// The tables of a sender of `count` SAs. Each has a policy of its own, for packets to [`Subject::address_of`].
+    ///
+    /// # Errors
+    /// As [`Subject::tables`]; not in tunnel mode over IPv4.
+    pub fn many_outbound(&self, count: u32) -> Result<Snapshot, PairError> {
+        self.check_many()?;
+        let mut keys = KeyTable::default();
+        let sas = (0..count).map(|number| Ok(Arc::new(self.outbound(number, &mut keys)?)));
+        let sas = sas.collect::<Result<Vec<_>, PairError>>()?;
+        let from = self.packet_addresses()[0];
+        let policies = (0..count).map(|number| policy(from, one(Self::address_of(number)), number)).collect();
+        Ok(Snapshot::new(vec![], sas, Spd::new(policies), keys, CodePoints::default())?)
+    }
+
+    /// The tables of their receiver. One policy names them all, as a group: what is found per packet is the SA alone. PSP has one
+    /// SA for all SPIs, whose keys it derives.
+    ///
+    /// # Errors
+    /// As [`Subject::many_outbound`].
+    pub fn many_inbound(&self, count: u32) -> Result<Snapshot, PairError> {
+        self.check_many()?;
+        let mut keys = KeyTable::default();
+        let own = if self.protocol == Protocol::Psp { 1 } else { count };
+        let sas = (0..own).map(|number| Ok(Arc::new(self.inbound(number, count, &mut keys)?)));
+        let sas = sas.collect::<Result<Vec<_>, PairError>>()?;
+        let all = AddrRange { start: Self::address_of(0), end: Self::address_of(count - 1) };
+        let receiving = Spd::new(vec![policy_of(all, self.packet_addresses()[0])]);
+        let mut tables = Snapshot::new(sas, vec![], receiving, keys, CodePoints::default())?;
+        tables.groups = vec![0; own as usize];
+        Ok(tables)
+    }
+
+    /// Where packets of SA `number` of many go.
+    pub fn address_of(number: u32) -> IpAddr {
+        Ipv4Addr::from_bits(MANY + number).into()
+    }
+
+    fn check_many(&self) -> Result<(), PairError> {
+        if self.shape == Shape::Tunnel && !self.v6 { Ok(()) } else { Err(PairError::Many) }
+    }
+
+    /// Key material of SA `number`: 0x01, 0x02, …, with the number in the first bytes.
+    fn material(number: u32) -> [u8; 128] {
+        let mut material = std::array::from_fn(|at| at as u8 + 1);
+        let first = u32::from_be_bytes([material[0], material[1], material[2], material[3]]) ^ number;
+        material[..4].copy_from_slice(&first.to_be_bytes());
+        material
+    }
+
+    fn outbound(&self, number: u32, keys: &mut KeyTable) -> Result<OutboundSa, PairError> {
+        let (sender, material) = (self.common("sun", true), Self::material(number));
+        let outbound = match self.protocol {
+            Protocol::Esp => esp::outbound(sender, &self.esp(number, 1, &material)?, self.engine, keys)?,
+            Protocol::Ah => ah::outbound(sender, &self.ah(number, 1, &material)?, self.engine, keys)?,
+            Protocol::Eesp => eesp::outbound(sender, &self.eesp(number, &material)?, self.engine, keys)?,
             Protocol::Psp => {
-                let version = PSP_SUITES
-                    .iter()
-                    .position(|s| *s == self.suite)
-                    .ok_or_else(|| PairError::Psp(self.suite.clone()))? as u8;
-                let master = crypto::kdf::PspMasterKey::new(&std::array::from_fn(|i| material[i]));
-                let spi = 0x1000_0001;
-                let key = crypto::kdf::derive_psp_key(&master, spi, version);
+                let (spi, version) = (FIRST_SPI + number, self.psp_version()?);
+                let key = crypto::kdf::derive_psp_key(&psp_master(), spi, version);
                 let send = psp::SendSpec {
                     spi,
                     version,
                     key: key.key(),
-                    iv: psp::IvCounter { first: 1, persistent: false },
+                    iv: psp::IvCounter { first: 1, persistent: false, cores: 1 },
                     crypt_offset: self.crypt_offset.unwrap_or(0),
                     cookie: None,
                     sample: false,
@@ -197,42 +199,112 @@ impl Subject {
                     port_key: 0x5bd1_e995_97f4_a7c1,
                     source_port: None,
                 };
+                psp::outbound(sender, &send, self.engine, keys)?
+            }
+        };
+        // Room for 9000 bytes inside.
+        outbound.set_path_mtu(9216);
+        Ok(outbound)
+    }
+
+    /// The receiving half of SA `number`; of PSP the SA of all `count` SPIs.
+    fn inbound(&self, number: u32, count: u32, keys: &mut KeyTable) -> Result<InboundSa, PairError> {
+        let (receiver, material) = (self.common("moon", false), Self::material(number));
+        Ok(match self.protocol {
+            Protocol::Esp => esp::inbound(receiver, &self.esp(number, 0, &material)?, self.engine, keys)?,
+            Protocol::Ah => ah::inbound(receiver, &self.ah(number, 0, &material)?, self.engine, keys)?,
+            Protocol::Eesp => eesp::inbound(receiver, &self.eesp(number, &material)?, self.engine, keys)?,
+            Protocol::Psp => {
+                self.psp_version()?;
                 let receive = psp::ReceiveSpec {
-                    masters: Arc::new(psp::MasterKeys::new([Some(master), None])),
-                    issued: vec![(spi, spi)],
+                    masters: Arc::new(psp::MasterKeys::new([Some(psp_master()), None])),
+                    issued: vec![(FIRST_SPI, FIRST_SPI + count - 1)],
                     versions: 0b1111,
                     max_crypt_offset: 252,
                     window: self.window,
                     first_seq: Vec::new(),
                     honour_drop: false,
                 };
-                (
-                    psp::outbound(sender, &send, self.engine, &mut out_keys)?,
-                    psp::inbound(receiver, &receive, self.engine, &mut in_keys)?,
-                )
+                psp::inbound(receiver, &receive, self.engine, keys)?
             }
-        };
-        outbound.set_path_mtu(9000);
-        let ends = self.packet_addresses();
-        let policy = |local: IpAddr, remote: IpAddr| {
-            Spd::new(vec![Policy {
-                name: "all".into(),
-                selectors: vec![Selector {
-                    src: AddrRange { start: local, end: local },
-                    dst: AddrRange { start: remote, end: remote },
-                    proto: None,
-                    src_ports: PortRange::ANY,
-                    dst_ports: PortRange::ANY,
-                }],
-                action: Action::Protect { outbound: 0, inbound: 0 },
-            }])
-        };
-        let points = CodePoints::default();
-        Ok([
-            Snapshot::new(vec![], vec![Arc::new(outbound)], policy(ends[0], ends[1]), out_keys, points)?,
-            Snapshot::new(vec![Arc::new(inbound)], vec![], policy(ends[1], ends[0]), in_keys, points)?,
-        ])
+        })
     }
+
+    fn esp<'m>(&self, number: u32, first_seq: u64, material: &'m [u8]) -> Result<esp::Spec<'m>, PairError> {
+        let suite = Suite::parse_esp(&self.suite)?;
+        Ok(esp::Spec {
+            spi: FIRST_SPI + number,
+            suite,
+            enc_key: &material[..suite.enc_material_len()],
+            integ_key: &material[..suite.integ_material_len()],
+            esn: self.esn,
+            window: self.window,
+            first_seq,
+            persistent: false,
+            tfc_padding: false,
+            iv: esp::CbcIv::Encrypted,
+        })
+    }
+
+    fn ah<'m>(&self, number: u32, first_seq: u64, material: &'m [u8]) -> Result<ah::Spec<'m>, PairError> {
+        let suite = Suite::parse_ah(&self.suite)?;
+        Ok(ah::Spec {
+            spi: FIRST_SPI + number,
+            suite,
+            integ_key: &material[..suite.integ_material_len()],
+            esn: self.esn,
+            window: self.window,
+            first_seq,
+            persistent: false,
+            align8_v4: false,
+        })
+    }
+
+    fn eesp<'m>(&self, number: u32, material: &'m [u8]) -> Result<eesp::Spec<'m>, PairError> {
+        let suite = Suite::parse_esp(&self.suite)?;
+        let key_len = if self.sub_sas > 0 { 32 } else { suite.enc_material_len() };
+        Ok(eesp::Spec {
+            spi: FIRST_SPI + number,
+            suite,
+            key: &material[..key_len],
+            sub_sas: (self.sub_sas > 0).then_some((eesp::SubSaKdf::HkdfSha256, self.sub_sas)),
+            session: 0,
+            seq: true,
+            window: self.window,
+            first_seq: &[],
+            persistent: false,
+            crypt_offset: self.crypt_offset,
+            extra_options: &[],
+            strict_options: false,
+            ip_proto: CodePoints::default().eesp_protocol,
+            first_iv: None,
+        })
+    }
+
+    fn psp_version(&self) -> Result<u8, PairError> {
+        let version = PSP_SUITES.iter().position(|s| *s == self.suite);
+        version.map(|version| version as u8).ok_or_else(|| PairError::Psp(self.suite.clone()))
+    }
+}
+
+fn psp_master() -> crypto::kdf::PspMasterKey {
+    crypto::kdf::PspMasterKey::new(&std::array::from_fn(|at| at as u8 + 1))
+}
+
+fn one(addr: IpAddr) -> AddrRange {
+    AddrRange { start: addr, end: addr }
+}
+
+/// Packets from `local` to `remote` go through the outbound SA in this slot.
+fn policy(local: IpAddr, remote: AddrRange, outbound: u32) -> Policy {
+    let action = Action::Protect { outbound, inbound: 0 };
+    Policy { name: "all".into(), selectors: vec![Selector::between(one(local), remote)], action }
+}
+
+/// Packets to `local` come from `remote` through the inbound group 0.
+fn policy_of(local: AddrRange, remote: IpAddr) -> Policy {
+    let action = Action::Protect { outbound: 0, inbound: 0 };
+    Policy { name: "all".into(), selectors: vec![Selector::between(local, one(remote))], action }
 }
 
 /// Suite keywords of PSP versions 0 to 3.
@@ -250,6 +322,9 @@ pub enum PairError {
     /// Tables.
     #[error(transparent)]
     Tables(#[from] dataplane::SnapshotError),
+    /// Many SAs, but not in tunnel mode over IPv4.
+    #[error("many SAs are told apart by their inner addresses: use tunnel mode over IPv4")]
+    Many,
     /// No PSP version uses the suite.
     #[error("PSP has no version with '{0}'; use aes128gcm16, aes256gcm16, aes128gmac or aes256gmac")]
     Psp(String),

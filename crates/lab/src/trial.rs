@@ -4,8 +4,11 @@
 //! computed from it again by `weir lab verify`.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
+
+use crate::bench::{CoresCase, Scheduler, Set, Spreading};
 
 /// Version of [`Trial`] as written to disk. A reader refuses a newer one.
 pub const SCHEMA: u32 = 1;
@@ -21,6 +24,19 @@ pub enum Direction {
     /// Through both ends.
     #[default]
     Both,
+}
+
+/// Where packets ran.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Place {
+    /// Buffers of one process: no sockets, no kernel.
+    #[default]
+    Memory,
+    /// Two network namespaces with a cable between them.
+    Namespaces,
+    /// Two addresses that the user named, with whatever lies between.
+    Interfaces,
 }
 
 /// Packets that were sent and did not arrive, by cause.
@@ -109,6 +125,33 @@ impl Measurement {
     }
 }
 
+/// How work was divided among cores, in a study of them.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
+pub struct Way {
+    /// Scheduler.
+    pub scheduler: Scheduler,
+    /// What an outbound policy resolved to.
+    pub set: Set,
+    /// Which core got a flow.
+    pub spread: Spreading,
+    /// Flows.
+    pub flows: u32,
+}
+
+impl Way {
+    /// What `cores` cores could bring at most if they cost each other nothing, times one core.
+    pub fn ceiling(&self, cores: u32) -> f64 {
+        CoresCase::ceiling_of(self.scheduler, self.set, self.spread, self.flows as usize, cores as usize)
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scheduler, set, spread, flows } = self;
+        write!(f, "{} {} {} {flows} flows", scheduler.name(), set.name(), spread.name())
+    }
+}
+
 /// One trial of a run.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Trial {
@@ -136,6 +179,9 @@ pub struct Trial {
     pub mode: String,
     /// Suite as a strongSwan proposal; empty for none.
     pub suite: String,
+    /// Where it ran; rows without it are of a time when all ran in memory.
+    #[serde(default)]
+    pub place: Place,
     /// Way through the subject.
     pub direction: Direction,
     /// What was sent, as [`crate::traffic::Traffic`] is written in a campaign, e.g. `1400`, `imix:aaaaaaaddddg`.
@@ -157,6 +203,9 @@ pub struct Trial {
     /// Goal of the search that asked for it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goal: Option<String>,
+    /// How work was divided among its cores, in a study of them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub way: Option<Way>,
     /// What was measured.
     #[serde(flatten)]
     pub measured: Measurement,
@@ -182,6 +231,7 @@ mod tests {
             protocol: "esp".into(),
             mode: "tunnel".into(),
             suite: "aes128gcm16".into(),
+            place: Place::Memory,
             direction: Direction::Out,
             traffic: "1400".into(),
             size: Some(1400),
@@ -191,6 +241,7 @@ mod tests {
             batch: 256,
             offered_pps: None,
             goal: None,
+            way: None,
             measured: Measurement {
                 sent: 1000,
                 received: 990,
@@ -209,6 +260,18 @@ mod tests {
         assert_eq!(serde_json::from_str::<Trial>(&line).unwrap(), trial());
         assert!(!line.contains("joules"), "{line}");
         assert!(line.contains(r#""direction":"out""#), "{line}");
+        let old = line.replace(r#""place":"memory","#, "");
+        assert_ne!(old, line);
+        assert_eq!(serde_json::from_str::<Trial>(&old).unwrap(), trial());
+        let way = Way { scheduler: Scheduler::Pipeline, set: Set::PerCpu, spread: Spreading::Ideal, flows: 64 };
+        let on_cores = Trial { way: Some(way), ..trial() };
+        let line = serde_json::to_string(&on_cores).unwrap();
+        assert!(
+            line.contains(r#""way":{"scheduler":"pipeline","set":"per-cpu","spread":"ideal","flows":64}"#),
+            "{line}"
+        );
+        assert_eq!(serde_json::from_str::<Trial>(&line).unwrap(), on_cores);
+        assert_eq!((way.to_string().as_str(), way.ceiling(4)), ("pipeline per-cpu ideal 64 flows", 4.0));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use wire::{IpPacket, IpProto};
 
 /// Every protocol, mode and kind of suite, and the extras that change the packet.
 fn subjects() -> Vec<Subject> {
-    let base = |p, s, suite: &str| Subject::new(p, s, suite, Engine::AwsLc);
+    let base = |p, s, suite: &str| Subject::new(p, s, suite, Engine::best());
     let mut all = vec![];
     let esp_suites = [
         "aes128gcm16",
@@ -155,6 +155,97 @@ fn a_second_copy_is_a_replay_for_every_protocol_with_a_window() {
     }
 }
 
+/// Packets of a few flows, in runs. In some of them all are alike but for their payload, or all but a few; in the others each has a length
+/// and a DSCP of its own.
+fn runs(subject: &Subject, rng: &mut Rng) -> Vec<Vec<u8>> {
+    let [src, dst] = subject.packet_addresses();
+    let mut all = vec![];
+    for _ in 0..12 {
+        let (port, odd) = (rng.below(3) as u16, [0, 0, 12, 100][rng.below(4)]);
+        // Few lengths, so that runs that have nothing to do with each other look alike.
+        let sizes = [64, 65, 300, 48 + rng.below(1400)];
+        let (mut size, mut dscp) = (sizes[rng.below(4)], [0, rng.below(64)][rng.below(2)]);
+        for _ in 0..=rng.below(if odd == 100 { 6 } else { 30 }) {
+            let is_odd = rng.below(100) < odd;
+            if is_odd && rng.below(4) > 0 {
+                size = [48 + rng.below(1400), sizes[rng.below(4)]][rng.below(2)];
+            } else if is_odd {
+                dscp = rng.below(64);
+            }
+            let mut packet = lab::packet::udp(src, dst, 4000, port, size, IpProto::UDP);
+            if !subject.v6 && subject.shape != Shape::Beet {
+                (packet[1], packet[8]) = ((dscp as u8) << 2, rng.below(200) as u8 + 2);
+                [packet[4], packet[5]] = (rng.below(1 << 16) as u16).to_be_bytes();
+                set_checksum(&mut packet);
+            }
+            // Behind the ports and the length; what is there is not looked at.
+            let at = packet.len() - 1;
+            packet[at] = rng.below(256) as u8;
+            all.push(packet);
+        }
+    }
+    all
+}
+
+#[test]
+fn runs_of_flows_and_of_sub_sas_arrive_as_they_were() {
+    let mut rng = Rng::new(17);
+    for (subject, identical) in subjects().into_iter().flat_map(|subject| [(subject.clone(), false), (subject, true)]) {
+        let mut ends = Ends::new(&subject);
+        // Two cores send, each through a Sub SA of its own where there are any.
+        let config = WorkerConfig { core: 1, packet_bytes: 9300, batch: 400, ..WorkerConfig::default() };
+        let mut other = Worker::new(config).0;
+        let sent = if identical {
+            [(); 2].map(|()| vec![packets(&subject, &[100]).remove(0); 100])
+        } else {
+            [(); 2].map(|()| runs(&subject, &mut rng))
+        };
+        let mut batches = sent.each_ref().map(|packets| filled(packets));
+        ends.seal(&mut batches[0]);
+        other.outbound(&ends.tables[0], &mut batches[1], &mut ends.replies);
+        let [sealed, others] = batches.each_ref().map(bytes);
+        assert_eq!([sealed.len(), others.len()], sent.each_ref().map(Vec::len), "{subject:?}");
+        // They arrive in turns.
+        let (mut first, mut second) = (sealed.iter().zip(&sent[0]), others.iter().zip(&sent[1]));
+        let mut arriving: Vec<(&Vec<u8>, &Vec<u8>)> = vec![];
+        while first.len() + second.len() > 0 {
+            arriving.extend(first.by_ref().take(1 + rng.below(if identical { 7 } else { 40 })));
+            arriving.extend(second.by_ref().take(1 + rng.below(7)));
+        }
+        let (wire, clear): (Vec<_>, Vec<_>) = arriving.into_iter().map(|(a, b)| (a.clone(), b.clone())).unzip();
+        let (mut batch, mut copy) = (filled(&wire), filled(&wire));
+        ends.open(&mut batch);
+        assert!(bytes(&batch) == clear, "{subject:?}: {} of {} packets", batch.len(), clear.len());
+        // Every number was noted in the window that it belongs to.
+        ends.open(&mut copy);
+        assert_eq!((copy.len(), ends.dropped(Drop::Replay)), (0, wire.len() as u64), "{subject:?}");
+    }
+}
+
+#[test]
+fn congestion_that_some_packets_of_a_run_met_reaches_those_packets() {
+    for subject in subjects().into_iter().filter(|subject| subject.shape == Shape::Tunnel && !subject.v6) {
+        let mut ends = Ends::new(&subject);
+        let mut packet = packets(&subject, &[200]).remove(0);
+        packet[1] |= 2; // ECT(0)
+        set_checksum(&mut packet);
+        let mut batch = filled(&vec![packet.clone(); 60]);
+        ends.seal(&mut batch);
+        let (mut wire, mut clear) = (bytes(&batch), vec![packet; 60]);
+        for i in (0..60).filter(|i| [7, 11, 12, 13, 16, 31, 32].contains(i)) {
+            for bytes in [&mut wire[i], &mut clear[i]] {
+                let tos = bytes[1] | 3;
+                wire::ip::set_tos(bytes, tos).unwrap();
+            }
+        }
+        let mut batch = filled(&wire);
+        ends.open(&mut batch);
+        let opened = bytes(&batch);
+        assert_eq!(opened.len(), 60, "{subject:?}");
+        assert!(opened == clear, "{subject:?}: {:?}", opened.iter().map(|packet| packet[1] & 3).collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn a_flipped_bit_is_refused_and_the_original_still_passes() {
     let mut rng = Rng::new(5);
@@ -182,7 +273,7 @@ fn a_flipped_bit_is_refused_and_the_original_still_passes() {
 
 #[test]
 fn too_big_with_df_tells_the_sender_and_without_df_arrives_in_pieces() {
-    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
     ends.tables[0].outbound[0].set_path_mtu(1400);
     let inner_mtu = ends.tables[0].outbound[0].inner_mtu.load(Ordering::Relaxed) as usize;
@@ -215,8 +306,31 @@ fn too_big_with_df_tells_the_sender_and_without_df_arrives_in_pieces() {
 }
 
 #[test]
+fn packets_of_a_run_that_are_too_big_are_found_wherever_they_stand() {
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
+    for sizes in
+        [[1500; 4], [600, 600, 600, 1500], [600, 600, 1500, 1500], [1500, 1500, 600, 600], [600, 1500, 600, 1500]]
+    {
+        let mut ends = Ends::new(&subject);
+        ends.tables[0].outbound[0].set_path_mtu(1400);
+        let mut sent = packets(&subject, &[600, 1500]);
+        for packet in &mut sent {
+            packet[6] |= 0x40;
+            set_checksum(packet);
+        }
+        let run: Vec<Vec<u8>> = sizes.iter().map(|size| sent[usize::from(*size == 1500)].clone()).collect();
+        let mut batch = filled(&run);
+        ends.seal(&mut batch);
+        let big = sizes.iter().filter(|size| **size == 1500).count();
+        assert_eq!((batch.len(), ends.dropped(Drop::TooBig)), (4 - big, big as u64), "{sizes:?}");
+        ends.open(&mut batch);
+        assert!(bytes(&batch).iter().all(|packet| *packet == sent[0]), "{sizes:?}");
+    }
+}
+
+#[test]
 fn fragments_go_all_or_none() {
-    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
     ends.tables[0].outbound[0].set_path_mtu(1000);
     let mut sent = packets(&subject, &[2900, 2900, 100]);
@@ -232,7 +346,7 @@ fn fragments_go_all_or_none() {
     ends.seal(&mut batch);
     assert_eq!(ends.dropped(Drop::QueueFull), 1);
     assert_eq!(batch.len(), 1 + 4);
-    let counted = ends.tables[0].outbound[0].common.counters.packets.load(Ordering::Relaxed);
+    let counted = ends.tables[0].outbound[0].common.counters.packets();
     assert_eq!(counted, 5);
     ends.open(&mut batch);
     assert_eq!(batch.len(), 5);
@@ -240,8 +354,8 @@ fn fragments_go_all_or_none() {
 
 #[test]
 fn a_run_of_packets_in_udp_ends_where_one_is_not_like_the_others() {
-    let psp = Subject::new(Protocol::Psp, Shape::Transport, "aes128gcm16", Engine::AwsLc);
-    let esp = Subject { udp: true, ..Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc) };
+    let psp = Subject::new(Protocol::Psp, Shape::Transport, "aes128gcm16", Engine::best());
+    let esp = Subject { udp: true, ..Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best()) };
     for subject in [psp, esp] {
         let mut ends = Ends::new(&subject);
         let mut batch = filled(&packets(&subject, &[100; 9]));
@@ -265,19 +379,19 @@ fn a_run_of_packets_in_udp_ends_where_one_is_not_like_the_others() {
 
 #[test]
 fn packets_that_the_engine_refuses_are_not_counted_as_sent() {
-    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
     ends.tables[0].keys = crypto::KeyTable::default();
     let mut batch = filled(&packets(&subject, &[100; 20]));
     ends.seal(&mut batch);
     assert_eq!((batch.len(), ends.dropped(Drop::NoKey)), (0, 20));
     let counters = &ends.tables[0].outbound[0].common.counters;
-    assert_eq!((counters.packets.load(Ordering::Relaxed), counters.bytes.load(Ordering::Relaxed)), (0, 0));
+    assert_eq!((counters.packets(), counters.bytes()), (0, 0));
 }
 
 #[test]
 fn no_policy_no_passage_in_either_direction() {
-    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
     let stranger = lab::packet::udp([10, 9, 9, 9].into(), [10, 2, 0, 1].into(), 1, 2, 100, IpProto::UDP);
     let mut batch = filled(std::slice::from_ref(&stranger));
@@ -291,7 +405,7 @@ fn no_policy_no_passage_in_either_direction() {
 
 #[test]
 fn icmp_errors_about_the_outer_path_break_no_policy() {
-    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
     let [src, dst] = subject.packet_addresses();
     // What a host says without ESP ("protocol unreachable"), and a ping.

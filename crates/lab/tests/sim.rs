@@ -107,7 +107,7 @@ fn every_packet_arrives_at_most_once_and_only_the_link_loses_any() {
     ] {
         for seed in 1..=4 {
             let what = format!("{protocol:?} {shape:?} {suite}, seed {seed}");
-            let outcome = run(&Subject::new(protocol, shape, suite, Engine::AwsLc), seed);
+            let outcome = run(&Subject::new(protocol, shape, suite, Engine::best()), seed);
             assert!(outcome.sent > 1000 && outcome.link.lost > 20 && outcome.link.duplicated > 20, "{what}");
             assert!(outcome.delivered.values().all(|n| *n == 1), "{what}: something arrived twice");
             assert_eq!(outcome.delivered.len() as u64, outcome.sent - outcome.link.lost, "{what}");
@@ -118,7 +118,7 @@ fn every_packet_arrives_at_most_once_and_only_the_link_loses_any() {
 
 #[test]
 fn a_small_window_refuses_what_is_late_and_counts_it() {
-    let subject = Subject { window: 32, ..Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc) };
+    let subject = Subject { window: 32, ..Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best()) };
     let outcome = run(&subject, 9);
     let (late, twice) = (outcome.totals.drops[Drop::TooOld as usize], outcome.totals.drops[Drop::Replay as usize]);
     assert!(late > 0, "reordering by 20 steps must overtake a window of 32");
@@ -128,7 +128,7 @@ fn a_small_window_refuses_what_is_late_and_counts_it() {
 
 #[test]
 fn a_seed_repeats_a_run_exactly() {
-    let subject = Subject::new(Protocol::Eesp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+    let subject = Subject::new(Protocol::Eesp, Shape::Tunnel, "aes128gcm16", Engine::best());
     assert_eq!(run(&subject, 42).trace, run(&subject, 42).trace);
     assert_ne!(run(&subject, 42).trace, run(&subject, 43).trace);
 }

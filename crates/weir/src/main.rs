@@ -25,20 +25,18 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    lab::host::set_commit(env!("WEIR_COMMIT"));
     match Cli::parse().command {
         Command::Gateway(command) => command.run(),
-        Command::Bench(command) => finish(command.run()),
-        Command::Lab(command) => command.run(),
+        Command::Bench(command) => lab::cli::while_read(|| finish(command.run())),
+        Command::Lab(command) => lab::cli::while_read(|| command.run()),
     }
 }
 
 /// A command of the lab either did its work or says why not.
-fn finish(result: anyhow::Result<()>) -> ExitCode {
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("weir: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
+fn finish(result: anyhow::Result<ExitCode>) -> ExitCode {
+    result.unwrap_or_else(|error| {
+        eprintln!("weir: {error:#}");
+        ExitCode::FAILURE
+    })
 }

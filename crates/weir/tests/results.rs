@@ -2,7 +2,7 @@
 
 mod support;
 
-use std::process::Output;
+use std::process::{Output, Stdio};
 
 use support::*;
 
@@ -88,4 +88,12 @@ fn two_builds_are_measured_side_by_side() {
     assert!(
         refusal(&lab(&["compare", "--binaries", this, "/bin/false"])).contains("/bin/false ended: it said nothing")
     );
+}
+
+#[test]
+fn a_reader_that_has_gone_ends_a_command_in_silence() {
+    let mut child = weir().args(["lab", "subjects"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), &*String::from_utf8_lossy(&output.stderr)), (Some(141), ""));
 }

@@ -18,23 +18,28 @@ impl Sum {
     #[inline]
     #[expect(clippy::should_implement_trait, reason = "`sum + bytes` would not show that order and parity matter")]
     pub fn add(self, bytes: &[u8]) -> Self {
-        // 32-bit words in 64-bit lanes cannot overflow below 16 GiB, and four lanes keep a CPU busy.
-        let mut lanes = [0u64; 4];
-        let (blocks, rest) = bytes.as_chunks::<16>();
-        for block in blocks {
-            let (words, _) = block.as_chunks::<4>();
-            for (lane, word) in lanes.iter_mut().zip(words) {
-                *lane += u64::from(u32::from_ne_bytes(*word));
-            }
+        self.add_here(bytes)
+    }
+
+    /// Does what [`Sum::add`] does with the instructions that the caller is compiled for: callers that made sure of wider
+    /// vectors (`#[target_feature]`) get them. For whole payloads; elsewhere it only makes code longer.
+    #[inline(always)]
+    pub fn add_here(self, bytes: &[u8]) -> Self {
+        // Halves of 64-bit words in sums of 64 bits, which cannot overflow below 32 GiB. A plain index and no lanes of our own: so
+        // every build makes vector instructions of it that take the bytes as they lie, which decides what joining and
+        // cutting super-packets costs.
+        let (words, rest) = bytes.as_chunks::<8>();
+        let (mut low, mut high) = (0_u64, 0_u64);
+        let mut i = 0;
+        while i < words.len() {
+            let word = u64::from_ne_bytes(words[i]);
+            low += word & 0xffff_ffff;
+            high += word >> 32;
+            i += 1;
         }
-        let (words, rest) = rest.as_chunks::<4>();
-        for (lane, word) in lanes.iter_mut().zip(words) {
-            *lane += u64::from(u32::from_ne_bytes(*word));
-        }
-        let mut tail = [0; 4];
-        tail[..rest.len()].copy_from_slice(rest);
-        let sum: u64 = lanes.iter().sum();
-        self.join(sum + u64::from(u32::from_ne_bytes(tail)))
+        let last = rest.iter().rev().fold(0, |last, byte| last << 8 | u64::from(*byte));
+        let last = u64::from_le(last);
+        self.join(low + high + (last & 0xffff_ffff) + (last >> 32))
     }
 
     /// Adds one 16-bit number given in host order.
@@ -111,6 +116,19 @@ pub fn of_sum(sum: u32) -> u16 {
     !(((sum >> 16) + sum) as u16)
 }
 
+/// The one's complement sum of words whose plain sum is `sum`, in one word.
+#[inline]
+pub fn folded(sum: u32) -> u16 {
+    !of_sum(sum)
+}
+
+/// The checksum field for words whose one's complement sum is `sum`, and one more.
+#[inline]
+pub fn of_sum_and(sum: u16, word: u16) -> u16 {
+    let (sum, carry) = sum.overflowing_add(word);
+    !(sum + u16::from(carry))
+}
+
 /// The checksum field for `bytes`, in which the field itself is zero.
 #[inline]
 pub fn checksum(bytes: &[u8]) -> u16 {
@@ -173,6 +191,14 @@ mod tests {
         let (v4, v6) = (IpAddr::from([1, 2, 3, 4]), IpAddr::from([7; 16]));
         let there = Sum::default().pseudo(v4, v6, IpProto::UDP, 8).finish();
         assert_eq!(there, Sum::default().pseudo(v6, v4, IpProto::UDP, 8).finish());
+    }
+
+    proptest! {
+        #[test]
+        fn a_word_more_is_as_if_it_had_been_added(words in prop::collection::vec(any::<u16>(), 1..40), more: u16) {
+            let sum: u32 = words.iter().map(|word| u32::from(*word)).sum();
+            prop_assert_eq!(of_sum_and(folded(sum), more), of_sum(sum + u32::from(more)));
+        }
     }
 
     proptest! {

@@ -234,6 +234,115 @@ impl ShortKey {
     }
 }
 
+/// A flow of the packets that [`ShortKey`] is for, by the three words that they start with: whether a packet is the
+/// next of it takes three comparisons without a branch between them.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PlainFlow([u64; 3]);
+
+/// What the next packet of a flow has of its own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PlainHead {
+    /// Bytes of the packet by its own header; at most the bytes read.
+    pub total_len: usize,
+    /// The first eight bytes, the first one lowest: version, TOS, length, identification, DF.
+    pub first: u64,
+    /// The next eight, likewise: TTL, protocol, checksum, source.
+    pub second: u64,
+}
+
+impl PlainHead {
+    /// DSCP and ECN.
+    #[inline]
+    pub fn tos(self) -> u8 {
+        (self.first >> 8) as u8
+    }
+
+    /// DF.
+    #[inline]
+    pub fn dont_fragment(self) -> bool {
+        self.first >> 48 & 0x40 != 0
+    }
+}
+
+impl PlainFlow {
+    /// Bytes that are looked at: the header and the ports.
+    pub const LEN: usize = IPV4_HEADER + 4;
+
+    /// What all packets of a flow have: version and header length, no fragment; protocol, source; destination, ports.
+    const MASK: [u64; 3] = [
+        u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0xbf, 0xff]),
+        u64::from_le_bytes([0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff]),
+        u64::MAX,
+    ];
+
+    /// The flow of `packet`, which is one whole packet, when it has a [`ShortKey`].
+    #[inline]
+    pub fn of(packet: &[u8]) -> Option<Self> {
+        ShortKey::of(packet)?;
+        let words = Self::words(packet)?;
+        Some(Self(std::array::from_fn(|i| words[i] & Self::MASK[i])))
+    }
+
+    /// The head of the packet that starts `bytes`, if it is the next of this flow and all there.
+    #[inline(always)]
+    pub fn next(&self, bytes: &[u8]) -> Option<PlainHead> {
+        let [a, b, c] = Self::words(bytes)?;
+        let total_len = usize::from(((a >> 16) as u16).swap_bytes());
+        let whole = total_len.wrapping_sub(Self::LEN) <= bytes.len() - Self::LEN;
+        (self.starts([a, b, c]) && whole).then_some(PlainHead { total_len, first: a, second: b })
+    }
+
+    /// Whether packets of this flow start with these words, first byte lowest.
+    #[inline(always)]
+    pub fn starts(&self, [a, b, c]: [u64; 3]) -> bool {
+        let [of_a, of_b, of_c] = self.0;
+        (a & Self::MASK[0] ^ of_a) | (b & Self::MASK[1] ^ of_b) | (c ^ of_c) == 0
+    }
+
+    /// The packets of this flow that are like the one which starts with `head`.
+    #[inline]
+    pub fn like(&self, head: PlainHead) -> PlainLike {
+        let Self([_, b, c]) = *self;
+        PlainLike { words: [head.first & !PlainLike::IDENTIFICATION, b, c], total_len: head.total_len as u16 }
+    }
+
+    /// The words, first byte lowest.
+    #[inline(always)]
+    fn words(bytes: &[u8]) -> Option<[u64; 3]> {
+        let head: &[u8; Self::LEN] = bytes.first_chunk()?;
+        let (words, _) = head.as_chunks::<8>();
+        Some([u64::from_le_bytes(words[0]), u64::from_le_bytes(words[1]), u64::from_le_bytes(words[2])])
+    }
+}
+
+/// Packets of one [`PlainFlow`] that have the same length, TOS and DF, and differ in identification, TTL and checksum
+/// only. In a transfer most are like the one before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct PlainLike {
+    words: [u64; 3],
+    total_len: u16,
+}
+
+impl PlainLike {
+    /// What of the first word is not looked at.
+    const IDENTIFICATION: u64 = u64::from_le_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
+
+    /// Bytes of each.
+    #[inline(always)]
+    pub fn total_len(&self) -> u16 {
+        self.total_len
+    }
+
+    /// As [`PlainFlow::next`], for those of them that are alike.
+    #[inline(always)]
+    pub fn next(&self, bytes: &[u8]) -> Option<PlainHead> {
+        let ([a, b, c], total_len) = (PlainFlow::words(bytes)?, usize::from(self.total_len));
+        let [of_a, of_b, of_c] = self.words;
+        let differ = (a & !Self::IDENTIFICATION ^ of_a) | (b & PlainFlow::MASK[1] ^ of_b) | (c ^ of_c);
+        (differ == 0 && total_len <= bytes.len()).then_some(PlainHead { total_len, first: a, second: b })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
@@ -334,6 +443,46 @@ mod tests {
                 assert!(buckets.iter().all(|&n| (24..=112).contains(&n)), "{shift}: {buckets:?}");
             }
         }
+    }
+
+    proptest! {
+        #[test]
+        fn the_next_packet_of_a_plain_flow_is_one_with_the_same_key(
+            first in plain_head(), change in prop::option::of((0usize..24, 0u8..8)), len in 20usize..40, total in 18u8..44,
+        ) {
+            let mut next = first.clone();
+            next[3] = total;
+            if let Some((at, bit)) = change {
+                next[at] ^= 1 << bit;
+            }
+            next.truncate(len);
+            let Some(flow) = PlainFlow::of(&first) else {
+                prop_assert_eq!(ShortKey::of(&first), None);
+                return Ok(());
+            };
+            let parsed = IpPacket::parse(&next).ok().filter(|ip| ip.total_len >= PlainFlow::LEN);
+            let expected = parsed.filter(|_| ShortKey::of(&next) == ShortKey::of(&first));
+            let found = flow.next(&next);
+            let told = found.map(|head| (head.total_len, head.tos(), head.dont_fragment()));
+            prop_assert_eq!(told, expected.map(|ip| (ip.total_len, ip.tos, ip.dont_fragment)));
+            // Those that are like the first: of the flow, with its length, TOS and DF.
+            let Some(head) = flow.next(&first) else { return Ok(()) };
+            let same = |next: &PlainHead| next.first << 32 == head.first << 32 && next.first >> 48 == head.first >> 48;
+            prop_assert_eq!(flow.like(head).next(&next), found.filter(same));
+        }
+    }
+
+    /// Forty bytes that are mostly an IPv4 packet, with ports.
+    fn plain_head() -> impl Strategy<Value = Vec<u8>> {
+        let proto = prop::sample::select(vec![6u8, 17, 17, 1]);
+        (any::<[u8; 20]>(), proto, prop::sample::select(vec![0u8, 0x40, 0x40, 0x20, 0x80])).prop_map(
+            |(bytes, proto, flags)| {
+                let mut packet = bytes.repeat(2);
+                packet[..4].copy_from_slice(&[0x45, bytes[1], 0, 40]);
+                (packet[6], packet[7], packet[9]) = (flags, 0, proto);
+                packet
+            },
+        )
     }
 
     proptest! {

@@ -27,7 +27,7 @@ pub mod udp;
 use zerocopy::{Immutable, IntoBytes};
 
 pub use error::ParseError;
-pub use flow::{FlowKey, ShortKey};
+pub use flow::{FlowKey, PlainFlow, PlainHead, PlainLike, ShortKey};
 pub use ip::{Fragment, IpPacket};
 pub use number::{ReservedSpi, SeqNo, SessionId, Spi};
 pub use registry::IpProto;

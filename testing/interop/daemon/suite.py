@@ -4,6 +4,7 @@ Runs as the first process of its own namespaces (see run.sh): its end is the end
 """
 
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ import time
 
 sys.dont_write_bytecode = True
 from lab import (  # noqa: E402
-    HERE, NAMES, OUTER, TABLE, WEIR, Blast, Capture, Failed, Keys, Weir, address, at, build, clean_up, no_clear,
+    HERE, NAMES, OUTER, PEER, TABLE, TUNNELS, WEIR, Blast, Capture, Failed, Keys, Weir, address, at, build, clean_up, no_clear,
     no_repeats, refused, sh, traces, wait_for, within)
 
 
@@ -462,11 +463,235 @@ def socket(where):
     return None
 
 
+def offload(where):
+    """Super-packets on both sides, on one, on none: TCP and UDP in both families bring back the bytes they were given."""
+    said = []
+    for ours, theirs in [("auto", "auto"), ("auto", "no"), ("no", "auto"), ("no", "no")]:
+        keys = Keys()
+
+        def tree(host, offload):
+            of = keys.tree(host, offload=offload, workers=1)
+            for name in ("gcm", "eesp"):
+                of["sas"][name]["encap"] = True
+            for name, number in TUNNELS.items():
+                mine, other = (1, 2) if host == "sun" else (2, 1)
+                of["gateway"]["addresses"] += f", fd00:{number}:{mine}::1/64"
+                of["policies"][f"{name}-v6"] = {
+                    "sa": name, "local_ts": f"fd00:{number}:{mine}::/64", "remote_ts": f"fd00:{number}:{other}::/64"}
+            return of
+
+        for host in OUTER:
+            at(host, ["sh", "-c", "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6; "
+                                  "echo 0 >/proc/sys/net/ipv6/conf/default/disable_ipv6"])
+        place = os.path.join(where, f"{ours}-{theirs}")
+        with contextlib.ExitStack() as stack:
+            moon = stack.enter_context(Weir("moon", place, tree("moon", theirs)))
+            sun = stack.enter_context(Weir("sun", place, tree("sun", ours)))
+            carry = ["/usr/bin/python3", os.path.join(HERE, "carry.py")]
+            serving = subprocess.Popen([*within("moon"), *carry, "serve"], stdout=subprocess.PIPE, text=True)
+            stack.callback(serving.wait)
+            stack.callback(serving.kill)
+            serving.stdout.readline()
+            far = [address for number in TUNNELS.values() for address in (f"10.{number}.2.1", f"fd00:{number}:2::1")]
+            done = subprocess.run([*within("sun"), *carry, "ask", *far], capture_output=True, text=True, timeout=120,
+                                  check=False)
+            if done.returncode != 0:
+                raise Failed(f"offload {ours} and {theirs}: {done.stderr.strip()}")
+            for size in (0, 1, 1200, 1253, 3001):
+                said_ping = at("sun", ["ping", "-c", "1", "-W", "5", "-s", str(size), "10.1.2.1"])
+                if " 0% packet loss" not in said_ping:
+                    raise Failed(f"offload {ours} and {theirs}: ping of {size} bytes: {said_ping.strip()}")
+            for gateway, offload in ((sun, ours), (moon, theirs)):
+                total = gateway.status()["total"]
+                joined = {way: total["supers"][way]["packets"] for way in total["supers"]}
+                wanted = {way for way in joined if offload == "auto" and (way != "outer_rx" or ours == theirs)}
+                if {way for way, packets in joined.items() if packets > 1000} != wanted:
+                    raise Failed(f"offload {ours} and {theirs}: {gateway.host} joined {joined} packets")
+                wrong = {why: total["drops"].get(why) for why in ("bad_icv", "malformed", "too_big", "replay")}
+                if any(wrong.values()):
+                    raise Failed(f"offload {ours} and {theirs}: {gateway.host} dropped {total['drops']}")
+                if offload == "auto":
+                    said.append(f"{joined['inner_rx'] / total['supers']['inner_rx']['calls']:.0f}")
+        for host in OUTER:
+            clean_up(host)
+            at(host, ["sh", "-c", "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6"])
+    return f"{', '.join(said)} packets in a super-packet"
+
+
+def workers(gateway):
+    """Names of its threads that take care of workers."""
+    folder = f"/proc/{gateway.pid}/task"
+    names = []
+    for task in os.listdir(folder):
+        with contextlib.suppress(OSError), open(f"{folder}/{task}/comm", encoding="ascii") as file:
+            names.append(file.read().strip())
+    return sorted(name for name in names if re.fullmatch(r"weir-\d+", name))
+
+
+def spis(gateway):
+    return {sa["spi"] for sa in gateway.status()["sas"]}
+
+
+def order(where):
+    """Both schedulers: keys are changed, tables swapped, and a CPU goes and comes back; no flow is reordered, nothing is lost."""
+    cpus = sorted(os.sched_getaffinity(0))
+    if len(cpus) < 2:
+        raise Skipped("one CPU cannot go")
+    said = []
+    for scheduler in ("pipeline", "run-to-completion"):
+        place = os.path.join(where, scheduler)
+
+        def tree(host):
+            mine, other = (1, 2) if host == "sun" else (2, 1)
+            end = {"auth": "psk"}
+            child = {"local_ts": f"10.1.{mine}.0/24", "remote_ts": f"10.1.{other}.0/24", "esp_proposals": "aes128gcm16",
+                     "start_action": "trap", "rekey_time": "1s", "life_time": "1m", "rekey_packets": 500, "life_packets": 0}
+            connection = {
+                "local_addrs": OUTER[host], "remote_addrs": OUTER[PEER[host]], "version": 2,
+                "proposals": "aes128gcm16-prfsha256-x25519", "local": {**end, "id": host}, "remote": {**end, "id": PEER[host]},
+                "children": {"net": child}}
+            return {"gateway": {"addresses": f"10.1.{mine}.1/24", "workers": 2, "scheduler": scheduler, "log_json": False,
+                                "queues": "flows" if scheduler == "pipeline" else "answers"},
+                    "connections": {"peer": connection},
+                    "secrets": {"ike-all": {"id-1": "sun", "id-2": "moon", "secret": "for this test alone"}}}
+
+        with contextlib.ExitStack() as stack:
+            moon = stack.enter_context(Weir("moon", place, tree("moon")))
+            sun = stack.enter_context(Weir("sun", place, tree("sun")))
+            count = ["/usr/bin/python3", os.path.join(HERE, "order.py")]
+            serving = subprocess.Popen([*within("moon"), *count, "serve"], stdout=subprocess.PIPE, text=True)
+            stack.callback(serving.wait)
+            stack.callback(serving.kill)
+            serving.stdout.readline()
+            # Few packets wait for an SA.
+            wait_for("keys", lambda: " 0% packet loss" in at("sun", ["ping", "-c", "1", "-W", "1", "10.1.2.1"]))
+            asking = subprocess.Popen([*within("sun"), *count, "ask", "10.1.2.1"], stdin=subprocess.PIPE,
+                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.callback(asking.kill)
+            first = [spis(sun), spis(moon)]
+            time.sleep(0.5)
+            for gateway in (sun, moon):
+                gateway.signal(signal.SIGHUP)
+                gone = workers(gateway)[-1]
+                # Its first thread follows the CPUs.
+                os.sched_setaffinity(gateway.pid, {cpus[0]})
+                wait_for("one thread for both workers", lambda: gone not in workers(gateway))
+                time.sleep(0.5)
+                os.sched_setaffinity(gateway.pid, cpus)
+                wait_for("a thread for each worker", lambda: gone in workers(gateway))
+                time.sleep(0.3)
+            wait_for("new keys", lambda: not first[0] & spis(sun) and not first[1] & spis(moon))
+            out, error = asking.communicate(timeout=60)
+            if asking.returncode != 0:
+                drops = {gateway.host: gateway.status()["total"]["drops"] for gateway in (sun, moon)}
+                raise Failed(f"{scheduler}: {error.strip()}; dropped {drops}")
+            keys = len(sun.heard("child 'net' {"))
+            if keys < 5:
+                raise Failed(f"{scheduler}: keys were changed only {keys - 1} times")
+            said.append(f"{scheduler} {int(out)} through {keys} SAs")
+        for host in OUTER:
+            clean_up(host)
+    return f"datagrams there and back: {', '.join(said)}"
+
+
+def has_program(host):
+    """Whether an XDP program is before the wire."""
+    return "prog/xdp" in at(host, ["ip", "-d", "link", "show", "wire"])
+
+
+def past_stack(gateway):
+    """Packets of a gateway: past the stack, lost there, and in all; skips where there is no AF_XDP."""
+    said = gateway.must_say("AF_XDP: wire: ")
+    if "its packets go by sockets" in said:
+        doctor = json.loads(at(gateway.host, [WEIR, "doctor", "--json"]))
+        finding = next(finding for finding in doctor["findings"] if finding["what"] == "AF_XDP")
+        if finding["verdict"] == "good":
+            raise Failed(f"AF_XDP is there and not used: {said}")
+        raise Skipped(finding["found"])
+    status = gateway.status()
+    wire = next(wire for wire in status["past_stack"] if wire["interface"] == "wire")
+    in_all = {way: status["total"][f"outer_{way}"]["packets"] for way in ("tx", "rx")}
+    return {"sent": wire["sent"], "received": wire["received"], "lost": wire["lost"], **in_all}
+
+
+def pings(address):
+    return " 0% packet loss" in at("sun", ["ping", "-c", "1", "-W", "1", address])
+
+
+def xdp(where):
+    """One host exchanges ESP and EESP past its stack (AF_XDP), the other by sockets; its interface goes down, it is killed."""
+    keys, names = Keys(), ["gcm", "eesp"]
+    far = [address(name, "moon") for name in names]
+
+    def sun():
+        return Weir("sun", where, keys.tree("sun", names, workers=1, xdp="wire, spare"))
+
+    def comes_and_goes(gateway):
+        """Pings until the kernel knows the way and leaves the rest to the gateway."""
+        before = past_stack(gateway)
+
+        def both_ways():
+            now = past_stack(gateway)
+            return all(map(pings, far)) and now["sent"] > before["sent"] and now["received"] > before["received"]
+
+        wait_for("packets past the stack", both_ways)
+
+    sh("ip link add spare netns sun type veth peer name other")
+    with contextlib.ExitStack() as stack:
+        stack.callback(sh, "ip -n sun link del spare", check=False)
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon", names, workers=1)))
+        carry = ["/usr/bin/python3", os.path.join(HERE, "carry.py")]
+        serving = subprocess.Popen([*within("moon"), *carry, "serve"], stdout=subprocess.PIPE, text=True)
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        serving.stdout.readline()
+        with sun() as gateway:
+            comes_and_goes(gateway)
+            was = past_stack(gateway)
+            done = subprocess.run([*within("sun"), *carry, "ask", *far], capture_output=True, text=True, timeout=60,
+                                  check=False)
+            if done.returncode != 0:
+                raise Failed(f"{done.stderr.strip()}; dropped {gateway.status()['total']['drops']}")
+            now = past_stack(gateway)
+            more = {what: now[what] - was[what] for what in now}
+            # Now and then one goes by the kernel, so that it asks for the neighbour.
+            if more["received"] != more["rx"] or not 0 <= more["tx"] - more["sent"] <= 20 or min(more["rx"], more["tx"]) < 1000:
+                raise Failed(f"packets past the stack, and in all: {more}")
+            if now["lost"] or moon.status()["past_stack"]:
+                raise Failed(f"{now['lost']} were lost; past the stack of moon went {moon.status()['past_stack']}")
+            for end in (gateway, moon):
+                drops = end.status()["total"]["drops"]
+                if any(drops.get(why) for why in ("bad_icv", "malformed", "replay")):
+                    raise Failed(f"{end.host} dropped {drops}")
+            at("sun", ["ip", "link", "set", "wire", "down"])
+            if pings(far[0]):
+                raise Failed("packets came through an interface that is down")
+            at("sun", ["ip", "link", "set", "wire", "up"])
+            at("sun", ["ip", "route", "replace", "default", "via", OUTER["moon"]])
+            comes_and_goes(gateway)
+            if not has_program("sun"):
+                raise Failed("no program is seen before the interface")
+            at("sun", ["ip", "link", "del", "spare"])
+            gateway.must_say("AF_XDP: spare: the interface was taken away")
+            comes_and_goes(gateway)
+        if has_program("sun"):
+            raise Failed("a stopped gateway left its program")
+        with sun() as gateway:
+            gateway.must_say("AF_XDP: spare: there is no such interface; its packets go by sockets")
+            comes_and_goes(gateway)
+            gateway.kill()
+        wait_for("the program of a killed gateway gone", lambda: not has_program("sun"), 2)
+        # At once: what the kernel still has of the one before must not be in the way.
+        with sun() as gateway:
+            comes_and_goes(gateway)
+    return f"{more['sent']} packets out, {more['received']} in"
+
+
 class Skipped(Exception):
     """This machine cannot."""
 
 
-CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, socket, user]
+CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, socket, user, offload, order, xdp]
 
 
 def main():
@@ -478,7 +703,11 @@ def main():
         print(f"FAIL daemon/all: {error}")
         return 1
     failed = 0
+    schedulers = itertools.cycle(["pipeline", "run-to-completion"])
+    forced = os.environ.get("WEIR_SCHEDULER")
     for case in CASES:
+        # Cases take turns, unless one scheduler is wanted for all.
+        os.environ["WEIR_SCHEDULER"] = forced or next(schedulers)
         name = case.__name__.replace("_", "-")
         if names and name not in names:
             continue

@@ -67,6 +67,10 @@ class Gateway:
             if line.startswith("weir: ready"):
                 self._ready.set()
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def kill(self):
         """Ends it without a chance to save anything."""
         self._process.kill()

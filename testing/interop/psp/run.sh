@@ -21,9 +21,14 @@ for tool in cargo /usr/bin/python3; do command -v "$tool" >/dev/null || skip "$t
 # The product's own target directory: AWS-LC is there already.
 export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
 manifest=$root/testing/peers/psp/Cargo.toml
-cargo fetch --quiet --locked --manifest-path "$manifest" || skip "cargo cannot fetch the crate psp_security"
-cargo build --quiet --locked --manifest-path "$manifest" || { echo "FAIL psp/all: the peer does not build" && exit 1; }
-export PEER="$CARGO_TARGET_DIR/debug/weir-psp-peer"
+# One that is there already, in $WEIR_PSP_PEER, is taken as it is: lint may have the build folder for minutes.
+PEER=${WEIR_PSP_PEER:-}
+if [ -z "$PEER" ]; then
+    cargo fetch --quiet --locked --manifest-path "$manifest" || skip "cargo cannot fetch the crate psp_security"
+    cargo build --quiet --locked --manifest-path "$manifest" || { echo "FAIL psp/all: the peer does not build" && exit 1; }
+    PEER="$CARGO_TARGET_DIR/debug/weir-psp-peer"
+fi
+export PEER
 
 lab=${KEEP:-$(mktemp -d)}
 mkdir -p "$lab"

@@ -193,11 +193,17 @@ def answered(text):
 class Pings:
     """Pings in the background; `stop` ends them and says how many were sent, and how many answered."""
 
+    # What they go through may take no time at all; so many seconds are enough to see losses in.
+    LEAST_S = 0.5
+
     def __init__(self, host, source, target, interval_s):
         self.process = host.popen(ping(source, target, 0, interval_s), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                                   text=True)
+        self.process.stdout.readline()
+        self.since = time.monotonic()
 
     def stop(self):
+        time.sleep(max(0, self.since + self.LEAST_S - time.monotonic()))
         self.process.send_signal(signal.SIGINT)
         try:
             return answered(self.process.communicate(timeout=30)[0])

@@ -1,4 +1,5 @@
-"""Pings that wait for every answer: `pings.py SOURCE TARGET COUNT INTERVAL_S BYTES PATIENCE_S`; COUNT 0 goes on until SIGINT.
+"""Pings that wait for every answer: `pings.py SOURCE TARGET COUNT INTERVAL_S BYTES PATIENCE_S`; COUNT 0 says `going` and goes
+on until SIGINT.
 
 ping of iputils waits for two round trips after the last packet and calls what comes later lost, which on a busy machine is
 a matter of luck. Says how many were sent and how many were answered; the payload has to come back as it was.
@@ -67,6 +68,8 @@ def receive(until):
 
 signal.signal(signal.SIGINT, stop)
 sent = 0
+if count == 0:
+    print("going", flush=True)
 start = time.monotonic()
 while going and (count == 0 or sent < count):
     send(sent)

@@ -107,6 +107,9 @@ class Run:
         self.scenario, self.network, self.ends, self.capture, self.pki = scenario, network, ends, capture, pki
         self.who = {"weir": "weir", "peer": "peer", "initiator": initiator, "responder": OTHER[initiator]}
         self.pings = {}
+        # How long an exchange may take. Where messages are lost there is time for all retransmissions, and for the second try
+        # of what the other end refused for now (RFC 7296 2.25): a strongSwan waits 10 to 15 s before it.
+        self.patience_s = 90 if scenario.topology == "lossy" else 15
         # Figures for who reads the line of this run.
         self.figures = []
         self.outer = network.outer
@@ -139,7 +142,9 @@ class Run:
         self._initiate(["--ike", name], outcome)
 
     def _initiate(self, what, outcome):
-        code, out = self.ends[self.who["initiator"]].swanctl("--initiate", *what, "--timeout", "30")
+        patience_s = 2 * self.patience_s
+        code, out = self.ends[self.who["initiator"]].swanctl("--initiate", *what, "--timeout", str(patience_s),
+                                                             patience_s=patience_s + 10)
         if outcome == "works" and code != 0:
             raise Failed(f"swanctl: {' | '.join(out.strip().splitlines()[-4:])}; {self._last_words()}")
         if outcome == "fails" and code == 0:
@@ -150,14 +155,14 @@ class Run:
         before = self._keys(what)
         self._swanctl(end, "--rekey", f"--{what}", name)
         wait_for(lambda: f"the {what} SA was not replaced on both ends: {before} then {self._keys(what)}; {self._last_words()}",
-                 lambda: self._replaced(what, before), 15)
+                 lambda: self._replaced(what, before), self.patience_s)
 
     def reauth(self, end, name="net"):
         """`end` authenticates anew; both ends then have one IKE SA, another one."""
         before = self._keys("ike")
         self._swanctl(end, "--rekey", "--ike", name, "--reauth")
         wait_for(lambda: f"no new IKE SA: {before} then {self._keys('ike')}; {self._last_words()}",
-                 lambda: self._replaced("ike", before), 15)
+                 lambda: self._replaced("ike", before), self.patience_s)
         self.up()
 
     def terminate(self, what, end, name="net"):

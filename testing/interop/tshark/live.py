@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 
 sys.dont_write_bytecode = True
 import esp  # noqa: E402
@@ -134,9 +135,9 @@ def configuration(cases, side):
 
 
 def ping(case):
-    """Returns what is wrong."""
+    """Returns what is wrong. Once there was an answer, ping waits for the last one no longer than for the interval."""
     done = subprocess.run(
-        ["ping", "-n", "-c", str(PINGS), "-i", "0.05", "-W", "2", "-s", str(BYTES), "-I", case.inner[0], case.inner[1]],
+        ["ping", "-n", "-c", str(PINGS), "-i", "1", "-s", str(BYTES), "-I", case.inner[0], case.inner[1]],
         capture_output=True, text=True, check=False)
     if done.returncode == 0 and f" {PINGS} received" in done.stdout:
         return None
@@ -180,7 +181,8 @@ def main():
     with sun, other:
         wire = Wire("eth0", capture)
         wire.start()
-        faults = {case.name: ping(case) for case in cases}
+        with futures.ThreadPoolExecutor(len(cases)) as pool:
+            faults = dict(zip(names, pool.map(ping, cases)))
         wire.stop()
     rows = esp.dissect(lab, capture, [line for case in cases for line in case.table()], FIELDS)
     failed = False

@@ -18,7 +18,7 @@ use aws_lc_sys as sys;
 use crate::CipherKind;
 
 /// Overwrites a C structure that held a key.
-fn cleanse<T: Copy>(secret: &mut T) {
+pub(crate) fn cleanse<T: Copy>(secret: &mut T) {
     // SAFETY: the pointer and length are those of one exclusively borrowed value, and every `T`
     // used here is a `Copy` C structure for which all-zero bytes are a valid value.
     unsafe { sys::OPENSSL_cleanse(std::ptr::from_mut(secret).cast(), size_of::<T>()) }

@@ -7,7 +7,9 @@ use std::ops::Range;
 
 use super::aws_lc::{Aead, AesDec, AesEnc, DesCbc, equal};
 use super::ccm::AesCcm;
+use super::ipsec_mb;
 use super::mac::{MAX_OUT, Mac};
+use super::vaes;
 use crate::{Aad, CipherKind, CryptoOp, EncAlg, KeyMaterial, Span, Suite};
 
 /// The expanded key of a suite.
@@ -21,6 +23,11 @@ pub(crate) enum State {
     Ccm { ccm: AesCcm, salt: [u8; 3] },
     /// Encrypt, then MAC; or a MAC alone.
     Separate { cipher: Cipher, mac: Mac },
+    /// A key of [`crate::Engine::IpsecMb`], which alone can use it.
+    #[cfg_attr(not(ipsec_mb), expect(dead_code, reason = "there is no such key without the library"))]
+    IpsecMb(ipsec_mb::Expanded),
+    /// A key of [`crate::Engine::Vaes`], which alone can use it.
+    Vaes(vaes::GcmKey),
 }
 
 /// A cipher that does not authenticate.
@@ -55,12 +62,18 @@ impl State {
         }
     }
 
+    /// The key of [`crate::Engine::Vaes`], if it is one.
+    #[inline(always)]
+    pub(super) fn vaes(&self) -> Option<&vaes::GcmKey> {
+        if let Self::Vaes(key) = self { Some(key) } else { None }
+    }
+
     /// Encrypts and writes the ICV. False when the operation does not fit packet or key: then
     /// nothing of the packet may be sent.
     #[inline]
     pub(crate) fn seal(&self, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
         match self {
-            Self::Nothing => false,
+            Self::Nothing | Self::IpsecMb(_) | Self::Vaes(_) => false,
             Self::Aead { aead, salt, gmac } => {
                 let nonce = nonce::<4, 12>(salt, &op.iv);
                 with_parts(op, packet, icv_len, *gmac, |aad, body, icv| aead.seal(&nonce, aad, body, icv))
@@ -77,7 +90,7 @@ impl State {
     #[inline]
     pub(crate) fn open(&self, op: &CryptoOp, packet: &mut [u8], icv_len: usize) -> bool {
         match self {
-            Self::Nothing => false,
+            Self::Nothing | Self::IpsecMb(_) | Self::Vaes(_) => false,
             Self::Aead { aead, salt, gmac } => {
                 let nonce = nonce::<4, 12>(salt, &op.iv);
                 with_parts(op, packet, icv_len, *gmac, |aad, body, icv| aead.open(&nonce, aad, body, icv))
@@ -127,7 +140,7 @@ impl Cipher {
 
 /// Salt, then the first 8 bytes of the IV.
 #[inline]
-fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: &[u8; 16]) -> [u8; LEN] {
+pub(super) fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: &[u8; 16]) -> [u8; LEN] {
     let mut nonce = [0; LEN];
     nonce[..SALT].copy_from_slice(salt);
     nonce[SALT..].copy_from_slice(&iv[..LEN - SALT]);
@@ -140,33 +153,43 @@ fn fit(span: Span, packet_len: usize) -> Option<Range<usize>> {
     (range.start <= range.end && range.end <= packet_len).then_some(range)
 }
 
-/// Hands an AEAD its three parts; they stand in the order associated data, body, ICV and share no
-/// byte. False when they do not.
+/// Where an AEAD's three parts stand: associated data, body, ICV, in this order and without sharing a byte.
+/// `None` when they do not. Of data that stand elsewhere the span is empty.
 #[inline]
-fn with_parts(
+pub(super) fn aead_spans(op: &CryptoOp, packet_len: usize, icv_len: usize, gmac: bool) -> Option<[Range<usize>; 3]> {
+    let (icv, mut body) = (fit(op.icv, packet_len)?, fit(op.body, packet_len)?);
+    if body.is_empty() {
+        body = icv.start..icv.start;
+    } else if gmac {
+        return None;
+    }
+    if icv.len() != icv_len || body.end > icv.start {
+        return None;
+    }
+    let aad = match op.aad {
+        Aad::InPlace(span) | Aad::InlineThen(_, span) => fit(span, body.start)?,
+        Aad::Inline(_) => 0..0,
+        Aad::InPlaceThen(..) => return None,
+    };
+    Some([aad, body, icv])
+}
+
+/// Hands an AEAD its three parts. False when they do not stand as [`aead_spans`] has it.
+#[inline]
+pub(super) fn with_parts(
     op: &CryptoOp,
     packet: &mut [u8],
     icv_len: usize,
     gmac: bool,
     run: impl FnOnce(&[u8], &mut [u8], &mut [u8]) -> bool,
 ) -> bool {
-    let (Some(icv), Some(mut body)) = (fit(op.icv, packet.len()), fit(op.body, packet.len())) else { return false };
-    if body.is_empty() {
-        body = icv.start..icv.start;
-    } else if gmac {
-        return false;
-    }
-    if icv.len() != icv_len || body.end > icv.start {
-        return false;
-    }
+    let Some([aad, body, icv]) = aead_spans(op, packet.len(), icv_len, gmac) else { return false };
     let (front, icv) = packet[..icv.end].split_at_mut(icv.start);
     let (head, body) = front[..body.end].split_at_mut(body.start);
     match op.aad {
-        Aad::InPlace(span) => fit(span, head.len()).is_some_and(|span| run(&head[span], body, icv)),
+        Aad::InPlace(_) => run(&head[aad], body, icv),
         Aad::Inline(bytes) => run(&bytes, body, icv),
-        Aad::InlineThen(bytes, span) => {
-            fit(span, head.len()).is_some_and(|span| with_joined(&bytes, &head[span], |aad| run(aad, body, icv)))
-        }
+        Aad::InlineThen(bytes, _) => with_joined(&bytes, &head[aad], |aad| run(aad, body, icv)),
         Aad::InPlaceThen(..) => false,
     }
 }
@@ -190,15 +213,15 @@ fn with_joined(bytes: &[u8; 12], span: &[u8], run: impl FnOnce(&[u8]) -> bool) -
 }
 
 /// What a separate MAC covers, checked against the packet.
-struct Cover {
+pub(super) struct Cover {
     first: [u8; 12],
-    first_len: usize,
-    before: Range<usize>,
-    icv: Range<usize>,
-    after: Range<usize>,
-    last: [u8; 4],
-    last_len: usize,
-    body: Range<usize>,
+    pub(super) first_len: usize,
+    pub(super) before: Range<usize>,
+    pub(super) icv: Range<usize>,
+    pub(super) after: Range<usize>,
+    pub(super) last: [u8; 4],
+    pub(super) last_len: usize,
+    pub(super) body: Range<usize>,
     /// Bytes of the ICV that lie within the span: they count as zero.
     zeros: usize,
 }
@@ -206,7 +229,7 @@ struct Cover {
 impl Cover {
     /// `None` when a span does not fit, the ICV has not the suite's length, or a byte of the body
     /// would be encrypted without being authenticated.
-    fn new(op: &CryptoOp, packet_len: usize, icv_len: usize) -> Option<Self> {
+    pub(super) fn new(op: &CryptoOp, packet_len: usize, icv_len: usize) -> Option<Self> {
         let icv = fit(op.icv, packet_len).filter(|icv| icv.len() == icv_len)?;
         let body = fit(op.body, packet_len)?;
         let (first, first_len, span, last, last_len) = match op.aad {

@@ -28,23 +28,25 @@ fn iv(bytes: &[u8]) -> [u8; 16] {
     iv
 }
 
-/// One key of AWS-LC's engine.
+/// Packets at once: enough for an engine that works on several to do so.
+const MANY: usize = 16;
+
+/// One key for each engine.
 struct Rig {
     suite: Suite,
-    table: KeyTable,
+    tables: Vec<(Engine, KeyTable)>,
     derived: DerivedKeys,
 }
 
 impl Rig {
     fn new(suite: Suite, enc: &[u8], integ: &[u8]) -> Self {
-        let key: Key = Engine::AwsLc.expand(&suite, KeyMaterial { enc, integ }).expect("material that fits");
-        let mut table = KeyTable::default();
-        table.insert(Arc::new(key));
-        Self { suite, table, derived: DerivedKeys::new(0) }
-    }
-
-    fn keys(&self) -> Keys<'_> {
-        Keys { table: &self.table, derived: &self.derived }
+        let table = |engine: Engine| {
+            let key: Key = engine.expand(&suite, KeyMaterial { enc, integ }).expect("material that fits");
+            let mut table = KeyTable::default();
+            table.insert(Arc::new(key));
+            (engine, table)
+        };
+        Self { suite, tables: Engine::real().map(table).collect(), derived: DerivedKeys::new(0) }
     }
 
     /// A packet of associated data, body and ICV, `shift` bytes from where its memory begins.
@@ -63,15 +65,41 @@ impl Rig {
     }
 
     fn seal(&self, op: CryptoOp, packet: &mut [u8]) {
-        let mut jobs = [Job::new(op, packet)];
-        Engine::AwsLc.seal(self.keys(), &mut jobs);
-        assert!(jobs[0].sealed());
+        assert!(self.by_every_engine(op, packet, Engine::seal, |job| job.sealed()));
     }
 
     fn open(&self, op: CryptoOp, packet: &mut [u8]) -> bool {
-        let mut jobs = [Job::new(op, packet)];
-        Engine::AwsLc.open(self.keys(), &mut jobs);
-        jobs[0].take_ok().is_some()
+        self.by_every_engine(op, packet, Engine::open, |job| job.take_ok().is_some())
+    }
+
+    /// The outcome of `run` for `packet`, in which all engines must agree, one packet at a time and many.
+    fn by_every_engine(
+        &self,
+        op: CryptoOp,
+        packet: &mut [u8],
+        run: fn(Engine, Keys<'_>, &mut [Job<'_>]),
+        ok: fn(&mut Job<'_>) -> bool,
+    ) -> bool {
+        let mut outcome = None;
+        let before = packet.to_vec();
+        for (engine, table) in &self.tables {
+            let keys = Keys { table, derived: &self.derived };
+            for count in [1, MANY] {
+                let mut many = vec![before.clone(); count];
+                let mut jobs: Vec<_> = many.iter_mut().map(|packet| Job::new(op, &mut packet[..])).collect();
+                run(*engine, keys, &mut jobs);
+                let done: Vec<bool> = jobs.iter_mut().map(ok).collect();
+                let first = *outcome.get_or_insert(done[0]);
+                assert_eq!(done, vec![first; count], "{} {}", engine.name(), self.suite);
+                if outcome.is_some() && (*engine, count) != (self.tables[0].0, 1) {
+                    let same = !first || many.iter().all(|other| other == packet);
+                    assert!(same, "{} {}", engine.name(), self.suite);
+                } else {
+                    packet.copy_from_slice(&many[0]);
+                }
+            }
+        }
+        outcome.unwrap_or(false)
     }
 
     /// Seals, and checks that the way back works and that a flipped bit bars it.

@@ -2,18 +2,21 @@
 #![allow(unsafe_code)]
 
 use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use socket2::{Domain, Protocol, Socket, Type};
 use wire::{IpPacket, IpProto, checksum};
 
-use super::{Port, RawPort, RawProtocols, Refused, TunConfig, TunPort, UdpPort};
+use super::{FlowSteering, Port, RawPort, RawProtocols, Refused, TunConfig, TunPort, UdpPort};
 use crate::Batch;
 
 /// Runs `test` on a thread in a fresh network namespace with loopback up, or says why not.
-fn in_namespace(test: impl FnOnce() + Send + 'static) {
+pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         // SAFETY: the call changes the network namespace of this thread only and touches no memory.
         if unsafe { libc::unshare(libc::CLONE_NEWNET) } != 0 {
@@ -28,7 +31,7 @@ fn in_namespace(test: impl FnOnce() + Send + 'static) {
     }
 }
 
-fn loopback_up() {
+pub(super) fn loopback_up() {
     // nlmsghdr (RTM_NEWLINK, request and acknowledge) and ifinfomsg (interface 1, IFF_UP).
     let words = [32_u32, 16 | 5 << 16, 0, 0, 0, 1, 1, 1];
     let request: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -39,7 +42,12 @@ fn loopback_up() {
     assert_eq!(reply[16..20], [0; 4], "{:?}", &reply[..len]);
 }
 
-fn ipv4(proto: u8, tos: u8, src: [u8; 4], dst: [u8; 4], payload: &[u8]) -> Vec<u8> {
+pub(super) fn ip(arguments: &str) {
+    let output = Command::new("ip").args(arguments.split(' ')).output().unwrap();
+    assert!(output.status.success(), "ip {arguments}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+pub(super) fn ipv4(proto: u8, tos: u8, src: [u8; 4], dst: [u8; 4], payload: &[u8]) -> Vec<u8> {
     let len = (20 + payload.len() as u16).to_be_bytes();
     let mut packet = vec![0x45, tos, len[0], len[1], 0x12, 0x34, 0x40, 0, 64, proto, 0, 0];
     packet.extend(src);
@@ -50,7 +58,7 @@ fn ipv4(proto: u8, tos: u8, src: [u8; 4], dst: [u8; 4], payload: &[u8]) -> Vec<u
     packet
 }
 
-fn ipv6(next: u8, class_flow: u32, src: &str, dst: &str, payload: &[u8]) -> Vec<u8> {
+pub(super) fn ipv6(next: u8, class_flow: u32, src: &str, dst: &str, payload: &[u8]) -> Vec<u8> {
     let mut packet = (6 << 28 | class_flow).to_be_bytes().to_vec();
     packet.extend((payload.len() as u16).to_be_bytes());
     packet.extend([next, 64]);
@@ -61,7 +69,7 @@ fn ipv6(next: u8, class_flow: u32, src: &str, dst: &str, payload: &[u8]) -> Vec<
     packet
 }
 
-fn batch_of(packets: &[Vec<u8>]) -> Batch {
+pub(super) fn batch_of(packets: &[Vec<u8>]) -> Batch {
     let mut batch = Batch::new(packets.len(), 65_536);
     packets.iter().for_each(|packet| assert!(batch.push_with(|to| to.set(packet))));
     batch
@@ -69,7 +77,7 @@ fn batch_of(packets: &[Vec<u8>]) -> Batch {
 
 /// What arrives at `port`: `count` packets, for which a busy machine may need a while, and whatever comes
 /// right behind them.
-fn receive(port: &mut dyn Port, count: usize, packet_bytes: usize) -> Vec<Vec<u8>> {
+pub(super) fn receive(port: &mut dyn Port, count: usize, packet_bytes: usize) -> Vec<Vec<u8>> {
     let (mut got, start) = (vec![], Instant::now());
     let mut batch = Batch::new(150, packet_bytes);
     let mut quiet_since = Instant::now();
@@ -88,7 +96,7 @@ fn receive(port: &mut dyn Port, count: usize, packet_bytes: usize) -> Vec<Vec<u8
     got
 }
 
-fn raw(protocols: &[u8]) -> RawPort {
+pub(super) fn raw(protocols: &[u8]) -> RawPort {
     let protocols = protocols.iter().map(|proto| IpProto(*proto)).collect();
     RawPort::open(&RawProtocols { protocols, icmp: false, mark: Some(7), ..RawProtocols::default() }).unwrap()
 }
@@ -176,7 +184,7 @@ fn raw_hears_icmp_of_the_outer_side_only() {
     in_namespace(|| {
         let Some(mut inside) = tun_or_skip("wt4", 1) else { return };
         let addresses = vec![("10.8.0.1".parse().unwrap(), 24), ("fd00:8::1".parse().unwrap(), 64)];
-        let config = TunConfig { name: "wt5".to_owned(), mtu: 1300, addresses, queues: 1, v6: true };
+        let config = TunConfig { name: "wt5".to_owned(), mtu: 1300, addresses, queues: 1, v6: true, offload: true };
         let mut outside = TunPort::open(&config).unwrap();
         let wanted = RawProtocols { protocols: vec![IpProto::ESP], ..RawProtocols::default() };
         let mut port = RawPort::open(&wanted).unwrap();
@@ -267,6 +275,203 @@ fn udp_keeps_addresses_ports_tos_and_payload() {
     });
 }
 
+/// Sizes as a tunnel makes them: full packets, and here and there a shorter one.
+fn sizes() -> Vec<usize> {
+    let mut sizes = vec![1400; 50];
+    sizes.extend([600, 1400, 1400, 90, 90, 91, 90, 0, 0, 1]);
+    sizes.extend([1400; 140]);
+    sizes.extend([1, 2, 3]);
+    sizes
+}
+
+#[test]
+fn trains_arrive_as_the_datagrams_they_are() {
+    in_namespace(|| {
+        for (a, b, any) in [("127.0.0.2", "127.0.0.3", "0.0.0.0"), ("::1", "::1", "::")] {
+            let (a, b): (IpAddr, IpAddr) = (a.parse().unwrap(), b.parse().unwrap());
+            let mut receivers = [false, true].map(|joined| {
+                let mut port = UdpPort::bind(SocketAddr::new(b, 0), None).unwrap();
+                if joined {
+                    port.join_datagrams().unwrap();
+                }
+                port
+            });
+            let mut left = [UdpPort::bind(SocketAddr::new(any.parse().unwrap(), 4500), None).unwrap()];
+            left[0].join_datagrams().unwrap();
+            // One port that receives, and one that a flow has chosen.
+            for (source, right) in [4500, 50_001, 50_033].into_iter().flat_map(|s| [(s, 0), (s, 1)]) {
+                let mut sender = raw(&[]);
+                sender.send_trains(&left, None).unwrap();
+                let right = &mut receivers[right];
+                let (from, to) = (SocketAddr::new(a, source), right.local());
+                let packet =
+                    |(n, size): (usize, usize)| datagram(from, to, if n < 70 { 0xb8 } else { 2 }, &vec![n as u8; size]);
+                let sent: Vec<_> = sizes().into_iter().enumerate().map(packet).collect();
+                sender.tx(&mut batch_of(&sent)).unwrap();
+                // A batch of 150: trains are handed over in parts.
+                let got = receive(right, sent.len(), 2048);
+                assert_eq!(got.len(), sent.len());
+                for (got, sent) in got.iter().zip(&sent) {
+                    let (ip, was) = (IpPacket::parse(got).unwrap(), IpPacket::parse(sent).unwrap());
+                    assert_eq!((ip.src, ip.dst, ip.tos, ip.hop_limit), (was.src, was.dst, was.tos, was.hop_limit));
+                    assert_eq!(got[ip.upper_at..ip.upper_at + 4], sent[was.upper_at..was.upper_at + 4]);
+                    assert_eq!(got[ip.upper_at + 8..], sent[was.upper_at + 8..]);
+                    assert!(ip.is_v6() || checksum::is_valid(&got[..20]));
+                }
+                let (out, taken) = (sender.super_packets().read(), right.super_packets().read());
+                // 50 and the shorter one; two; three and a shorter one; and 140 after the first 17 of another TOS.
+                assert!(out.sent >= 5 && out.packets_sent > 190, "{out:?}");
+                assert!(taken.received == 0 || taken.packets_received > 190, "{taken:?}");
+                assert_eq!((out.refused, sender.refused()), (0, Refused::default()));
+            }
+            assert!(receivers[0].super_packets().read().received == 0);
+            assert!(receivers[1].super_packets().read().received > 0);
+        }
+    });
+}
+
+#[test]
+fn what_cannot_go_in_a_train_goes_alone() {
+    in_namespace(|| {
+        let Some(_tun) = tun_or_skip("wt7", 1) else { return };
+        let mut right = UdpPort::bind("127.0.0.3:0".parse().unwrap(), None).unwrap();
+        let mut sender = raw(&[]);
+        sender.send_trains(&[], None).unwrap();
+        let (from, to) = ("127.0.0.2:4500".parse().unwrap(), right.local());
+        // No socket has the source port, packets without DF, fragments' headers, sizes of the MTU and above.
+        let mut sent: Vec<_> = (0..5).map(|n| datagram(from, to, 0, &[n; 100])).collect();
+        let other: SocketAddr = "127.0.0.2:60000".parse().unwrap();
+        for n in 0..5 {
+            let mut packet = datagram(other, to, 0, &[n; 100]);
+            (packet[6], packet[10], packet[11]) = (0, 0, 0);
+            let sum = checksum::checksum(&packet[..20]).to_be_bytes();
+            packet[10..12].copy_from_slice(&sum);
+            sent.push(packet);
+        }
+        sender.tx(&mut batch_of(&sent)).unwrap();
+        assert_eq!(receive(&mut right, 10, 2048).len(), 10);
+        assert_eq!(sender.super_packets().read(), super::SuperCount::default());
+        let (from, to) = ("10.9.0.1:60000".parse().unwrap(), "10.9.0.2:4500".parse().unwrap());
+        let large: Vec<_> = (0..4).map(|n| datagram(from, to, 0, &[n; 1400])).collect();
+        sender.tx(&mut batch_of(&large)).unwrap();
+        assert_eq!(sender.refused(), Refused { too_big: 4, ..Refused::default() });
+        assert_eq!(sender.super_packets().read().refused, 1);
+    });
+}
+
+#[test]
+fn trains_go_again_when_the_address_is_back() {
+    in_namespace(|| {
+        let right = UdpPort::bind("127.0.0.3:0".parse().unwrap(), None).unwrap();
+        let mut sender = raw(&[]);
+        sender.send_trains(&[], None).unwrap();
+        let train =
+            |n: u8| batch_of(&[n, n].map(|n| datagram("127.0.0.2:60000".parse().unwrap(), right.local(), 0, &[n])));
+        let mut sent = |times: u32| {
+            let before = sender.super_packets().read();
+            (0..times).for_each(|n| sender.tx(&mut train(n as u8)).unwrap());
+            let now = sender.super_packets().read();
+            (now.sent - before.sent, now.refused - before.refused)
+        };
+        assert_eq!(sent(3), (3, 0));
+        ip("addr del 127.0.0.1/8 dev lo");
+        // Asked for a while, then left alone.
+        assert_eq!(sent(100), (0, 16));
+        ip("addr add 127.0.0.1/8 dev lo");
+        let (went, refused) = sent(1100);
+        assert!(went > 100 && refused == 0, "{went} {refused}");
+        assert_eq!(sent(20), (20, 0));
+    });
+}
+
+/// The socket of IKE, which waits so long for a message, and the port of ESP behind the same address.
+fn ike_and_esp(any: SocketAddr, patience: Duration) -> (Socket, UdpPort) {
+    let ike = Socket::new(Domain::for_address(any), Type::DGRAM, Some(Protocol::UDP)).unwrap();
+    if any.is_ipv6() {
+        ike.set_only_v6(true).unwrap();
+    }
+    super::share_with_esp(&ike).unwrap();
+    ike.bind(&any.into()).unwrap();
+    super::keep_ike(&ike).unwrap();
+    ike.set_read_timeout(Some(patience)).unwrap();
+    (ike, UdpPort::bind_shared(any, None).unwrap())
+}
+
+#[test]
+fn ike_finds_its_way_out_of_a_train() {
+    in_namespace(|| {
+        for any in ["0.0.0.0:4500", "[::]:4500"] {
+            let any: SocketAddr = any.parse().unwrap();
+            let (ike, mut esp) = ike_and_esp(any, Duration::from_secs(5));
+            esp.join_datagrams().unwrap();
+            let host: SocketAddr = if any.is_ipv6() { "[::1]:4500" } else { "127.0.0.1:4500" }.parse().unwrap();
+            let peer = UdpSocket::bind((host.ip(), 0)).unwrap();
+            super::mmsg::set_int(&peer, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 100).unwrap();
+            let message = [&[0; 4][..], &[7; 50]].concat();
+            peer.send_to(&[&[1; 300][..], &message].concat(), host).unwrap();
+            let headers = if any.is_ipv6() { 48 } else { 28 };
+            let got: Vec<Vec<u8>> =
+                receive(&mut esp, 3, 2048).iter().map(|packet| packet[headers..].to_vec()).collect();
+            assert_eq!(got, vec![vec![1; 100]; 3]);
+            let mut buffer = [0; 256];
+            let (len, from) = UdpSocket::from(ike).recv_from(&mut buffer).unwrap();
+            assert_eq!((&buffer[..len], from), (&message[..], peer.local_addr().unwrap()));
+        }
+    });
+}
+
+#[test]
+fn trains_come_apart_as_they_were_put_together() {
+    in_namespace(|| {
+        for (host, room) in [("127.0.0.1", 150), ("127.0.0.1", 7), ("::1", 64)] {
+            let host: IpAddr = host.parse().unwrap();
+            let mut port = UdpPort::bind((host, 0).into(), None).unwrap();
+            port.join_datagrams().unwrap();
+            let peer = UdpSocket::bind((host, 0)).unwrap();
+            let mut sent = vec![];
+            // Bytes, and the size that they are cut to: the same again and again, then others, shorter and longer.
+            let trains = [
+                (20_000, 1000),
+                (20_000, 1000),
+                (17_300, 1000),
+                (900, 1000),
+                (9_000, 300),
+                (60_000, 1400),
+                (60_000, 1400),
+            ];
+            for (n, (bytes, size)) in
+                trains.into_iter().chain([(1400, 1400), (2_500, 1400), (40_000, 1000), (8, 8)]).enumerate()
+            {
+                super::mmsg::set_int(&peer, libc::IPPROTO_UDP, libc::UDP_SEGMENT, size).unwrap();
+                let payload = pattern(100_000 * n, bytes);
+                peer.send_to(&payload, port.local()).unwrap();
+                sent.extend(payload.chunks(size as usize).map(<[u8]>::to_vec));
+            }
+            let (mut got, mut batch) = (vec![], Batch::new(room, 2048));
+            let elsewhere = UdpSocket::bind((host, 0)).unwrap();
+            let answer = datagram(port.local(), elsewhere.local_addr().unwrap(), 0, &[1; 9]);
+            while got.len() < sent.len() {
+                port.rx(&mut batch).unwrap();
+                // What is sent in between changes nothing of what waits.
+                port.tx(&mut batch_of(std::slice::from_ref(&answer))).unwrap();
+                for packet in batch.packets() {
+                    let ip = IpPacket::parse(packet.bytes()).unwrap();
+                    assert_eq!((ip.total_len, ip.src, ip.dst, ip.upper), (packet.len(), host, host, IpProto::UDP));
+                    assert!(ip.is_v6() || checksum::is_valid(&packet.bytes()[..20]));
+                    let ports = [peer.local_addr().unwrap().port(), port.local().port()];
+                    let udp_len = (packet.len() - ip.upper_at) as u16;
+                    let header = [ports[0], ports[1], udp_len, 0].map(u16::to_be_bytes).concat();
+                    assert_eq!(packet.bytes()[ip.upper_at..][..8], header);
+                    got.push(packet.bytes()[ip.upper_at + 8..].to_vec());
+                }
+                batch.clear();
+            }
+            assert!(got == sent, "{} of {}", got.len(), sent.len());
+            assert_eq!((port.refused(), port.super_packets().read().received), (Refused::default(), 8));
+        }
+    });
+}
+
 #[test]
 fn a_udp_port_in_use_is_explained() {
     in_namespace(|| {
@@ -283,7 +488,14 @@ fn tun(name: &str, queues: usize) -> std::io::Result<Vec<TunPort>> {
         let (ip, prefix) = text.split_once('/').unwrap();
         (ip.parse().unwrap(), prefix.parse().unwrap())
     });
-    TunPort::open(&TunConfig { name: name.to_owned(), mtu: 1300, addresses: addresses.to_vec(), queues, v6: true })
+    TunPort::open(&TunConfig {
+        name: name.to_owned(),
+        mtu: 1300,
+        addresses: addresses.to_vec(),
+        queues,
+        v6: true,
+        offload: true,
+    })
 }
 
 /// Packets of `proto` from what a TUN gives (the kernel says this and that on a new interface).
@@ -327,7 +539,7 @@ fn tun_carries_packets_both_ways() {
 fn tun_without_ipv6_starts_silent() {
     in_namespace(|| {
         let addresses = vec![("10.9.0.1".parse().unwrap(), 24)];
-        let config = TunConfig { name: "wt6".to_owned(), mtu: 1300, addresses, queues: 1, v6: false };
+        let config = TunConfig { name: "wt6".to_owned(), mtu: 1300, addresses, queues: 1, v6: false, offload: false };
         if tun_or_skip("wt6", 1).is_none() {
             return;
         }
@@ -339,6 +551,36 @@ fn tun_without_ipv6_starts_silent() {
             socket.send_to(b"wait", "10.9.0.2:9").unwrap();
         }
         assert_eq!(receive(&mut ports[0], 2000, 2048).len(), 2000);
+    });
+}
+
+#[test]
+fn a_flow_keeps_its_queue_whoever_writes_its_answers() {
+    in_namespace(|| {
+        let Some(mut ports) = tun_or_skip("wt9", 2) else { return };
+        match FlowSteering::load() {
+            Ok(steering) => ports[0].keep_flows(&steering).unwrap(),
+            Err(error) => return println!("skipped: {error}"),
+        }
+        let mut used = [0; 2];
+        for port in 0..16 {
+            let socket = std::net::UdpSocket::bind("10.9.0.1:0").unwrap();
+            let (here, there) = (socket.local_addr().unwrap(), SocketAddr::from(([10, 9, 0, 2], 2000 + port)));
+            let mut seen = vec![];
+            for writer in 0..4 {
+                socket.send_to(b"out of the host", there).unwrap();
+                for (queue, port) in ports.iter_mut().enumerate() {
+                    let mut batch = Batch::new(16, 2048);
+                    port.rx(&mut batch).unwrap();
+                    let got = batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect();
+                    seen.extend(of_proto(got, IpProto::UDP).iter().map(|_| queue));
+                }
+                ports[writer % 2].tx(&mut batch_of(&[datagram(there, here, 0, b"answer")])).unwrap();
+            }
+            assert_eq!(seen, [seen[0]; 4]);
+            used[seen[0]] += 1;
+        }
+        assert!(used[0] > 1 && used[1] > 1, "{used:?}");
     });
 }
 
@@ -356,12 +598,124 @@ fn tun_has_several_queues_and_one_owner() {
             assert_eq!(tun(name, 1).err().unwrap().kind(), std::io::ErrorKind::InvalidInput, "{name}");
         }
         let addresses = vec![("192.0.2.1".parse().unwrap(), 33)];
-        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 1300, addresses, queues: 1, v6: true };
+        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 1300, addresses, queues: 1, v6: true, offload: true };
         assert!(TunPort::open(&wrong).err().unwrap().to_string().contains("192.0.2.1/33"));
-        let wrong = TunConfig { name: "wt2".to_owned(), mtu: 10, addresses: vec![], queues: 1, v6: false };
+        let wrong =
+            TunConfig { name: "wt2".to_owned(), mtu: 10, addresses: vec![], queues: 1, v6: false, offload: true };
         assert!(TunPort::open(&wrong).err().unwrap().to_string().contains("MTU"));
         assert!(tun("wt2", 1).is_ok(), "nothing was left behind");
     });
+}
+
+/// One end of a link made of two TUN interfaces, in a network namespace of its own.
+fn end_of_link(host: u8, offload: bool) -> TunPort {
+    let addresses = [format!("10.7.0.{host}"), format!("fd00:7::{host}")].map(|text| text.parse().unwrap());
+    let addresses = vec![(addresses[0], 24), (addresses[1], 64)];
+    let config = TunConfig { name: format!("wl{host}"), mtu: 1300, addresses, queues: 1, v6: true, offload };
+    TunPort::open(&config).unwrap().remove(0)
+}
+
+/// Carries packets between two interfaces until `stop`. Each is looked at; of the large ones each 150th is lost.
+fn carry(mut ends: [TunPort; 2], stop: &AtomicBool) -> [TunPort; 2] {
+    let (mut batch, mut large) = (Batch::new(50, 2048), 0_u32);
+    while !stop.load(Ordering::Relaxed) {
+        let mut idle = true;
+        for (from, to) in [(0, 1), (1, 0)] {
+            ends[from].rx(&mut batch).unwrap();
+            idle &= batch.is_empty();
+            batch.retain(|_, packet| {
+                assert!(packet.len() <= 1300, "{}", packet.len());
+                let ip = IpPacket::parse(packet.bytes()).unwrap();
+                assert_eq!(ip.total_len, packet.len());
+                assert!(ip.is_v6() || checksum::is_valid(&packet.bytes()[..20]));
+                if matches!(ip.upper, IpProto::TCP | IpProto::UDP) {
+                    let upper = &packet.bytes()[ip.upper_at..];
+                    let sum = checksum::Sum::default().pseudo(ip.src, ip.dst, ip.upper, upper.len());
+                    assert!(sum.add(upper).is_valid());
+                }
+                large += u32::from(packet.len() > 1000 && ip.upper == IpProto::TCP);
+                packet.len() <= 1000 || ip.upper != IpProto::TCP || large % 150 != 0
+            });
+            ends[to].tx(&mut batch).unwrap();
+        }
+        if idle {
+            std::thread::sleep(Duration::from_micros(200));
+        }
+    }
+    ends
+}
+
+fn pattern(at: usize, len: usize) -> Vec<u8> {
+    (at..at + len).map(|i| (i ^ i >> 8 ^ i >> 16) as u8).collect()
+}
+
+#[test]
+fn connections_survive_offloads_on_either_side_and_loss() {
+    const BYTES: usize = 3 << 20;
+    for (near_offload, far_offload) in [(true, true), (true, false), (false, true), (false, false)] {
+        in_namespace(move || {
+            if tun_or_skip("wl0", 1).is_none() {
+                return;
+            }
+            let near = end_of_link(1, near_offload);
+            let (to_us, from_far) = std::sync::mpsc::channel();
+            let far = std::thread::spawn(move || {
+                // SAFETY: as in `in_namespace`.
+                assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+                loopback_up();
+                let tun = end_of_link(2, far_offload);
+                let datagrams = UdpSocket::bind("[::]:9").unwrap();
+                let listener = TcpListener::bind("[::]:7").unwrap();
+                to_us.send(tun).unwrap();
+                for _ in 0..2 {
+                    let (mut stream, _) = listener.accept().unwrap();
+                    let mut got = vec![0; BYTES];
+                    stream.read_exact(&mut got).unwrap();
+                    assert!(got == pattern(0, BYTES));
+                    stream.write_all(&got).unwrap();
+                }
+                let mut got = vec![];
+                datagrams.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+                let mut buffer = [0; 2048];
+                while got.len() < 2 * 21 {
+                    let (len, _) = datagrams.recv_from(&mut buffer).unwrap();
+                    got.push(buffer[..len].to_vec());
+                }
+                got
+            });
+            let ends = [near, from_far.recv().unwrap()];
+            let stop = Arc::new(AtomicBool::new(false));
+            let stopped = Arc::clone(&stop);
+            let carrier = std::thread::spawn(move || carry(ends, &stopped));
+            let sent = pattern(0, BYTES);
+            for to in ["10.7.0.2:7", "[fd00:7::2]:7"] {
+                let mut stream = TcpStream::connect(to).unwrap();
+                let mut writer = stream.try_clone().unwrap();
+                let copy = sent.clone();
+                let writing = std::thread::spawn(move || writer.write_all(&copy).unwrap());
+                let mut back = vec![0; BYTES];
+                stream.read_exact(&mut back).unwrap();
+                writing.join().unwrap();
+                assert!(back == sent);
+            }
+            let mut datagrams = vec![];
+            for (any, to) in [("0.0.0.0:0", "10.7.0.2:9"), ("[::]:0", "[fd00:7::2]:9")] {
+                let socket = UdpSocket::bind(any).unwrap();
+                super::mmsg::set_int(&socket, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 1000).unwrap();
+                socket.send_to(&pattern(5, 20_500), to).unwrap();
+                datagrams.extend(pattern(5, 20_500).chunks(1000).map(<[u8]>::to_vec));
+            }
+            assert_eq!(far.join().unwrap(), datagrams);
+            stop.store(true, Ordering::Relaxed);
+            let ends = carrier.join().unwrap();
+            for (end, offload) in ends.iter().zip([near_offload, far_offload]) {
+                let count = end.super_packets().read();
+                assert_eq!((count.received > 100, count.sent > 100), (offload, offload), "{count:?}");
+                assert!(!offload || count.packets_received > 3 * count.received, "{count:?}");
+                assert_eq!(end.offloads().0, offload);
+            }
+        });
+    }
 }
 
 #[test]
@@ -402,15 +756,7 @@ fn ike_and_esp_share_a_port() {
     in_namespace(|| {
         for any in ["0.0.0.0:4500", "[::]:4500"] {
             let any: SocketAddr = any.parse().unwrap();
-            let ike = Socket::new(Domain::for_address(any), Type::DGRAM, Some(Protocol::UDP)).unwrap();
-            if any.is_ipv6() {
-                ike.set_only_v6(true).unwrap();
-            }
-            super::share_with_esp(&ike).unwrap();
-            ike.bind(&any.into()).unwrap();
-            super::keep_ike(&ike).unwrap();
-            ike.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
-            let mut esp = UdpPort::bind_shared(any, None).unwrap();
+            let (ike, mut esp) = ike_and_esp(any, Duration::from_millis(500));
             let host: SocketAddr = if any.is_ipv6() { "[::1]:4500" } else { "127.0.0.1:4500" }.parse().unwrap();
             let peer = std::net::UdpSocket::bind((host.ip(), 0)).unwrap();
             for datagram in [&[0, 0, 0, 0, 1, 2][..], &[0, 0, 1, 0, 9, 9], &[0xff], &[0x80, 0, 0, 0, 5]] {

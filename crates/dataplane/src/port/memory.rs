@@ -38,6 +38,25 @@ pub fn memory_pair(packets: usize, packet_bytes: usize) -> (MemoryPort, MemoryPo
     (port(to_right, from_right), port(to_left, from_left))
 }
 
+/// No worker: where a packet was that is gone.
+pub(crate) const NOBODY: u32 = u32::MAX;
+
+impl MemoryPort {
+    /// Sends the packets of `from` that are for `whom` by `of`, in order, as far as there is room. Their places in `of` become
+    /// [`NOBODY`], and the packets that stay there are empty. When the other end is gone they are lost.
+    pub(crate) fn pass(&mut self, from: &mut Batch, of: &mut [u32], whom: u32) {
+        let gone = self.outgoing.full.is_abandoned();
+        for (i, to) in of.iter_mut().enumerate().filter(|(_, to)| **to == whom) {
+            if !gone {
+                let Ok(empty) = self.outgoing.empty.pop() else { return };
+                // Has a place: this direction never holds more packets than it was made with.
+                let _ = self.outgoing.full.push(from.swap_out(i, empty));
+            }
+            *to = NOBODY;
+        }
+    }
+}
+
 fn direction(packets: usize, packet_bytes: usize) -> (Sender, Receiver) {
     let (full_in, full_out) = RingBuffer::new(packets);
     let (mut empty_in, empty_out) = RingBuffer::new(packets);
@@ -94,6 +113,23 @@ mod tests {
 
     fn firsts(batch: &Batch) -> Vec<u8> {
         batch.packets().iter().map(|p| p.bytes()[0]).collect()
+    }
+
+    #[test]
+    fn what_does_not_fit_stays_and_goes_later_in_order() {
+        let (mut left, mut right) = memory_pair(2, 64);
+        let (mut batch, mut of) = (batch_of(0..6), vec![7, 8, 7, 7, 8, 7]);
+        left.pass(&mut batch, &mut of, 7);
+        assert_eq!(of, [NOBODY, 8, NOBODY, 7, 8, 7]);
+        let mut got = Batch::new(8, 64);
+        right.rx(&mut got).unwrap();
+        left.pass(&mut batch, &mut of, 7);
+        right.rx(&mut got).unwrap();
+        assert_eq!((firsts(&got), &of[..]), (vec![0, 2, 3, 5], &[NOBODY, 8, NOBODY, NOBODY, 8, NOBODY][..]));
+        assert_eq!(left.refused(), Refused::default());
+        drop(right);
+        left.pass(&mut batch, &mut of, 8);
+        assert_eq!(of, [NOBODY; 6]);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::collections::VecDeque;
 use std::io;
 use std::mem::{offset_of, size_of};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,13 +15,23 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use arrayvec::ArrayVec;
 use libc::c_int;
 
-use super::Refused;
+use super::{Refused, SuperPackets};
 use crate::{Batch, Packet};
 
 /// Messages per system call.
 const BURST: usize = 64;
+/// Datagrams of one train: Linux before 6.9 takes no more.
+pub(super) const TRAIN: usize = 64;
 /// Bytes for a socket address of either family.
 const NAME_BYTES: usize = 32;
+/// Datagrams or trains per system call where trains may come.
+const TRAINS: usize = 16;
+/// Datagrams that make a train long.
+const LONG_TRAIN: usize = 8;
+/// Bytes of a message that are read straight into a packet buffer where trains may come.
+const FIRST_BYTES: usize = 2048;
+/// Longest train: what a UDP datagram may be.
+const TRAIN_BYTES: usize = 65_535;
 /// Bytes of control messages per packet: room for all that we ask for and 300 bytes of IPv6
 /// extension headers, which is what the head room of a packet takes. 32 KiB per socket in all.
 const CONTROL_BYTES: usize = 512;
@@ -40,6 +51,50 @@ pub(super) struct Mmsg {
     controls: Box<[Control]>,
 }
 
+/// What receiving trains takes beside [`Mmsg`]: 1.1 MB per socket, of which a kernel that sends none uses little.
+pub(super) struct TrainsIn {
+    /// For each message the end of what is before its place in a packet buffer, and what did not fit there.
+    rest: Box<[u8]>,
+    /// Messages of the last burst that are still to be handed over, in order.
+    waiting: VecDeque<Waiting>,
+    /// Size of the datagrams when a long train came last: another one like it follows, most likely, and each of its
+    /// datagrams is received straight to a packet buffer of its own.
+    expected: Option<usize>,
+}
+
+/// A message of which datagrams are still to be handed over.
+#[derive(Clone, Copy)]
+struct Waiting {
+    message: usize,
+    name_len: usize,
+    control_len: usize,
+    /// Where the datagrams are in `rest`, and the size of each but the last.
+    at: usize,
+    end: usize,
+    size: usize,
+    /// A datagram of the same train was handed over before.
+    begun: bool,
+}
+
+/// What to do with a received packet.
+pub(super) enum Taken {
+    Keep,
+    /// It went somewhere else.
+    Gone,
+}
+
+impl TrainsIn {
+    pub(super) fn new() -> Self {
+        let rest = vec![0; TRAINS * (FIRST_BYTES + TRAIN_BYTES)].into_boxed_slice();
+        Self { rest, waiting: VecDeque::with_capacity(TRAINS), expected: None }
+    }
+}
+
+/// Where what is read of message `i` beyond its packet buffer begins in `rest`.
+const fn overflow_at(i: usize) -> usize {
+    i * (FIRST_BYTES + TRAIN_BYTES) + FIRST_BYTES
+}
+
 /// What the kernel told of one received packet.
 pub(super) struct Message<'a> {
     name: &'a [u8],
@@ -54,6 +109,18 @@ pub(super) struct Outgoing<'a> {
     pub(super) to: SocketAddr,
     /// Source address and TOS or traffic class, for sockets that make their own IP header.
     pub(super) header: Option<(IpAddr, u8)>,
+}
+
+/// Datagrams of one size, but for a shorter last one, on their way out in one call.
+pub(super) struct OutgoingTrain<'a> {
+    /// What follows the UDP header of each, at most [`TRAIN`].
+    pub(super) payloads: ArrayVec<&'a [u8], TRAIN>,
+    pub(super) to: SocketAddr,
+    pub(super) src: IpAddr,
+    pub(super) tos: u8,
+    pub(super) hop_limit: u8,
+    /// First word of the IPv6 header in network order, 0 for IPv4.
+    pub(super) flow: u32,
 }
 
 /// The kernel gave up part of the packet or of what belongs to it.
@@ -111,6 +178,271 @@ impl Mmsg {
         }
     }
 
+    /// As [`Mmsg::receive`], of a socket that may give trains (UDP_GRO). `finish` is also told whether the packet before
+    /// came in the same train. What waits in `trains` is described here: nothing else may be done with `self` meanwhile.
+    pub(super) fn receive_trains(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        trains: &mut TrainsIn,
+        into: &mut Batch,
+        refused: &mut Refused,
+        supers: &SuperPackets,
+        mut finish: impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
+    ) -> io::Result<()> {
+        loop {
+            self.hand_over(trains, into, refused, &mut finish);
+            let want = into.room().min(TRAINS);
+            if want == 0 {
+                return Ok(());
+            }
+            let area = into.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len());
+            if let Some(size) = trains.expected.filter(|size| *size <= area) {
+                match self.receive_expected(socket, trains, size, into, refused, supers, &mut finish) {
+                    Ok(()) => continue,
+                    Err(error) if is_passing(&error) => return Ok(()),
+                    Err(error) => return Err(error),
+                }
+            }
+            let (before, first_bytes) = (into.len(), first_bytes(into));
+            let mut headers = [EMPTY; TRAINS];
+            let got = match self.receive_train_burst(socket, into, trains, &mut headers[..want]) {
+                Ok(got) => got,
+                Err(error) if is_passing(&error) => return Ok(()),
+                Err(error) => return Err(error),
+            };
+            let mut pushed = 0;
+            for (i, header) in headers[..got].iter().enumerate() {
+                let len = header.msg_len as usize;
+                let waiting = Waiting {
+                    message: i,
+                    name_len: header.msg_hdr.msg_namelen as usize,
+                    control_len: header.msg_hdr.msg_controllen as _,
+                    at: overflow_at(i) - len.min(first_bytes),
+                    end: overflow_at(i) + len.saturating_sub(first_bytes),
+                    size: len,
+                    begun: false,
+                };
+                if header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+                    refused.cut_off += 1;
+                    continue;
+                }
+                let size = train_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
+                if pushed == i && size.is_none() && len <= first_bytes {
+                    // It lies in the very buffer that this takes.
+                    into.push_with(|packet| {
+                        packet.received(0, len);
+                        if !self.finished(packet, &waiting, refused, &mut finish) {
+                            packet.received(0, 0);
+                        }
+                        true
+                    });
+                    pushed += 1;
+                    continue;
+                }
+                // From the first train on messages wait, so that their order stays.
+                let spare = into.spare_mut();
+                let place = spare.len() - 1 - (i - pushed);
+                let first = &spare[place].receive_area()[..len.min(first_bytes)];
+                trains.rest[waiting.at..][..first.len()].copy_from_slice(first);
+                trains.waiting.push_back(Waiting { size: size.unwrap_or(len), ..waiting });
+                if let Some(size) = size {
+                    trains.expected = Some(size).filter(|_| len > LONG_TRAIN * size);
+                    supers.count_received(len.div_ceil(size));
+                }
+            }
+            into.retain(|i, packet| i < before || packet.len() != 0);
+            if got < want {
+                self.hand_over(trains, into, refused, &mut finish);
+                return Ok(());
+            }
+        }
+    }
+
+    /// Receives one message, each datagram to a packet buffer of its own when it is a train of `size`. What is something
+    /// else, or has no room, waits.
+    #[allow(clippy::too_many_arguments, reason = "the caller's, taken apart")]
+    fn receive_expected(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        trains: &mut TrainsIn,
+        size: usize,
+        into: &mut Batch,
+        refused: &mut Refused,
+        supers: &SuperPackets,
+        finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
+    ) -> io::Result<()> {
+        let places = into.room().min(TRAIN).min(TRAIN_BYTES / size + 1);
+        let mut header = EMPTY;
+        self.receive_scattered(socket, into, &mut trains.rest, size, places, &mut header)?;
+        let len = header.msg_len as usize;
+        let mut waiting = Waiting {
+            message: 0,
+            name_len: header.msg_hdr.msg_namelen as usize,
+            control_len: header.msg_hdr.msg_controllen as _,
+            at: 0,
+            end: len,
+            size,
+            begun: false,
+        };
+        if header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 {
+            refused.cut_off += 1;
+            return Ok(());
+        }
+        let train = train_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
+        let its = train.unwrap_or(len);
+        trains.expected = train.filter(|size| len > LONG_TRAIN * size);
+        if train.is_some() {
+            supers.count_received(len.div_ceil(its));
+        }
+        if its != size && (train.is_some() || len > size) {
+            // Put together where it would be without packet buffers.
+            for (i, packet) in into.spare_mut().iter_mut().rev().take(places).enumerate() {
+                let to = i * size..len.min((i + 1) * size);
+                if to.is_empty() {
+                    break;
+                }
+                let there = to.len();
+                trains.rest[to].copy_from_slice(&packet.receive_area()[..there]);
+            }
+            trains.waiting.push_back(Waiting { size: its, ..waiting });
+            return Ok(());
+        }
+        let before = into.len();
+        for _ in 0..places {
+            let datagram = (len - waiting.at).min(size);
+            into.push_with(|packet| {
+                packet.received(0, datagram);
+                if !self.finished(packet, &waiting, refused, finish) {
+                    // The next one lies in the next buffer, whatever becomes of this one.
+                    packet.received(0, 0);
+                }
+                true
+            });
+            waiting.at += datagram;
+            waiting.begun = true;
+            if waiting.at >= len {
+                break;
+            }
+        }
+        into.retain(|i, packet| i < before || packet.len() != 0);
+        if waiting.at < len {
+            trains.waiting.push_back(waiting);
+        }
+        Ok(())
+    }
+
+    /// One message to the first `size` bytes of each of the next `places` packet buffers, and what is longer to `rest`, as
+    /// far from its start as it is from the start of the message.
+    fn receive_scattered(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        into: &mut Batch,
+        rest: &mut [u8],
+        size: usize,
+        places: usize,
+        header: &mut libc::mmsghdr,
+    ) -> io::Result<()> {
+        let mut areas = ArrayVec::<_, { TRAIN + 1 }>::new();
+        for packet in into.spare_mut().iter_mut().rev().take(places) {
+            let area = &mut packet.receive_area()[..size];
+            areas.push(libc::iovec { iov_base: area.as_mut_ptr().cast(), iov_len: area.len() });
+        }
+        let rest = &mut rest[places * size..][..TRAIN_BYTES];
+        areas.push(libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() });
+        prepare(header, &mut areas, &mut self.names[0], &mut self.controls[0]);
+        // SAFETY: as in `receive_burst`; each iovec points into another packet of `into`, the last one into `rest`, and all
+        // are borrowed exclusively until after the call.
+        unsafe { receive_into(socket, std::slice::from_mut(header)) }.map(drop)
+    }
+
+    /// Moves datagrams that wait into the batch, as far as there is room.
+    fn hand_over(
+        &self,
+        trains: &mut TrainsIn,
+        into: &mut Batch,
+        refused: &mut Refused,
+        finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
+    ) {
+        while let Some(waiting) = trains.waiting.front_mut() {
+            // A datagram may be empty.
+            loop {
+                if into.room() == 0 {
+                    return;
+                }
+                let datagram = &trains.rest[waiting.at..waiting.end.min(waiting.at + waiting.size)];
+                into.push_with(|packet| {
+                    let Some(area) = packet.receive_area().get_mut(..datagram.len()) else {
+                        refused.cut_off += 1;
+                        return false;
+                    };
+                    area.copy_from_slice(datagram);
+                    packet.received(0, datagram.len());
+                    self.finished(packet, waiting, refused, finish)
+                });
+                waiting.begun = true;
+                waiting.at += datagram.len();
+                if waiting.at >= waiting.end {
+                    break;
+                }
+            }
+            trains.waiting.pop_front();
+        }
+    }
+
+    fn message(&self, waiting: &Waiting) -> Message<'_> {
+        Message {
+            name: &self.names[waiting.message].0[..waiting.name_len.min(NAME_BYTES)],
+            control: &self.controls[waiting.message].0[..waiting.control_len.min(CONTROL_BYTES)],
+        }
+    }
+
+    /// Completes a packet; false when it goes no further.
+    fn finished(
+        &self,
+        packet: &mut Packet,
+        waiting: &Waiting,
+        refused: &mut Refused,
+        finish: &mut impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
+    ) -> bool {
+        match finish(packet, &self.message(waiting), waiting.begun) {
+            Ok(Taken::Keep) => true,
+            Ok(Taken::Gone) => false,
+            Err(Unreadable) => {
+                refused.unreadable += 1;
+                false
+            }
+        }
+    }
+
+    /// One `recvmmsg` as in [`Mmsg::receive_burst`]; what is longer than the start of a packet buffer goes on in
+    /// the part of `trains` that belongs to the message.
+    fn receive_train_burst(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        into: &mut Batch,
+        trains: &mut TrainsIn,
+        headers: &mut [libc::mmsghdr],
+    ) -> io::Result<usize> {
+        let first_bytes = first_bytes(into);
+        let mut areas = [[NO_AREA; 2]; TRAINS];
+        let rests = trains.rest.chunks_exact_mut(FIRST_BYTES + TRAIN_BYTES);
+        let places = into.spare_mut().iter_mut().rev().zip(rests).take(headers.len());
+        for (area, (packet, rest)) in areas.iter_mut().zip(places) {
+            let (first, rest) = (&mut packet.receive_area()[..first_bytes], &mut rest[FIRST_BYTES..]);
+            *area = [
+                libc::iovec { iov_base: first.as_mut_ptr().cast(), iov_len: first.len() },
+                libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() },
+            ];
+        }
+        let rows = headers.iter_mut().zip(&mut areas).zip(self.names.iter_mut().zip(self.controls.iter_mut()));
+        for ((header, area), (name, control)) in rows {
+            prepare(header, area, name, control);
+        }
+        // SAFETY: as in `receive_burst`; the second iovec of each message points into `trains`, which is borrowed
+        // exclusively as well, and no two of them overlap.
+        unsafe { receive_into(socket, headers) }
+    }
+
     /// One `recvmmsg`: message i goes to the packet that the i-th `push_with` from now will take.
     fn receive_burst(
         &mut self,
@@ -128,27 +460,12 @@ impl Mmsg {
         }
         let rows = headers.iter_mut().zip(&mut areas).zip(self.names.iter_mut().zip(self.controls.iter_mut()));
         for ((header, area), (name, control)) in rows {
-            header.msg_hdr.msg_name = name.0.as_mut_ptr().cast();
-            header.msg_hdr.msg_namelen = NAME_BYTES as u32;
-            header.msg_hdr.msg_iov = area;
-            header.msg_hdr.msg_iovlen = 1;
-            header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
-            header.msg_hdr.msg_controllen = CONTROL_BYTES as _;
+            prepare(header, std::slice::from_mut(area), name, control);
         }
-        // SAFETY: `headers.len()` headers are initialised; each points at one iovec of `areas`, one
+        // SAFETY: `prepare` has initialised `headers.len()` headers; each points at its iovec in `areas`, one
         // name and one control buffer with their true sizes, all of which are borrowed exclusively
-        // (packets through `into`, the rest through `self`) and outlive the call. The kernel keeps
-        // none of the pointers.
-        let got = unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                headers.as_mut_ptr(),
-                headers.len() as u32,
-                libc::MSG_DONTWAIT,
-                std::ptr::null_mut(),
-            )
-        };
-        usize::try_from(got).map_err(|_| io::Error::last_os_error())
+        // (packets through `into`, the rest through `self`) and outlive the call.
+        unsafe { receive_into(socket, headers) }
     }
 
     /// Sends what `select` makes of the packets, in order; it skips those it answers `None` for.
@@ -167,6 +484,38 @@ impl Mmsg {
                 return Ok(());
             }
             self.send_burst(socket, &burst, refused)?;
+        }
+    }
+
+    /// Sends `train` by one call (UDP_SEGMENT).
+    ///
+    /// # Errors
+    /// The kernel's; then nothing of the train was sent.
+    pub(super) fn send_train(&mut self, socket: BorrowedFd<'_>, train: &OutgoingTrain<'_>) -> io::Result<()> {
+        let mut areas = [NO_AREA; TRAIN];
+        for (area, payload) in areas.iter_mut().zip(&train.payloads) {
+            *area = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
+        }
+        let size = train.payloads.first().map_or(0, |first| first.len());
+        let (name, control) = (&mut self.names[0].0, &mut self.controls[0].0);
+        let mut header = EMPTY.msg_hdr;
+        header.msg_namelen = write_name(name, train.to) as u32;
+        header.msg_name = name.as_mut_ptr().cast();
+        header.msg_iov = areas.as_mut_ptr();
+        header.msg_iovlen = train.payloads.len() as _;
+        header.msg_controllen = write_train_control(control, train, size as u16) as _;
+        header.msg_control = control.as_mut_ptr().cast();
+        loop {
+            // SAFETY: the header points at an initialised name, at `msg_iovlen` iovecs over the payloads that
+            // `train` borrows, and at control messages of the given length; `sendmsg` only reads them, and
+            // keeps no pointer.
+            if unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const header, libc::MSG_DONTWAIT) } >= 0 {
+                return Ok(());
+            }
+            let error = io::Error::last_os_error();
+            if error.raw_os_error() != Some(libc::EINTR) {
+                return Err(error);
+            }
         }
     }
 
@@ -199,6 +548,41 @@ impl Mmsg {
         }
         Ok(())
     }
+}
+
+/// Points a message at what receives it.
+fn prepare(header: &mut libc::mmsghdr, areas: &mut [libc::iovec], name: &mut Name, control: &mut Control) {
+    header.msg_hdr.msg_name = name.0.as_mut_ptr().cast();
+    header.msg_hdr.msg_namelen = NAME_BYTES as u32;
+    header.msg_hdr.msg_iov = areas.as_mut_ptr();
+    header.msg_hdr.msg_iovlen = areas.len() as _;
+    header.msg_hdr.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_hdr.msg_controllen = CONTROL_BYTES as _;
+}
+
+/// One `recvmmsg` that does not wait; returns the messages received.
+///
+/// # Safety
+/// What the headers point at must be theirs alone for the length of the call, and as long as they say. The kernel
+/// keeps none of the pointers.
+unsafe fn receive_into(socket: BorrowedFd<'_>, headers: &mut [libc::mmsghdr]) -> io::Result<usize> {
+    let (count, flags) = (headers.len() as u32, libc::MSG_DONTWAIT);
+    // SAFETY: as the caller promises.
+    let got = unsafe { libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr(), count, flags, std::ptr::null_mut()) };
+    usize::try_from(got).map_err(|_| io::Error::last_os_error())
+}
+
+/// Bytes of a message that go into a packet buffer of `batch`.
+fn first_bytes(batch: &mut Batch) -> usize {
+    batch.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len().min(FIRST_BYTES))
+}
+
+/// Size of the datagrams of a train but the last, when the message is one.
+fn train_size(message: &Message<'_>) -> Option<usize> {
+    let of_train = |(level, kind, content): (c_int, c_int, _)| {
+        (level == libc::IPPROTO_UDP && kind == libc::UDP_GRO).then(|| int_at(content, 0)).flatten()
+    };
+    message.controls().find_map(of_train).and_then(|size| usize::try_from(size).ok())
 }
 
 /// How many of `waiting` packets to pass over when the first of them met `error`, counted in
@@ -257,6 +641,11 @@ impl<'a> Message<'a> {
         Some(SocketAddr::new(ip, port))
     }
 
+    /// True when datagrams of one size came together.
+    pub(super) fn is_train(&self) -> bool {
+        train_size(self).is_some()
+    }
+
     /// Control messages as (level, type, content), in the order of the kernel.
     pub(super) fn controls(&self) -> Controls<'a> {
         Controls(self.control)
@@ -303,19 +692,37 @@ fn write_name(name: &mut [u8; NAME_BYTES], to: SocketAddr) -> usize {
     }
 }
 
+/// Writes one control message at the start of `control`; returns the bytes taken.
+fn put_control(control: &mut [u8], level: c_int, kind: c_int, content: &[u8]) -> usize {
+    let len = CMSG_HEADER + content.len();
+    let message = &mut control[..len.next_multiple_of(size_of::<usize>())];
+    message.fill(0);
+    message[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
+    message[offset_of!(libc::cmsghdr, cmsg_level)..][..4].copy_from_slice(&level.to_ne_bytes());
+    message[offset_of!(libc::cmsghdr, cmsg_type)..][..4].copy_from_slice(&kind.to_ne_bytes());
+    message[CMSG_HEADER..len].copy_from_slice(content);
+    message.len()
+}
+
+/// Writes the control messages that make the headers of a train; returns their length.
+fn write_train_control(control: &mut [u8; CONTROL_BYTES], train: &OutgoingTrain<'_>, size: u16) -> usize {
+    let mut at = write_control(control, train.src, train.tos);
+    let mut put = |level, kind, content: &[u8]| at += put_control(&mut control[at..], level, kind, content);
+    let hops = c_int::from(train.hop_limit).to_ne_bytes();
+    if train.src.is_ipv6() {
+        put(libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT, &hops);
+        put(libc::IPPROTO_IPV6, super::rebuild::IPV6_FLOWINFO, &(train.flow & 0x0fff_ffff).to_be_bytes());
+    } else {
+        put(libc::IPPROTO_IP, libc::IP_TTL, &hops);
+    }
+    put(libc::IPPROTO_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
+    at
+}
+
 /// Writes the control messages that set source address and TOS of one packet; returns their length.
 fn write_control(control: &mut [u8; CONTROL_BYTES], src: IpAddr, tos: u8) -> usize {
     let mut at = 0;
-    let mut put = |level: c_int, kind: c_int, content: &[u8]| {
-        let len = CMSG_HEADER + content.len();
-        let message = &mut control[at..at + len.next_multiple_of(size_of::<usize>())];
-        message.fill(0);
-        message[..size_of::<usize>()].copy_from_slice(&len.to_ne_bytes());
-        message[offset_of!(libc::cmsghdr, cmsg_level)..][..4].copy_from_slice(&level.to_ne_bytes());
-        message[offset_of!(libc::cmsghdr, cmsg_type)..][..4].copy_from_slice(&kind.to_ne_bytes());
-        message[CMSG_HEADER..len].copy_from_slice(content);
-        at += message.len();
-    };
+    let mut put = |level, kind, content: &[u8]| at += put_control(&mut control[at..], level, kind, content);
     match src {
         IpAddr::V4(src) => {
             // struct in_pktinfo: interface, source address, (ignored on send).

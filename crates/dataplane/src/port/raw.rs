@@ -7,6 +7,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use rustix::event::epoll;
 use rustix::time::Timespec;
@@ -14,7 +15,8 @@ use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 use wire::IpProto;
 
 use super::mmsg::{Mmsg, Outgoing, large_buffers, set_option};
-use super::{Refused, rebuild};
+use super::trains::{Outcome, Trains, train_length};
+use super::{Refused, SuperPackets, UdpPort, rebuild};
 use crate::{Batch, Packet, Port};
 
 /// Bytes asked for each socket buffer.
@@ -74,6 +76,8 @@ pub struct RawPort {
     send_v4: Option<Socket>,
     send_v6: Option<Socket>,
     mmsg: Mmsg,
+    trains: Option<Trains>,
+    supers: Arc<SuperPackets>,
     refused: Refused,
 }
 
@@ -96,6 +100,8 @@ impl RawPort {
             send_v4: None,
             send_v6: None,
             mmsg: Mmsg::new(),
+            trains: None,
+            supers: Arc::default(),
             refused: Refused::default(),
         };
         if wanted.v4 {
@@ -125,6 +131,64 @@ impl RawPort {
         let icmp = |receiver: &&Receiver| matches!(receiver.proto, IpProto::ICMP | IpProto::ICMPV6);
         let filter = not_from(if_index);
         self.receivers.iter().filter(icmp).try_for_each(|receiver| receiver.socket.attach_filter(&filter))
+    }
+
+    /// Sends UDP packets that follow one another in one flow by one call, through `ports` and sockets for the
+    /// ports that PSP chooses (up to 32, with `mark`). Their UDP checksums are then those of the kernel, never 0;
+    /// packets without DF go one by one.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn send_trains(&mut self, ports: &[UdpPort], mark: Option<u32>) -> io::Result<()> {
+        let fixed = ports.iter().map(|port| Ok((port.local(), port.lend()?))).collect::<io::Result<_>>()?;
+        self.trains = Some(Trains::new(fixed, mark));
+        Ok(())
+    }
+
+    /// The trains of this port, as they are counted.
+    pub fn super_packets(&self) -> Arc<SuperPackets> {
+        Arc::clone(&self.supers)
+    }
+
+    /// Sends one packet, as well as that goes.
+    pub(super) fn send_one(&mut self, packet: &Packet) {
+        let _ = self.send_singly(std::slice::from_ref(packet));
+    }
+
+    fn send_singly(&mut self, packets: &[Packet]) -> io::Result<()> {
+        let count = |v6| packets.iter().filter(|packet| has_destination(packet, v6)).count();
+        let (v4, v6) = (count(false), count(true));
+        let mut sendable = 0;
+        if let Some(socket) = self.send_v4.as_ref().filter(|_| v4 > 0) {
+            sendable += v4;
+            self.mmsg.send(socket.as_fd(), packets, &mut self.refused, outgoing_v4)?;
+        }
+        if let Some(socket) = self.send_v6.as_ref().filter(|_| v6 > 0) {
+            sendable += v6;
+            self.mmsg.send(socket.as_fd(), packets, &mut self.refused, outgoing_v6)?;
+        }
+        // No IP packets, or of a family that this port was not opened for.
+        self.refused.other += (packets.len() - sendable) as u64;
+        Ok(())
+    }
+
+    /// Sends runs of UDP packets as trains, all else in between one by one.
+    fn send_joined(&mut self, trains: &mut Trains, packets: &[Packet]) -> io::Result<()> {
+        let (mut singles, mut at) = (0, 0);
+        while at < packets.len() {
+            let count = train_length(&packets[at..]).max(1);
+            let train = &packets[at..at + count];
+            if count > 1 {
+                self.send_singly(&packets[singles..at])?;
+                let outcome = trains.send(train, &mut self.mmsg, &mut self.refused, &self.supers);
+                if matches!(outcome, Outcome::Singly) {
+                    self.send_singly(train)?;
+                }
+                singles = at + count;
+            }
+            at += count;
+        }
+        self.send_singly(&packets[singles..])
     }
 
     fn open_receivers(&mut self, wanted: &RawProtocols, v6: bool) -> io::Result<()> {
@@ -273,21 +337,16 @@ impl Port for RawPort {
     }
 
     fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
-        let count = |v6| from.packets().iter().filter(|packet| has_destination(packet, v6)).count();
-        let (v4, v6) = (count(false), count(true));
-        let mut sendable = 0;
-        if let Some(socket) = self.send_v4.as_ref().filter(|_| v4 > 0) {
-            sendable += v4;
-            self.mmsg.send(socket.as_fd(), from.packets(), &mut self.refused, outgoing_v4)?;
-        }
-        if let Some(socket) = self.send_v6.as_ref().filter(|_| v6 > 0) {
-            sendable += v6;
-            self.mmsg.send(socket.as_fd(), from.packets(), &mut self.refused, outgoing_v6)?;
-        }
-        // No IP packets, or of a family that this port was not opened for.
-        self.refused.other += (from.len() - sendable) as u64;
+        let outcome = match self.trains.take() {
+            Some(mut trains) => {
+                let outcome = self.send_joined(&mut trains, from.packets());
+                self.trains = Some(trains);
+                outcome
+            }
+            None => self.send_singly(from.packets()),
+        };
         from.clear();
-        Ok(())
+        outcome
     }
 
     fn readable(&self) -> Option<BorrowedFd<'_>> {

@@ -47,7 +47,7 @@ pub(super) fn report_v4(socket: impl AsFd) -> std::io::Result<()> {
 }
 
 /// Linux: option and control message that carry the first word of the IPv6 header, less version.
-const IPV6_FLOWINFO: c_int = 11;
+pub(super) const IPV6_FLOWINFO: c_int = 11;
 
 impl<'a> Removed<'a> {
     fn of(message: &Message<'a>) -> Result<Self, Unreadable> {

@@ -4,32 +4,77 @@
 //! this port; the kernel makes their headers anew from addresses, ports and TOS of ours.
 
 use std::io;
+use std::mem::offset_of;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
+use arrayvec::ArrayVec;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use wire::ip::IPV6_HEADER;
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto};
 
-use super::mmsg::{self, Mmsg, Outgoing, large_buffers, set_int};
-use super::{Refused, rebuild};
+use super::mmsg::{self, Message, Mmsg, Outgoing, Taken, TrainsIn, Unreadable, large_buffers, set_int};
+use super::{RawPort, RawProtocols, Refused, SuperPackets, rebuild};
 use crate::{Batch, Packet, Port};
 
 /// Bytes asked for each socket buffer.
-const SOCKET_BUFFER: i32 = 16 << 20;
+pub(super) const SOCKET_BUFFER: i32 = 16 << 20;
 /// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1 wants none).
 const SO_NO_CHECK: i32 = 11;
 /// Linux: accept UDP over IPv6 without a checksum (RFC 6935).
 const UDP_NO_CHECK6_RX: i32 = 102;
 /// Linux: DF on, and sizes checked against the interface alone: the path MTU is the data plane's.
-const PMTUDISC_PROBE: i32 = 3;
+pub(super) const PMTUDISC_PROBE: i32 = 3;
 
 /// One UDP socket of one family.
 pub struct UdpPort {
     socket: Socket,
     local: SocketAddr,
+    /// IKE has a socket on the same port.
+    shared: bool,
     mmsg: Mmsg,
+    trains: Option<Trains>,
+    supers: Arc<SuperPackets>,
     refused: Refused,
+}
+
+/// The headers of the datagram before, which those of the same train and length have, too.
+#[derive(Default)]
+struct Headers {
+    bytes: ArrayVec<u8, { IPV6_HEADER + UdpHeader::LEN }>,
+    /// Bytes behind them.
+    payload_len: Option<usize>,
+}
+
+impl Headers {
+    /// Puts them before `packet`, if they are those of a datagram of its length.
+    fn repeat(&self, packet: &mut Packet) -> bool {
+        self.payload_len == Some(packet.len()) && packet.prepend(&self.bytes).is_ok()
+    }
+
+    /// Makes them from what the kernel says.
+    fn make(&mut self, packet: &mut Packet, message: &Message<'_>, port: u16) -> Result<(), Unreadable> {
+        let payload_len = packet.len();
+        self.payload_len = None;
+        rebuild::udp(packet, message, port)?;
+        self.bytes.clear();
+        // They fit: no UDP socket of ours asks for extension headers.
+        if self.bytes.try_extend_from_slice(&packet.bytes()[..packet.len() - payload_len]).is_ok() {
+            self.payload_len = Some(payload_len);
+        }
+        Ok(())
+    }
+}
+
+/// What receiving trains takes.
+struct Trains {
+    memory: TrainsIn,
+    /// Says whose the datagrams are that wait for room: nothing is sent by this one.
+    mmsg: Mmsg,
+    /// By this an IKE message that came in a train goes to its own socket.
+    astray: Option<RawPort>,
 }
 
 impl UdpPort {
@@ -87,7 +132,46 @@ impl UdpPort {
         socket.set_reuse_port(shared)?;
         socket.bind(&SockAddr::from(local))?;
         let bound = socket.local_addr()?.as_socket().unwrap_or(local);
-        Ok(Self { socket, local: bound, mmsg: Mmsg::new(), refused: Refused::default() })
+        let (supers, refused) = (Arc::default(), Refused::default());
+        Ok(Self { socket, local: bound, shared, mmsg: Mmsg::new(), trains: None, supers, refused })
+    }
+
+    /// Has the kernel hand over datagrams of one flow and size together (UDP_GRO, Linux 5.0), and lets a raw port
+    /// send such by this socket: with UDP checksums then, as the kernel wants it.
+    ///
+    /// # Errors
+    /// The operating system's: an old kernel. On a port shared with IKE also a missing CAP_NET_RAW: an IKE
+    /// message that comes in a train has to be sent on to its own socket.
+    pub fn join_datagrams(&mut self) -> io::Result<()> {
+        let v6 = self.local.is_ipv6();
+        let back = RawProtocols { protocols: vec![], icmp: false, v4: !v6, v6, ..RawProtocols::default() };
+        let astray = self.shared.then(|| RawPort::open(&back)).transpose()?;
+        set_int(&self.socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
+        if !v6 {
+            set_int(&self.socket, libc::SOL_SOCKET, SO_NO_CHECK, 0)?;
+        }
+        self.trains = Some(Trains { memory: TrainsIn::new(), mmsg: Mmsg::new(), astray });
+        Ok(())
+    }
+
+    /// The trains received, as they are counted.
+    pub fn super_packets(&self) -> Arc<SuperPackets> {
+        Arc::clone(&self.supers)
+    }
+
+    /// Another descriptor of the socket, to send by.
+    pub(super) fn lend(&self) -> io::Result<OwnedFd> {
+        self.socket.as_fd().try_clone_to_owned()
+    }
+
+    /// Has the kernel choose by SPI among the sockets of this port: they were bound with [`UdpPort::bind_shared`] in the
+    /// order of the `workers` that they are for, after that of an IKE daemon if `ike`, which gets its messages. ESP goes to
+    /// the worker with the number SPI, EESP to SPI plus Session ID, modulo `workers`.
+    ///
+    /// # Errors
+    /// The operating system's.
+    pub fn steer(&self, workers: usize, ike: bool) -> io::Result<()> {
+        super::steer::attach(&self.socket, workers, ike)
     }
 
     /// The address and port in use.
@@ -123,6 +207,19 @@ const IKE_FIRST: [libc::sock_filter; 4] = [
     step(libc::BPF_RET | libc::BPF_K, 0, 1),
 ];
 
+/// Sends a received packet to this host once more, alone.
+fn send_on(raw: &mut RawPort, packet: &mut Packet) {
+    let Ok(ip) = IpPacket::parse(packet.bytes()) else { return };
+    let sum = wire::udp::checksum(ip.src, ip.dst, &packet.bytes()[ip.upper_at..]);
+    packet.bytes_mut()[ip.upper_at + offset_of!(UdpHeader, checksum)..][..2].copy_from_slice(&sum.to_be_bytes());
+    raw.send_one(packet);
+}
+
+/// A datagram that [`IKE_FIRST`] gives to IKE when it comes alone. In a train the kernel looks at the first one.
+fn is_ike(datagram: &[u8]) -> bool {
+    datagram.first_chunk().is_none_or(|marker: &[u8; 4]| *marker == [0; 4])
+}
+
 const fn step(code: u32, if_false: u8, k: u32) -> libc::sock_filter {
     libc::sock_filter { code: code as u16, jt: 0, jf: if_false, k }
 }
@@ -150,6 +247,20 @@ fn outgoing(packet: &Packet, local: SocketAddr) -> Option<Outgoing<'_>> {
 impl Port for UdpPort {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
         let port = self.local.port();
+        if let Some(Trains { memory, mmsg, astray }) = &mut self.trains {
+            let mut headers = Headers::default();
+            let finish = |packet: &mut Packet, message: &Message<'_>, again: bool| {
+                let ike = is_ike(packet.bytes()) && (again || message.is_train());
+                if !(again && headers.repeat(packet)) {
+                    headers.make(packet, message, port)?;
+                }
+                let Some(raw) = astray.as_mut().filter(|_| ike) else { return Ok(Taken::Keep) };
+                send_on(raw, packet);
+                Ok(Taken::Gone)
+            };
+            let (refused, supers) = (&mut self.refused, &self.supers);
+            return mmsg.receive_trains(self.socket.as_fd(), memory, into, refused, supers, finish);
+        }
         self.mmsg.receive(self.socket.as_fd(), into, &mut self.refused, |p, m| rebuild::udp(p, m, port))
     }
 

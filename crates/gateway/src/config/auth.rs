@@ -44,18 +44,7 @@ pub(crate) fn rounds(fields: &Fields<'_>, side: Side, legacy: bool, context: &Co
 }
 
 fn certificate_of_anybody() -> Auth {
-    Auth {
-        method: AuthMethod::PublicKey(Vec::new()),
-        id: IdPattern::Any,
-        eap_id: None,
-        xauth_id: None,
-        certs: Vec::new(),
-        cacerts: Vec::new(),
-        pubkeys: Vec::new(),
-        groups: Vec::new(),
-        cert_policy: Vec::new(),
-        revocation: Revocation::Relaxed,
-    }
+    Auth::new(AuthMethod::PublicKey(Vec::new()), IdPattern::Any)
 }
 
 fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) -> (u64, Auth) {

@@ -150,7 +150,8 @@ pub(crate) fn selectors(fields: &Fields<'_>, key: &'static str) -> Vec<TsConfig>
     fields.list(key, selector).filter(|read| !read.is_empty()).unwrap_or_else(|| vec![dynamic()])
 }
 
-/// Soft limit, hard limit and chance: the hard limit is 10 % above the soft one, chance takes the difference.
+/// Soft limit, hard limit and chance: the hard limit is 10 % above the soft one, chance takes the difference, and at most half
+/// of the soft one: otherwise an SA could be replaced as soon as it is there, and its successor again.
 fn life(
     fields: &Fields<'_>,
     [rekey, life, rand]: [&'static str; 3],
@@ -165,7 +166,7 @@ fn limits(soft: Option<u64>, hard: Option<u64>, chance: Option<u64>, default: u6
     let tenth_off = |n: u64| (u128::from(n) * 10 / 11) as u64;
     let rekey = soft.unwrap_or_else(|| hard.map_or(default, tenth_off));
     let life = hard.unwrap_or_else(|| rekey.saturating_add(rekey / 10));
-    Life { rekey, life, rand: chance.unwrap_or_else(|| life.saturating_sub(rekey)) }
+    Life { rekey, life, rand: chance.unwrap_or_else(|| life.saturating_sub(rekey)).min(rekey / 2) }
 }
 
 fn in_time(life: Life<u64>) -> Life<Duration> {
@@ -253,6 +254,8 @@ mod tests {
         assert_eq!(of(Some(600), Some(700), Some(5), 0), (600, 700, 5));
         assert_eq!(of(Some(u64::MAX), None, None, 0), (u64::MAX, u64::MAX, 0));
         assert_eq!(of(Some(600), Some(0), None, 0), (600, 0, 0));
+        assert_eq!(of(Some(60), Some(600), None, 0), (60, 600, 30));
+        assert_eq!(of(Some(60), Some(600), Some(50), 0), (60, 600, 30));
     }
 
     #[test]

@@ -306,7 +306,7 @@ impl Lifetimes {
         let (longer, shorter) = (rekey.max(reauth), rekey.min(reauth));
         let over = over.unwrap_or(longer / 10);
         let sooner = if shorter.is_zero() { longer } else { shorter };
-        Self { rekey, reauth, over, rand: rand.unwrap_or(over.min(sooner / 2)) }
+        Self { rekey, reauth, over, rand: rand.unwrap_or(over).min(sooner / 2) }
     }
 }
 
@@ -365,6 +365,7 @@ mod tests {
         assert_eq!(of(Some(600), None, Some(500), None), (600, 0, 500, 300));
         assert_eq!(of(Some(0), None, None, None), (0, 0, 0, 0));
         assert_eq!(of(Some(600), None, None, Some(0)), (600, 0, 60, 0));
+        assert_eq!(of(Some(600), None, None, Some(599)), (600, 0, 60, 300));
     }
 
     #[test]

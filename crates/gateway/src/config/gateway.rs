@@ -3,6 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+use crypto::Engine;
+use dataplane::Scheduler;
 use wire::IpProto;
 use wire::registry::{CodePoints, PORT_IKE};
 
@@ -36,8 +38,16 @@ pub struct Gateway {
     pub fwmark: u32,
     /// Packet threads.
     pub workers: usize,
-    /// The null engine was asked for.
-    pub null_engine: bool,
+    /// Super-packets are exchanged with the kernel where it can.
+    pub offload: bool,
+    /// Interfaces whose protected packets go past the kernel's stack (AF_XDP).
+    pub xdp: Vec<String>,
+    /// Who computes; `None`: the fastest engine here.
+    pub engine: Option<Engine>,
+    /// How they divide their work.
+    pub scheduler: Scheduler,
+    /// Whether each flow has a queue of the device for itself, whatever its answers do.
+    pub flow_queues: bool,
     /// Where sequence numbers are saved.
     pub state_dir: PathBuf,
     /// Sequence numbers that one write to `state_dir` makes usable.
@@ -72,6 +82,15 @@ pub struct Gateway {
 /// use up 32 bits.
 const STATE_BLOCK: std::ops::RangeInclusive<u64> = 1024..=1 << 28;
 
+/// Names of engines.
+const ENGINES: &[(&str, Option<Engine>)] = &[
+    ("auto", None),
+    ("ipsec_mb", Some(Engine::IpsecMb)),
+    ("aws_lc", Some(Engine::AwsLc)),
+    ("vaes", Some(Engine::Vaes)),
+    ("null", Some(Engine::Null)),
+];
+
 impl Default for Gateway {
     fn default() -> Self {
         Self {
@@ -82,7 +101,11 @@ impl Default for Gateway {
             route_table: 30_565,
             fwmark: 0x7765,
             workers: 1,
-            null_engine: false,
+            offload: true,
+            xdp: Vec::new(),
+            engine: None,
+            scheduler: Scheduler::usual(),
+            flow_queues: false,
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
             socket: "/run/weir.vici".into(),
@@ -101,7 +124,18 @@ impl Default for Gateway {
     }
 }
 
+/// Schedulers by their names.
+const SCHEDULERS: [(&str, Scheduler); 2] = [
+    (Scheduler::RunToCompletion.name(), Scheduler::RunToCompletion),
+    (Scheduler::Pipeline.name(), Scheduler::Pipeline),
+];
+
 impl Gateway {
+    /// Who computes.
+    pub fn engine(&self) -> Engine {
+        self.engine.unwrap_or_else(Engine::best)
+    }
+
     pub(crate) fn read(fields: &Fields<'_>) -> Self {
         let default = Self::default();
         let port = number(1..=65_535);
@@ -116,7 +150,13 @@ impl Gateway {
             route_table: fields.get("route_table", &wide).map_or(default.route_table, |n| n as u32),
             fwmark: fields.get("fwmark", &wide).map_or(default.fwmark, |n| n as u32),
             workers: fields.get("workers", number(1..=64)).map_or(1, |n| n as usize),
-            null_engine: fields.get("engine", word(&[("aws_lc", false), ("null", true)])).unwrap_or(false),
+            offload: fields.get("offload", word(&[("auto", true), ("no", false)])).unwrap_or(true),
+            xdp: fields.get("xdp", list(device)).unwrap_or_default(),
+            engine: fields.get("engine", word(ENGINES)).flatten(),
+            scheduler: fields.get("scheduler", word(&SCHEDULERS)).unwrap_or(default.scheduler),
+            flow_queues: fields
+                .get("queues", word(&[("answers", false), ("flows", true)]))
+                .unwrap_or(default.flow_queues),
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
             state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),
@@ -142,6 +182,11 @@ impl Gateway {
         }
         if gateway.ike_port == gateway.code_points.nat_t_port {
             fields.fault_of("ike_port", "ike_port and nat_t_port are the same", "give them two ports");
+        }
+        if let Some(twice) =
+            gateway.xdp.iter().enumerate().find_map(|(i, name)| gateway.xdp[..i].contains(name).then_some(name))
+        {
+            fields.fault_of("xdp", format!("{twice} is named twice"), "name it once");
         }
         fields.finish(&[], |_| None);
         gateway

@@ -29,6 +29,7 @@ use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use crypto::Engine;
 use ipsec::{Mode, Protocol};
 use wire::{AddrRange, Selector};
 
@@ -296,9 +297,13 @@ fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
 /// What only a running gateway must not have.
 fn for_gateway(root: &Section, gateway: &Gateway, sas: &[Sa], policies: &[Policy], keyed: &KeyedSections, sink: &Sink) {
     let place = |name: &str| root.section(name).map_or(&root.at, |section| &section.at);
-    if gateway.null_engine {
-        let help = "use 'engine = aws_lc'; 'weir bench path' measures with the null engine";
+    if gateway.engine == Some(Engine::Null) {
+        let help = "use 'engine = auto'; 'weir bench path' measures with the null engine";
         sink.push(problem(place("gateway"), "gateway.engine", "the null engine protects nothing", help));
+    }
+    if let Some(why) = gateway.engine.and_then(Engine::unavailable) {
+        let help = "use 'engine = auto', which takes the fastest that there is";
+        sink.push(problem(place("gateway"), "gateway.engine", why, help));
     }
     if policies.is_empty() && keyed.is_empty() && !sas.is_empty() {
         let help = "add 'policies { NAME { local_ts = …  remote_ts = …  sa = … } }', one setting per line; everything else is dropped";
@@ -392,4 +397,4 @@ pub fn load_offline(path: &Path, name: Option<&str>, mirror: bool) -> Result<Con
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -5,13 +5,13 @@ use super::*;
 
 mod swanctl;
 
-fn read(text: &str, purpose: Purpose) -> Result<Config, Problems> {
+pub(crate) fn read(text: &str, purpose: Purpose) -> Result<Config, Problems> {
     let file = SourceFile { name: "test.conf".into(), text: Zeroizing::new(text.into()) };
     check(&syntax::parse(file, Path::new("."))?, purpose, &Outside::nothing())
 }
 
 /// A faultless file, one setting per line so that lines can be exchanged.
-const GOOD: &str = "\
+pub(crate) const GOOD: &str = "\
 gateway {
     addresses = 10.1.0.1/24
 }
@@ -90,9 +90,11 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("addresses = 10.1.0.1/24", "confine = yes", "test.conf:2:15", "gateway.confine", "auto"),
         ("addresses = 10.1.0.1/24", "addresses = 10.1.0.1", "test.conf:2:17", "gateway.addresses", "10.1.0.1/24"),
         ("addresses = 10.1.0.1/24", "workers = 65", "test.conf:2:15", "'65'", "from 1 to 64"),
+        ("addresses = 10.1.0.1/24", "xdp = eth0, eth/1", "test.conf:2:11", "gateway.xdp", "device name"),
+        ("addresses = 10.1.0.1/24", "xdp = eth0, eth0", "test.conf:2:11", "eth0 is named twice", "name it once"),
         ("addresses = 10.1.0.1/24", "log = loud", "test.conf:2:11", "'loud'", "no level"),
         ("addresses = 10.1.0.1/24", "eesp_protocol = 50", "test.conf:2:21", "'50'", "50 is esp"),
-        ("addresses = 10.1.0.1/24", "engine = null", "test.conf:1:1", "protects nothing", "aws_lc"),
+        ("addresses = 10.1.0.1/24", "engine = null", "test.conf:1:1", "protects nothing", "auto"),
         ("addresses = 10.1.0.1/24", "adresses = 10.1.0.1/24", "test.conf:2:5", "unknown key", "'addresses'"),
         ("sa = moon", "sa = mon", "test.conf:25:14", "no SA 'mon'", "did you mean 'moon'?"),
         ("sa = moon", "", "test.conf:22:5", "'sa' is missing", "sa = NAME"),

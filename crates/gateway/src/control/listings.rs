@@ -1,6 +1,5 @@
 //! IKE SAs, connections, policies and pools as vici lists them.
 
-use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use ike::config::{Action, Auth, AuthMethod, ChildConfig, ChildMode, Connection, EapType, Revocation, Unique, Version};
@@ -73,8 +72,8 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
 pub(super) fn child_sa(view: &ChildView<'_>, negotiated: &Negotiated, now: Instant) -> ChildListing {
     let packets = negotiated.child(view.id);
     let usage = |counters: Option<&SaCounters>| Usage {
-        bytes: counters.map_or(0, |counters| counters.bytes.load(Ordering::Relaxed)),
-        packets: counters.map_or(0, |counters| counters.packets.load(Ordering::Relaxed)),
+        bytes: counters.map_or(0, |counters| counters.bytes()),
+        packets: counters.map_or(0, |counters| counters.packets()),
         last_s: None,
     };
     let ipsec = ChildIpsec {

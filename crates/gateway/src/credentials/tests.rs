@@ -9,9 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crypto::ike::{Prf, Secret};
-use ike::config::{
-    Auth, AuthMethod, Childless, Connection, Fragmentation, Retransmit, Revocation, SendCert, Unique, Version,
-};
+use ike::config::{Auth, AuthMethod, Connection, SendCert, Version};
 use ike::identity::{IdPattern, Identity};
 use ike::output::{Path, SignRequest, Signed, VerifyRequest};
 use rcgen::{
@@ -103,18 +101,7 @@ pub(super) fn like(text: &str) -> IdPattern {
 }
 
 pub(super) fn auth(method: AuthMethod) -> Auth {
-    Auth {
-        method,
-        id: IdPattern::Any,
-        eap_id: None,
-        xauth_id: None,
-        certs: Vec::new(),
-        cacerts: Vec::new(),
-        pubkeys: Vec::new(),
-        groups: Vec::new(),
-        cert_policy: Vec::new(),
-        revocation: Revocation::Relaxed,
-    }
+    Auth::new(method, IdPattern::Any)
 }
 
 pub(super) fn public_key(words: &[&str]) -> AuthMethod {
@@ -123,39 +110,11 @@ pub(super) fn public_key(words: &[&str]) -> AuthMethod {
 
 pub(super) fn connection(local: Auth, remote: Auth) -> Connection {
     Connection {
-        name: "net".into(),
         version: Version::Any,
-        local_addrs: Vec::new(),
-        remote_addrs: Vec::new(),
-        local_port: 500,
-        remote_port: 500,
-        proposals: Vec::new(),
-        vips: Vec::new(),
-        aggressive: false,
-        pull: true,
-        encap: false,
-        mobike: true,
-        dpd_delay: Duration::ZERO,
-        dpd_timeout: Duration::ZERO,
-        fragmentation: Fragmentation::Yes,
-        childless: Childless::Allow,
-        dns: true,
-        send_certreq: true,
         send_cert: SendCert::Always,
-        ppk_id: None,
-        ppk_required: false,
-        keyingtries: 1,
-        unique: Unique::No,
-        reauth_time: Duration::ZERO,
-        rekey_time: Duration::ZERO,
-        over_time: Duration::ZERO,
-        rand_time: Duration::ZERO,
-        dscp: 0,
-        pools: Vec::new(),
         local: vec![local],
         remote: vec![remote],
-        children: Vec::new(),
-        retransmit: Retransmit::default(),
+        ..Connection::new("net")
     }
 }
 

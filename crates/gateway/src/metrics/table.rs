@@ -43,7 +43,7 @@ macro_rules! metrics {
 metrics! {
     INFO = Gauge "weir_info" "1" ["version"], "Version of the daemon";
     UPTIME = Gauge "weir_uptime_seconds" "s" [], "Time since the start";
-    HEALTHY = Gauge "weir_healthy" "0, 1" [], "1 unless a packet thread has ended";
+    HEALTHY = Gauge "weir_healthy" "0, 1" [], "1 unless a packet thread has ended or hangs";
     IKE_SAS = Gauge "weir_ike_sas" "IKE SAs" ["state"], "IKE SAs by state, old and new one during a rekeying";
     HALF_OPEN = Gauge "weir_ike_half_open" "IKE SAs" [], "Handshakes of initiators that have not authenticated themselves";
     EVENTS = Counter "weir_ike_events_total" "events" ["event"], "Exchanges and failures of IKE by cause, see below";
@@ -56,6 +56,10 @@ metrics! {
     BYTES = Counter "weir_connection_bytes_total" "bytes" ["connection", "child", "direction"], "Bytes of these packets without protection";
     PATH_PACKETS = Counter "weir_path_packets_total" "packets" ["side", "direction"], "Packets that packet threads took in (rx) or sent (tx) on the clear side (inner) and on the protected side (outer)";
     PATH_BYTES = Counter "weir_path_bytes_total" "bytes" ["side", "direction"], "Bytes of these packets";
+    SUPERS = Counter "weir_super_packets_total" "super-packets" ["side", "direction"], "Calls by which the kernel handed over (rx) or took (tx) many packets of one flow at once";
+    SUPERS_PACKETS = Counter "weir_super_packets_packets_total" "packets" ["side", "direction"], "Packets that came or went in super-packets";
+    PAST_STACK = Counter "weir_past_stack_packets_total" "packets" ["interface", "direction"], "Packets that came (rx) or went (tx) past the kernel's stack (AF_XDP)";
+    PAST_STACK_LOST = Counter "weir_past_stack_lost_packets_total" "packets" ["interface"], "Packets that arrived there and were lost before a packet thread took them off a queue";
     BYPASSED = Counter "weir_bypassed_packets_total" "packets" [], "Packets passed in the clear because a policy says so";
     DROPS = Counter "weir_drops_total" "packets" ["reason"], "Packets that went no further, by reason, as in `weir status`";
     AUDIT_LOST = Counter "weir_audit_lost_total" "events" [], "Auditable events that found no room on their way to the log";

@@ -123,6 +123,19 @@ fn path(page: &mut Page, snapshot: &Snapshot) {
     ];
     page.family(&table::PATH_PACKETS, ways.map(|(side, way, pair)| (vec![side, way], pair.0 as f64)));
     page.family(&table::PATH_BYTES, ways.map(|(side, way, pair)| (vec![side, way], pair.1 as f64)));
+    let (inner, outer) = snapshot.supers;
+    let supers = [
+        ("inner", "rx", inner.received, inner.packets_received),
+        ("inner", "tx", inner.sent, inner.packets_sent),
+        ("outer", "rx", outer.received, outer.packets_received),
+        ("outer", "tx", outer.sent, outer.packets_sent),
+    ];
+    page.family(&table::SUPERS, supers.map(|(side, way, calls, _)| (vec![side, way], calls as f64)));
+    page.family(&table::SUPERS_PACKETS, supers.map(|(side, way, _, packets)| (vec![side, way], packets as f64)));
+    let past = &snapshot.past_stack;
+    let ways = past.iter().flat_map(|it| [("rx", it.received), ("tx", it.sent)].map(|(way, count)| (it, way, count)));
+    page.family(&table::PAST_STACK, ways.map(|(it, way, count)| (vec![it.interface.as_str(), way], count as f64)));
+    page.family(&table::PAST_STACK_LOST, past.iter().map(|it| (vec![it.interface.as_str()], it.lost as f64)));
     page.one(&table::BYPASSED, totals.bypassed as f64);
     let drops = Reason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));
     page.family(&table::DROPS, drops);

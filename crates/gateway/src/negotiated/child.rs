@@ -89,7 +89,7 @@ impl Child {
 
     /// Whether something came through it.
     pub(super) fn was_heard(&self) -> bool {
-        self.inbound.common.counters.packets.load(Ordering::Relaxed) > 0
+        self.inbound.common.counters.packets() > 0
     }
 
     /// The peer has it, or had time enough.
@@ -124,7 +124,7 @@ impl Child {
         outbound.set_path_mtu((site.path_mtu)(child.path.remote.ip()) as usize);
         let soft = |life: ike::config::Life<u64>| match life.rekey {
             0 => u64::MAX,
-            rekey => rekey - ((life.rand.min(rekey / 2)) as f64 * jitter) as u64,
+            rekey => rekey - (life.rand.min(rekey) as f64 * jitter) as u64,
         };
         let selectors = pairs(&child.local_ts, &child.remote_ts);
         let mut hasher = DefaultHasher::new();
@@ -184,7 +184,7 @@ impl Child {
 
 /// Packets and bytes.
 fn figures(counters: &SaCounters) -> (u64, u64) {
-    (counters.packets.load(Ordering::Relaxed), counters.bytes.load(Ordering::Relaxed))
+    (counters.packets(), counters.bytes())
 }
 
 fn mode(child: &ChildSa) -> Result<Mode, SaError> {

@@ -123,7 +123,7 @@ impl Host {
             original: None,
         };
         let site =
-            Site { engine: Engine::AwsLc, workers: WORKERS, code_points: CodePoints::default(), path_mtu: &|_| 1500 };
+            Site { engine: Engine::best(), workers: WORKERS, code_points: CodePoints::default(), path_mtu: &|_| 1500 };
         let child = Child::new(&child, &site, 0.0, &mut self.keys).unwrap();
         self.negotiated.install(child, answered, now);
         self.publish();
@@ -215,7 +215,7 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
     assert!(host.asks().is_empty(), "it is on its way");
     assert!(!host.negotiated.prove(t0 + SIGN));
-    host.negotiated.child(ChildId(2)).unwrap().inbound.common.counters.add_owned(1, 28);
+    host.negotiated.child(ChildId(2)).unwrap().inbound.common.counters.add_owned(0, 1, 28);
     assert!(host.negotiated.prove(t0 + SIGN));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
@@ -311,39 +311,8 @@ fn ts(text: &str) -> TrafficSelector {
 }
 
 fn rank(priority: u32, local: &str, remote: &str, order: Order) -> Rank {
-    let config = ChildConfig { priority, ..section("net") };
+    let config = ChildConfig { priority, ..ChildConfig::new("net") };
     Rank::new(&config, &pairs(&[ts(local)], &[ts(remote)]), order)
-}
-
-fn section(name: &str) -> ChildConfig {
-    use ike::config::{Action, Life, StartAction};
-    ChildConfig {
-        name: name.into(),
-        proposals: Vec::new(),
-        local_ts: Vec::new(),
-        remote_ts: Vec::new(),
-        mode: ChildMode::Tunnel,
-        time: Life::default(),
-        bytes: Life::default(),
-        packets: Life::default(),
-        dpd_action: Action::Clear,
-        start_action: StartAction::default(),
-        close_action: Action::Clear,
-        inactivity: std::time::Duration::ZERO,
-        priority: 0,
-        interface: None,
-        reqid: 0,
-        replay_window: 32,
-        per_cpu_sas: PerCpuSas::No,
-        tfc_padding: 0,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp: true,
-        sha256_96: false,
-        eesp_max_sub_sa_id: None,
-        eesp_max_crypt_offset: None,
-        updown: None,
-    }
 }
 
 #[test]

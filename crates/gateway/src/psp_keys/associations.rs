@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use crypto::{Engine, KeyTable};
 use ipsec::{Action, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, Policy, SaCommon};
@@ -40,6 +39,8 @@ pub(crate) struct Shape {
     pub(crate) copy_dscp: bool,
     /// Key of the hash for source ports.
     pub(crate) port_key: u64,
+    /// Workers that send. Each counts its IVs for itself, with its number in front, unless the peer has a replay window.
+    pub(crate) workers: u8,
 }
 
 /// One child of one peer.
@@ -62,8 +63,17 @@ pub(crate) struct Traffic {
 }
 
 /// All of them.
-#[derive(Default)]
-pub(crate) struct Associations(BTreeMap<Place, Association>);
+pub(crate) struct Associations {
+    all: BTreeMap<Place, Association>,
+    /// What their keys are made for.
+    engine: Engine,
+}
+
+impl Default for Associations {
+    fn default() -> Self {
+        Self { all: BTreeMap::new(), engine: Engine::best() }
+    }
+}
 
 impl Shape {
     fn common(&self) -> SaCommon {
@@ -85,16 +95,21 @@ impl Shape {
 }
 
 impl Associations {
+    /// Makes keys for `engine` from now on: that of the workers.
+    pub(crate) fn compute_with(&mut self, engine: Engine) {
+        self.engine = engine;
+    }
+
     /// Puts the policy of a child in place; packets are dropped until there are keys.
     pub(crate) fn stand(&mut self, place: Place, shape: Shape, selectors: Vec<Selector>) {
         let (receiving, sending) = (Vec::new(), None);
         let before = Traffic::default();
-        self.0.entry(place).or_insert(Association { shape, selectors, receiving, sending, before });
+        self.all.entry(place).or_insert(Association { shape, selectors, receiving, sending, before });
     }
 
     /// Takes it away, with everything that hangs on it.
     pub(crate) fn fall(&mut self, place: Place, keys: &mut KeyTable) {
-        if let Some(gone) = self.0.remove(&place) {
+        if let Some(gone) = self.all.remove(&place) {
             gone.sending.iter().for_each(|sa| forget(sa, keys));
         }
     }
@@ -110,7 +125,7 @@ impl Associations {
         window: bool,
         keys: &mut KeyTable,
     ) -> Result<(), SaError> {
-        let Some(there) = self.0.get_mut(&place) else { return Ok(()) };
+        let Some(there) = self.all.get_mut(&place) else { return Ok(()) };
         let spec = psp::ReceiveSpec {
             masters: Arc::clone(&issued.masters),
             issued: vec![(issued.spi.get(), issued.spi.get())],
@@ -120,18 +135,18 @@ impl Associations {
             first_seq: Vec::new(),
             honour_drop: false,
         };
-        let sa = psp::inbound(there.shape.common(), &spec, Engine::AwsLc, keys)?;
+        let sa = psp::inbound(there.shape.common(), &spec, self.engine, keys)?;
         there.receiving.push(Arc::new(sa));
         Ok(())
     }
 
     /// Receives under an SPI no more.
     pub(crate) fn remove_rx(&mut self, place: Place, spi: PspSpi) {
-        let Some(there) = self.0.get_mut(&place) else { return };
+        let Some(there) = self.all.get_mut(&place) else { return };
         let is = |sa: &Arc<InboundSa>| issued_to(sa) == Some(spi.get());
         for gone in there.receiving.iter().filter(|sa| is(sa)) {
-            there.before.packets_in += gone.common.counters.packets.load(Ordering::Relaxed);
-            there.before.bytes_in += gone.common.counters.bytes.load(Ordering::Relaxed);
+            there.before.packets_in += gone.common.counters.packets();
+            there.before.bytes_in += gone.common.counters.bytes();
         }
         there.receiving.retain(|sa| !is(sa));
     }
@@ -147,13 +162,13 @@ impl Associations {
         path_mtu: u32,
         keys: &mut KeyTable,
     ) -> Result<(), SaError> {
-        let Some(there) = self.0.get_mut(&place) else { return Ok(()) };
+        let Some(there) = self.all.get_mut(&place) else { return Ok(()) };
         let shape = &there.shape;
         let spec = psp::SendSpec {
             spi: grant.spi.get(),
             version: grant.version.get(),
             key: grant.key.octets(grant.version),
-            iv: psp::IvCounter { first: 1, persistent: false },
+            iv: psp::IvCounter { first: 1, persistent: false, cores: if grant.window { 1 } else { shape.workers } },
             crypt_offset: if grant.version.is_gmac() { 0 } else { shape.crypt_offset.min(grant.max_crypt_offset & !3) },
             cookie: shape.cookie,
             sample: false,
@@ -162,7 +177,7 @@ impl Associations {
             port_key: shape.port_key,
             source_port: None,
         };
-        let sa = psp::outbound(shape.common(), &spec, Engine::AwsLc, keys)?;
+        let sa = psp::outbound(shape.common(), &spec, self.engine, keys)?;
         sa.set_path_mtu(path_mtu as usize);
         there.end_sending(keys);
         there.sending = Some(Arc::new(sa));
@@ -171,57 +186,57 @@ impl Associations {
 
     /// Sends no more.
     pub(crate) fn remove_tx(&mut self, place: Place, keys: &mut KeyTable) {
-        if let Some(there) = self.0.get_mut(&place) {
+        if let Some(there) = self.all.get_mut(&place) {
             there.end_sending(keys);
         }
     }
 
     /// Packets that went out under the present key.
     pub(crate) fn sent(&self, place: Place) -> u64 {
-        let sending = self.0.get(&place).and_then(|there| there.sending.as_ref());
-        sending.map_or(0, |sa| sa.common.counters.packets.load(Ordering::Relaxed))
+        let sending = self.all.get(&place).and_then(|there| there.sending.as_ref());
+        sending.map_or(0, |sa| sa.common.counters.packets())
     }
 
     /// What went through a child in all.
     pub(crate) fn traffic(&self, place: Place) -> Traffic {
-        let Some(there) = self.0.get(&place) else { return Traffic::default() };
+        let Some(there) = self.all.get(&place) else { return Traffic::default() };
         let mut sum = there.before;
         for sa in &there.receiving {
-            sum.packets_in += sa.common.counters.packets.load(Ordering::Relaxed);
-            sum.bytes_in += sa.common.counters.bytes.load(Ordering::Relaxed);
+            sum.packets_in += sa.common.counters.packets();
+            sum.bytes_in += sa.common.counters.bytes();
         }
         if let Some(sa) = &there.sending {
-            sum.packets_out += sa.common.counters.packets.load(Ordering::Relaxed);
-            sum.bytes_out += sa.common.counters.bytes.load(Ordering::Relaxed);
+            sum.packets_out += sa.common.counters.packets();
+            sum.bytes_out += sa.common.counters.bytes();
         }
         sum
     }
 
     /// Selectors of everything that must not go its way in the clear: all of it.
     pub(crate) fn captured(&self) -> impl Iterator<Item = &Selector> {
-        self.0.values().flat_map(|there| &there.selectors)
+        self.all.values().flat_map(|there| &there.selectors)
     }
 
     /// Associations that receive, each with its SPI.
     pub(crate) fn receiving(&self) -> impl Iterator<Item = (&Arc<InboundSa>, u32)> {
-        let all = self.0.values().flat_map(|there| &there.receiving);
+        let all = self.all.values().flat_map(|there| &there.receiving);
         all.map(|sa| (sa, issued_to(sa).unwrap_or_default()))
     }
 
     /// Associations that send.
     pub(crate) fn sending(&self) -> impl Iterator<Item = &Arc<OutboundSa>> {
-        self.0.values().filter_map(|there| there.sending.as_ref())
+        self.all.values().filter_map(|there| there.sending.as_ref())
     }
 
     /// Policies for people: name, selectors, and whether there are keys.
     pub(crate) fn policies(&self) -> impl Iterator<Item = (&str, &[Selector], bool)> {
-        self.0.values().map(|there| (&*there.shape.name, &*there.selectors, there.sending.is_some()))
+        self.all.values().map(|there| (&*there.shape.name, &*there.selectors, there.sending.is_some()))
     }
 
     /// Lays SAs and policies behind those that are there, the narrower ones first.
     pub(crate) fn assemble(&self, into: &mut Assembly) {
         let mut rows = Vec::new();
-        for there in self.0.values() {
+        for there in self.all.values() {
             let mut group = None;
             for sa in &there.receiving {
                 let slot = into.receive(sa, group);
@@ -246,8 +261,8 @@ impl Associations {
 impl Association {
     fn end_sending(&mut self, keys: &mut KeyTable) {
         if let Some(gone) = self.sending.take() {
-            self.before.packets_out += gone.common.counters.packets.load(Ordering::Relaxed);
-            self.before.bytes_out += gone.common.counters.bytes.load(Ordering::Relaxed);
+            self.before.packets_out += gone.common.counters.packets();
+            self.before.bytes_out += gone.common.counters.bytes();
             forget(&gone, keys);
         }
     }

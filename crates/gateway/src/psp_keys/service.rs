@@ -72,6 +72,8 @@ pub(crate) struct Setup {
     pub(crate) identities: Arc<dyn Identities>,
     /// Rings where the control thread waits.
     pub(crate) bell: Box<dyn Fn() + Send>,
+    /// Workers that send.
+    pub(crate) workers: u8,
 }
 
 /// A connection that is loaded.
@@ -100,6 +102,8 @@ pub(crate) struct PspService {
     boot: u64,
     port: u16,
     port_key: u64,
+    /// Workers that send, each with IVs of its own.
+    workers: u8,
     connections: Vec<Connection>,
     peers: BTreeMap<u64, Known>,
     links: HashMap<Link, Used>,
@@ -180,6 +184,7 @@ impl PspService {
             boot: random_u64(),
             port: setup.port,
             port_key: random_u64(),
+            workers: setup.workers,
             connections: Vec::new(),
             peers: BTreeMap::new(),
             links: HashMap::new(),
@@ -330,7 +335,7 @@ impl PspService {
         let (associations, _) = fabric.psp(true);
         for (child, (section, spec)) in config.children.iter().zip(&spec.children).enumerate() {
             let name = format!("{}.{}", config.name, section.name);
-            let shape = shape(section, name, local, remote, self.port_key);
+            let shape = shape(section, name, local, remote, (self.port_key, self.workers));
             associations.stand((number, child), shape, pairs(&spec.local, &spec.remote));
         }
         self.changed = true;
@@ -834,7 +839,7 @@ fn child_spec(child: &PspChild, local: IpAddr, remote: IpAddr) -> ChildSpec {
     }
 }
 
-fn shape(child: &PspChild, name: String, local: IpAddr, remote: IpAddr, port_key: u64) -> Shape {
+fn shape(child: &PspChild, name: String, local: IpAddr, remote: IpAddr, (port_key, workers): (u64, u8)) -> Shape {
     Shape {
         name,
         mode: mode(child),
@@ -848,6 +853,7 @@ fn shape(child: &PspChild, name: String, local: IpAddr, remote: IpAddr, port_key
         copy_ecn: child.copy_ecn,
         copy_dscp: child.copy_dscp,
         port_key,
+        workers,
     }
 }
 

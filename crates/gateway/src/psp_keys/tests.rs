@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
 use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
-use ike::config::{Auth, AuthMethod, Revocation, StartAction};
+use ike::config::{Auth, AuthMethod, StartAction};
 use ike::identity::IdPattern;
 use ipsec::Spd;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, KeyUsagePurpose};
@@ -123,18 +123,7 @@ fn free_port(addr: &str) -> u16 {
 }
 
 fn auth(id: &str) -> Auth {
-    Auth {
-        method: AuthMethod::PublicKey(Vec::new()),
-        id: IdPattern::parse(id).unwrap(),
-        eap_id: None,
-        xauth_id: None,
-        certs: Vec::new(),
-        cacerts: Vec::new(),
-        pubkeys: Vec::new(),
-        groups: Vec::new(),
-        cert_policy: Vec::new(),
-        revocation: Revocation::Relaxed,
-    }
+    Auth::new(AuthMethod::PublicKey(Vec::new()), IdPattern::parse(id).unwrap())
 }
 
 fn child(mode: PspMode, local: &str, remote: &str) -> PspChild {
@@ -179,6 +168,7 @@ impl End {
             port: 1000,
             mark: 0,
             rotation: HOUR,
+            workers: 1,
             identities: credentials.identities(),
             bell: Box::new(|| {}),
         });
@@ -369,6 +359,7 @@ fn keys_survive_the_control_connection_and_a_restart_brings_new_ones() {
         port: 1000,
         mark: 0,
         rotation: HOUR,
+        workers: 1,
         identities: b.credentials.identities(),
         bell: Box::new(|| {}),
     })

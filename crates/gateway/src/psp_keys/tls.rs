@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use ike::config::Auth;
 use rustls::client::danger::ServerCertVerifier;
-use rustls::crypto::CryptoProvider;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::sign::CertifiedKey;
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, DistinguishedName, Error, ServerConfig};
@@ -14,6 +13,7 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use wire::AddrRange;
 
 use super::{fizz, message};
+use crate::tls::{Own, provider};
 
 /// Who may connect, and how both ends prove who they are: what the service needs of a connection.
 #[derive(Clone, Debug, PartialEq)]
@@ -123,35 +123,6 @@ impl Candidates {
     /// Signatures are judged in the same way by all of them.
     fn first(&self) -> Result<&Arc<dyn ClientCertVerifier>, Error> {
         self.0.first().map(|(_, verifier)| verifier).ok_or(Error::General("no connection admits this peer".into()))
-    }
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
-}
-
-/// Shows one certificate, whoever asks.
-struct Own(Arc<CertifiedKey>);
-
-impl std::fmt::Debug for Own {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("[certificate of this host]")
-    }
-}
-
-impl rustls::server::ResolvesServerCert for Own {
-    fn resolve(&self, _: rustls::server::ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
-    }
-}
-
-impl rustls::client::ResolvesClientCert for Own {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
-    }
-
-    fn has_certs(&self) -> bool {
-        true
     }
 }
 

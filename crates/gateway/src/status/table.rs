@@ -3,12 +3,18 @@
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use ipsec::Drop as Reason;
 
-use super::Status;
+use super::{CoreStatus, Status};
 
 /// Writes a status for a person, within 80 columns.
 pub(crate) fn render(status: &Status) -> String {
     let health = if status.healthy { "running" } else { "NOT HEALTHY" };
-    let mut text = format!("weir {}, {health} for {}\n\n", status.version, span(status.uptime_s));
+    let mut text = format!("weir {}, {health} for {}\n", status.version, span(status.uptime_s));
+    // Two things of one line each: what computes, and why that.
+    for (n, part) in status.engine_why.splitn(2, "; ").enumerate() {
+        let engine = if n == 0 { format!("engine {}: ", status.engine) } else { "  ".to_owned() };
+        text.push_str(&format!("{engine}{part}\n"));
+    }
+    text.push('\n');
     let mut sas = table(&["SA", "dir", "proto", "SPI", "peer", "packets", "bytes", "drops"], &[5, 6, 7]);
     for sa in &status.sas {
         let name = if sa.expired { format!("{} (expired)", sa.name) } else { sa.name.clone() };
@@ -30,16 +36,35 @@ pub(crate) fn render(status: &Status) -> String {
         policies.add_row([policy.name.clone(), action, policy.selectors.join("\n")]);
     }
     text.push_str(&format!("{policies}\n\n"));
-    let mut flow = table(&["", "packets", "bytes"], &[1, 2]);
-    for (name, count) in [
-        ("from the inner side", status.total.inner_rx),
-        ("to the outer side", status.total.outer_tx),
-        ("from the outer side", status.total.outer_rx),
-        ("to the inner side", status.total.inner_tx),
+    let mut flow = table(&["", "packets", "bytes", "super-packets", "packets in each"], &[1, 2, 3, 4]);
+    let supers = &status.total.supers;
+    for (name, count, joined) in [
+        ("from the inner side", status.total.inner_rx, supers.inner_rx),
+        ("to the outer side", status.total.outer_tx, supers.outer_tx),
+        ("from the outer side", status.total.outer_rx, supers.outer_rx),
+        ("to the inner side", status.total.inner_tx, supers.inner_tx),
     ] {
-        flow.add_row([name.to_owned(), count.packets.to_string(), scaled(count.bytes)]);
+        let each = match joined.calls {
+            0 => String::new(),
+            calls => format!("{:.1}", joined.packets as f64 / calls as f64),
+        };
+        let (packets, calls) = (count.packets.to_string(), joined.calls.to_string());
+        flow.add_row([name.to_owned(), packets, scaled(count.bytes), calls, each]);
     }
     text.push_str(&format!("{flow}\n"));
+    if !status.past_stack.is_empty() {
+        let mut past = table(&["past the stack", "queues", "received", "sent", "lost"], &[1, 2, 3, 4]);
+        for it in &status.past_stack {
+            let name = format!("{}{}", it.interface, if it.zero_copy { ", zero-copy" } else { "" });
+            past.add_row(
+                std::iter::once(name).chain([it.queues, it.received, it.sent, it.lost].map(|n| n.to_string())),
+            );
+        }
+        text.push_str(&format!("\n{past}\n"));
+    }
+    if status.cores.len() > 1 {
+        text.push_str(&format!("\n{}", workers(status)));
+    }
     if status.total.drops.is_empty() {
         text.push_str("\nNothing was dropped.\n");
     } else {
@@ -52,6 +77,25 @@ pub(crate) fn render(status: &Status) -> String {
         text.push_str(&format!("\n{lost}\n"));
     }
     text
+}
+
+/// How the workers share the work: which queues are used, and how much arrived at the wrong place.
+fn workers(status: &Status) -> String {
+    let mut table =
+        table(&["worker", "from inner", "from outer", "wrong core", "waited", "input waits"], &[1, 2, 3, 4, 5]);
+    for (i, core) in status.cores.iter().enumerate() {
+        let counts = [core.inner_rx.packets, core.outer_rx.packets, core.wrong_core, core.blocked, core.input_waits];
+        table.add_row(std::iter::once(i.to_string()).chain(counts.map(|count| count.to_string())));
+    }
+    let used = |of: fn(&CoreStatus) -> u64| status.cores.iter().filter(|core| of(core) > 0).count();
+    format!(
+        "{table}\nscheduler: {}, {} threads; {} of {} inner queues and {} outer ones used\n",
+        status.scheduler,
+        status.threads.len(),
+        used(|core| core.inner_rx.packets),
+        status.cores.len(),
+        used(|core| core.outer_rx.packets),
+    )
 }
 
 fn table(head: &[&str], right: &[usize]) -> Table {

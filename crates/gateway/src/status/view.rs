@@ -8,14 +8,20 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use crypto::Engine;
+use dataplane::port::SuperCount;
 use dataplane::{CoreCounters, Totals};
 use ipsec::{Drop as Reason, InboundSa, Mode, OutboundSa, SaCommon};
 use wire::Selector;
 
-use super::{CoreStatus, Count, Entry, Head, Lane, PolicyStatus, SaStatus};
+use super::{
+    Asked, CoreStatus, Count, Entry, Head, Lane, LookUps, PastStackStatus, PolicyStatus, SaStatus, SuperStatus,
+    SupersStatus,
+};
 use crate::config::{self, PolicyAction};
 use crate::plane::Plane;
 use crate::state;
+use crate::up::Supers;
 use crate::vici::Message;
 
 /// Sub SAs listed per SA; the others are in its totals.
@@ -25,7 +31,13 @@ const MAX_LANES: usize = 64;
 pub(crate) struct View {
     uptime: Duration,
     healthy: bool,
+    engine: Engine,
+    engine_why: String,
+    scheduler: &'static str,
+    threads: Vec<String>,
     counters: Vec<Arc<CoreCounters>>,
+    supers: Vec<Supers>,
+    past_stack: Vec<PastStackStatus>,
     outbound: Vec<(Arc<OutboundSa>, String)>,
     inbound: Vec<(Arc<InboundSa>, String, String)>,
     policies: Vec<Policy>,
@@ -41,10 +53,18 @@ struct Policy {
 impl View {
     /// Gathers it.
     pub(crate) fn of(plane: &Plane, started: Instant) -> Self {
+        let gateway = &plane.config.gateway;
+        let why = if gateway.engine.is_some() { "the configuration names it" } else { &Engine::choice().why };
         let mut view = Self {
+            engine: gateway.engine(),
+            engine_why: format!("{}; {why}", gateway.engine().describe()),
             uptime: started.elapsed(),
-            healthy: plane.runner().healthy(),
+            healthy: plane.runner().healthy() && !plane.runner().hangs(),
+            scheduler: plane.runner().scheduler().name(),
+            threads: plane.runner().threads().map(numbers).collect(),
             counters: plane.runner().counters().to_vec(),
+            supers: plane.supers.clone(),
+            past_stack: plane.bypass.status(),
             outbound: Vec::new(),
             inbound: Vec::new(),
             policies: Vec::new(),
@@ -117,9 +137,21 @@ impl View {
             version: env!("CARGO_PKG_VERSION").into(),
             uptime_s: (self.uptime.as_secs_f64() * 1000.0).round() / 1000.0,
             healthy: self.healthy,
-            engine: "aws_lc".into(),
-            total: core(&Totals::of(self.counters.iter().map(|core| &**core))),
-            cores: self.counters.iter().map(|counters| core(&Totals::of([&**counters]))).collect(),
+            engine: self.engine.name().into(),
+            engine_why: self.engine_why.clone(),
+            scheduler: self.scheduler.into(),
+            threads: self.threads.clone(),
+            past_stack: self.past_stack.clone(),
+            total: core(
+                &Totals::of(self.counters.iter().map(|core| &**core)),
+                self.supers.iter().map(Supers::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
+            ),
+            cores: self
+                .counters
+                .iter()
+                .zip(&self.supers)
+                .map(|(counters, supers)| core(&Totals::of([&**counters]), supers.read()))
+                .collect(),
         })
     }
 
@@ -157,8 +189,9 @@ impl PolicyAction {
     }
 }
 
-fn core(totals: &Totals) -> CoreStatus {
+fn core(totals: &Totals, (inner, outer): (SuperCount, SuperCount)) -> CoreStatus {
     let count = |(packets, bytes)| Count { packets, bytes };
+    let supers = |calls, packets| SuperStatus { calls, packets };
     CoreStatus {
         inner_rx: count(totals.inner_rx),
         inner_tx: count(totals.inner_tx),
@@ -167,8 +200,30 @@ fn core(totals: &Totals) -> CoreStatus {
         bypassed: totals.bypassed,
         audit_lost: totals.audit_lost,
         batches: totals.batches,
+        supers: SupersStatus {
+            inner_rx: supers(inner.received, inner.packets_received),
+            inner_tx: supers(inner.sent, inner.packets_sent),
+            outer_rx: supers(outer.received, outer.packets_received),
+            outer_tx: supers(outer.sent, outer.packets_sent),
+        },
+        wrong_core: totals.wrong_core,
+        blocked: totals.blocked,
+        input_waits: totals.input_waits,
+        look_ups: LookUps {
+            outbound_flows: asked(totals.look_ups[0]),
+            inbound_flows: asked(totals.look_ups[1]),
+            sad: asked(totals.look_ups[2]),
+        },
         drops: drops(Reason::ALL.iter().map(|reason| (*reason, totals.drops[*reason as usize]))),
     }
+}
+
+fn asked([hits, misses, collisions]: [u64; 3]) -> Asked {
+    Asked { hits, misses, collisions }
+}
+
+fn numbers(workers: &[usize]) -> String {
+    workers.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
 }
 
 /// Reasons that occurred, by name.

@@ -13,7 +13,7 @@ use std::io::{self, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use zeroize::Zeroizing;
 
+use super::doorbell::Doorbell;
 use super::listing;
 use super::message::Message;
 use super::names::{Command, Event};
@@ -119,20 +120,12 @@ struct Shared {
     /// Events that anybody registered for.
     registered: AtomicU32,
     /// Gets the server thread out of its poll.
-    wake: OwnedFd,
-    /// Whether it was woken already.
-    awake: AtomicBool,
+    bell: Doorbell,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn wake(&self) {
-        if !self.awake.swap(true, Ordering::AcqRel) {
-            signal(&self.wake);
-        }
     }
 
     /// Runs `change` on a client's mailbox, if it is still there.
@@ -175,7 +168,7 @@ impl ViciHandle {
                 mailbox.push(response);
             }
         });
-        self.0.wake();
+        self.0.bell.ring();
     }
 
     /// Ends a client's command with events before the reply. The items are taken in the server's thread, each when the
@@ -193,7 +186,7 @@ impl ViciHandle {
                 mailbox.listing = Some(Listing { event, items, reply });
             }
         });
-        self.0.wake();
+        self.0.bell.ring();
     }
 
     /// Tells an event to all who registered for it.
@@ -205,7 +198,7 @@ impl ViciHandle {
         for mailbox in self.0.lock().mailboxes.values_mut().filter(|mailbox| mailbox.events & event.bit() != 0) {
             mailbox.push_event(&segment);
         }
-        self.0.wake();
+        self.0.bell.ring();
     }
 
     /// Tells an event to one client, if it registered for it.
@@ -216,7 +209,7 @@ impl ViciHandle {
                 mailbox.push_event(&segment);
             }
         });
-        self.0.wake();
+        self.0.bell.ring();
     }
 
     /// Whether anybody registered for the event: what nobody hears need not be written.
@@ -290,12 +283,8 @@ impl Server {
     /// With the path, and what to do when another daemon answers there.
     pub fn start(path: &Path, group: Option<u32>) -> io::Result<(Self, Requests)> {
         let listener = socket::listen(path, group)?;
-        let shared = Arc::new(Shared {
-            state: Mutex::default(),
-            registered: AtomicU32::new(0),
-            wake: eventfd()?,
-            awake: AtomicBool::new(false),
-        });
+        let shared =
+            Arc::new(Shared { state: Mutex::default(), registered: AtomicU32::new(0), bell: Doorbell::new()? });
         let ready = Arc::new(eventfd()?);
         let (sender, queue) = sync_channel(MAX_WAITING);
         let worker = Worker {
@@ -320,7 +309,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.shared.lock().stop = true;
-        self.shared.wake();
+        self.shared.bell.ring();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -390,9 +379,7 @@ impl Worker {
                     return;
                 }
             };
-            if self.shared.awake.swap(false, Ordering::AcqRel) {
-                reset(&self.shared.wake);
-            }
+            self.shared.bell.answer();
             for (i, events) in events.into_iter().enumerate() {
                 if let Err(end) = self.serve(i, events) {
                     self.close(i, &end);
@@ -436,7 +423,7 @@ impl Worker {
     /// Waits until there is something to do: whether a client wants in, and what each connection is ready for.
     fn wait(&self, looks: &[Look]) -> io::Result<(bool, Vec<PollFlags>)> {
         let mut polled =
-            vec![PollFd::new(&self.shared.wake, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
+            vec![PollFd::new(&self.shared.bell, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
         for (connection, look) in self.connections.iter().zip(looks) {
             let Some(stream) = &connection.stream else { continue };
             let mut flags = PollFlags::empty();

@@ -174,7 +174,7 @@ fn settle(
             config: candidate.config,
             suite,
             mode: candidate.mode,
-            spi_in: ctx.child_spi(id),
+            spi_in: ctx.child_spi(id, old.map(|old| old.spi_in.get()).or(cpu)),
             spi_out,
             local_ts: candidate.local,
             remote_ts: candidate.remote,

@@ -48,7 +48,7 @@ impl Offer {
         let id = ctx.names.child();
         Self {
             id,
-            spi: ctx.child_spi(id),
+            spi: ctx.child_spi(id, request.cpu),
             proposals: super::proposals_for(parent.peer, &config.proposals),
             mode: config.mode,
             local_ts,
@@ -65,7 +65,7 @@ impl Offer {
         let same_protocol = |proposal: &ChildProposal| proposal.protocol == old.suite.protocol;
         Self {
             id,
-            spi: ctx.child_spi(id),
+            spi: ctx.child_spi(id, Some(old.spi_in.get())),
             proposals: super::proposals_for(peer, &old.config.proposals).into_iter().filter(same_protocol).collect(),
             mode: old.mode,
             local_ts: old.local_ts.clone(),

@@ -294,7 +294,7 @@ impl<R: CryptoRng> Endpoint<R> {
 
     /// An SPI that somebody else on this host receives with: no Child SA will choose it.
     pub fn reserve_spi(&mut self, spi: Spi) {
-        self.shared.names.child_spis.entry(spi.get()).or_insert(None);
+        self.shared.names.reserve_spi(spi);
     }
 
     /// Ends everything: each peer gets a Delete, nothing is waited for. To be polled until it is empty.

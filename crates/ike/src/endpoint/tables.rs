@@ -19,7 +19,7 @@ impl<R: CryptoRng> Endpoint<R> {
             ("naming", self.naming.len()),
             ("retiring", self.retiring.len()),
             ("asked", self.asked.len()),
-            ("child_spis", names.child_spis.len()),
+            ("child_spis", names.spis_in_use()),
             ("tickets", names.tickets.len()),
             ("peers", names.peers.len()),
         ]

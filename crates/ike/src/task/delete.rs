@@ -182,7 +182,6 @@ impl Established {
         if let Some(at) = self.children.iter().position(|child| child.id == id) {
             let mut child = self.children.remove(at);
             child.remove(ctx, inbound_after);
-            ctx.names.child_spis.remove(&child.spi_in.get());
             // Where one went there may be room for another (TS_MAX_QUEUE).
             self.tasks.full.retain(|name| *name != child.config.name);
         }
@@ -191,7 +190,6 @@ impl Established {
     /// Every Child SA ends with the IKE SA.
     pub(super) fn remove_children(&mut self, ctx: &mut Context<'_>, inbound_after: Duration, reason: &str) {
         for mut child in std::mem::take(&mut self.children) {
-            ctx.names.child_spis.remove(&child.spi_in.get());
             child.remove(ctx, inbound_after);
             if child.is_live() {
                 child_down(ctx, child.id, if self.is_unwanted(child.id) { "" } else { reason });

@@ -158,6 +158,24 @@ fn both_rekey_the_same_child() {
 }
 
 #[test]
+fn a_successor_has_spis_of_the_same_class() {
+    let mut pair = Pair::new(3, one_child());
+    let spis = |pair: &Pair| pair.hosts.each_ref().map(|host| host.used()[0].0);
+    let first = spis(&pair);
+    for by in [A, B, A] {
+        let before = spis(&pair);
+        pair.act(by, rekey_child);
+        pair.run(REST);
+        let now = spis(&pair);
+        assert!(now.iter().zip(&before).all(|(now, before)| now != before), "both ends have a new SA");
+        assert_eq!(
+            now.map(|spi| spi % crate::context::SPI_CLASSES),
+            first.map(|spi| spi % crate::context::SPI_CLASSES)
+        );
+    }
+}
+
+#[test]
 fn a_child_is_rekeyed_by_one_and_deleted_by_the_other() {
     every_order_of_an_end(one_child, (rekey_child, delete_child), |pair| pair.check_at_rest(0));
     every_order_of_an_end(one_child, (delete_child, rekey_child), |pair| pair.check_at_rest(0));

@@ -379,7 +379,7 @@ fn specifications_that_cannot_work_are_refused() {
             align8_v4: false,
         };
         adapt(&mut spec);
-        inbound(common, &spec, Engine::AwsLc, &mut KeyTable::default()).err()
+        inbound(common, &spec, Engine::best(), &mut KeyTable::default()).err()
     };
     let tunnel = || common(Mode::Tunnel, false, true);
     assert_eq!(refuse(tunnel(), &|_| ()), None);

@@ -78,6 +78,7 @@ pub fn inbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Key
         confidential: enc.kind.is_confidential(),
         tunnel,
     };
+    let common = common.with_lanes(lanes.len());
     let sa = InboundSa { common, spi: spec.spi, lanes, window, proto: InProto::Eesp(eesp), recipe: None };
     Ok(sa.with_recipe())
 }
@@ -108,11 +109,20 @@ const OFFSET_TOO_LARGE: u16 = 0x100;
 
 impl Inbound {
     /// The recipe of `sa`, whose particulars these are, when it can have one: for packets without
-    /// options of an SA without Sub SAs.
+    /// options of an SA without Sub SAs, and not in UDP.
     pub(crate) fn recipe(&self, sa: &InboundSa) -> Option<InRecipe> {
+        self.recipe_of(sa, self.session?, sa.lanes.first()?.key?).filter(|_| sa.common.outer.udp.is_none())
+    }
+
+    /// The recipe for packets that start as `head` does, and have this key.
+    pub(crate) fn recipe_of_run(&self, sa: &InboundSa, head: u64, key: KeyId) -> Option<InRecipe> {
+        self.recipe_of(sa, (head >> 32) as u16, key)
+    }
+
+    fn recipe_of(&self, sa: &InboundSa, session: u16, key: KeyId) -> Option<InRecipe> {
         let mut first = [0; EespHeader::LEN];
-        EespHeader::new(0, self.session?, sa.spi).emit(&mut first).ok()?;
-        let usual = self.seq && self.confidential && sa.common.outer.udp.is_none();
+        EespHeader::new(0, session, sa.spi).emit(&mut first).ok()?;
+        let usual = self.seq && self.confidential;
         let payload_at = EespHeader::LEN + WORD64 + self.iv_len;
         let inside = match (&sa.common.mode, self.format) {
             (Mode::Tunnel, Some(Format::Optimized)) => Some(Inside::Packet),
@@ -124,7 +134,7 @@ impl Inbound {
             mask: u64::MAX,
             number: Number::Whole,
             explicit_iv: self.iv_len != 0,
-            key: sa.lanes.first()?.key?,
+            key,
             aad_len: Some(payload_at),
             payload_at,
             payload_min: if self.format == Some(Format::Full) { PayloadInfo::LEN } else { 0 },

@@ -55,7 +55,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     };
     let lanes = lanes(spec, engine, keys)?;
     Ok(OutboundSa {
-        common,
+        common: common.with_lanes(lanes.len()),
         spi: spec.spi,
         lanes,
         inner_mtu: 0.into(),
@@ -218,7 +218,8 @@ pub(crate) fn prepare_out(
     frame.push_back(pad + eesp.icv_len)?[..pad].fill(0);
 
     let gap = eesp.payload_at() + info_len(eesp.format);
-    let at = encap::encapsulate(&sa.common, ip, frame, gap, eesp.ip_proto, sa.common.outer.udp)?;
+    let id = encap::identification(sa.spi, lane.session, seq);
+    let at = encap::encapsulate(&sa.common, ip, frame, gap, eesp.ip_proto, sa.common.outer.udp, id)?;
     let clear_words = eesp.crypt_words.map_or(0, |words| payload.len.min(usize::from(words) * 4) / 4);
     let out = frame.bytes_mut().get_mut(at..at + gap).ok_or(Drop::Inconsistent)?;
     eesp.write(out, lane.session, seq, clear_words as u8, payload.next, pad).ok_or(Drop::Inconsistent)?;

@@ -189,8 +189,8 @@ fn vector_g_no_sequence_number() {
 
 fn refused(spec: &Spec<'_>) -> String {
     let refused = |error: Option<SaError>| error.map(|e| e.to_string()).unwrap_or_default();
-    let out = outbound(common(Mode::Tunnel, V4, false), spec, Engine::AwsLc, &mut KeyTable::default()).err();
-    let inn = inbound(common(Mode::Tunnel, V4, false), spec, Engine::AwsLc, &mut KeyTable::default()).err();
+    let out = outbound(common(Mode::Tunnel, V4, false), spec, Engine::best(), &mut KeyTable::default()).err();
+    let inn = inbound(common(Mode::Tunnel, V4, false), spec, Engine::best(), &mut KeyTable::default()).err();
     let (out, inn) = (refused(out), refused(inn));
     if out == inn { out } else { format!("{out} | {inn}") }
 }

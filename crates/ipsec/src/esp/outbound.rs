@@ -26,7 +26,8 @@ pub(crate) fn prepare_out(
     let tfc_len =
         if esp.tfc_padding { (sa.inner_mtu.load(Ordering::Relaxed) as usize).saturating_sub(payload.len) } else { 0 };
     push_trailer(layout, payload, tfc_len, frame)?;
-    let at = encap::encapsulate(&sa.common, ip, frame, layout.head_len, IpProto::ESP, sa.common.outer.udp)?;
+    let id = encap::identification(sa.spi, lane.session, seq);
+    let at = encap::encapsulate(&sa.common, ip, frame, layout.head_len, IpProto::ESP, sa.common.outer.udp, id)?;
     let (icv_at, iv) = (frame.len() - layout.icv_len, write_head(layout, sa.spi, seq, at, frame)?);
     *op = layout.op(lane.key, sa.spi, seq, at, icv_at, iv);
     if layout.iv == IvSource::Cbc(CbcIv::Encrypted) {

@@ -439,8 +439,8 @@ fn specifications_that_cannot_work_are_refused() {
         adapt(&mut spec);
         let mut keys = KeyTable::default();
         (
-            outbound(setup.common(true), &spec, Engine::AwsLc, &mut keys).err(),
-            inbound(setup.common(true), &spec, Engine::AwsLc, &mut keys).err(),
+            outbound(setup.common(true), &spec, Engine::best(), &mut keys).err(),
+            inbound(setup.common(true), &spec, Engine::best(), &mut keys).err(),
         )
     };
     let gcm = "aes128gcm16";
@@ -530,7 +530,7 @@ fn open_plain(proposal: &str, spi: u32, keys: &[u8], seen: u64, esn: bool, esp: 
         iv: CbcIv::Encrypted,
     };
     let (mut table, mut derived) = (KeyTable::default(), DerivedKeys::new(64));
-    let sa = inbound(TUNNEL.common(false), &spec, Engine::AwsLc, &mut table).unwrap();
+    let sa = inbound(TUNNEL.common(false), &spec, Engine::best(), &mut table).unwrap();
     let packet = wrap(esp);
     let outer = IpPacket::parse(&packet).unwrap();
     let mut buffer = [vec![0; 64], packet].concat();
@@ -538,7 +538,7 @@ fn open_plain(proposal: &str, spi: u32, keys: &[u8], seen: u64, esn: bool, esp: 
     let mut frame = Frame::new(&mut buffer, 64..end).unwrap();
     let (op, pending) = prepare_in(&sa, &outer, 20, &mut frame, &mut derived).unwrap();
     let mut jobs = [Job::new(op, frame.bytes_mut())];
-    Engine::AwsLc.open(Keys { table: &table, derived: &derived }, &mut jobs);
+    Engine::best().open(Keys { table: &table, derived: &derived }, &mut jobs);
     jobs[0].take_ok()?;
     Some(frame.bytes()[pending.payload.range()].to_vec())
 }

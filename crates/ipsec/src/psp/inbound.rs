@@ -8,6 +8,7 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use super::outbound::op;
 use super::{MasterKeys, ReceiveSpec, VERSIONS, check_mode, suites};
+use crate::recipe::{InRecipe, Inside, Number};
 use crate::{Authentic, Delivered, Drop, Frame, InLane, InProto, InboundSa, Mode, PendingIn, SaCommon, SaError};
 use crate::{encap, lane};
 
@@ -26,6 +27,10 @@ pub struct Inbound {
     honour_drop: bool,
     tunnel: bool,
 }
+
+/// Cores that count for themselves what comes through an association: any core may open its packets. Further ones
+/// share, which costs them a cache line in flight (1 KiB for each association).
+const COUNTED_CORES: usize = 8;
 
 /// Builds the receiving side.
 ///
@@ -64,6 +69,7 @@ pub fn inbound(
     psp.try_derivation()?;
     let seen = |lane: usize| spec.first_seq.get(lane).copied().unwrap_or(0);
     let lanes = (0..lanes).map(|lane| InLane::new(None, spec.window, seen(lane), lanes == 1)).collect();
+    let common = common.with_lanes(COUNTED_CORES);
     Ok(InboundSa { common, spi: 0, lanes, window: spec.window, proto: InProto::Psp(psp), recipe: None })
 }
 
@@ -176,6 +182,33 @@ impl Inbound {
         }
         let owner = self.masters.generation(spi).ok_or(Drop::NoKey)?;
         Ok((header, spi, owner))
+    }
+
+    /// The recipe for packets that start as `head` does, and have this key: those with a header of 16 bytes that is all there is in the
+    /// clear, and that ask nothing of the receiver.
+    pub(crate) fn recipe_of_run(&self, head: u64, key: KeyId) -> Option<InRecipe> {
+        let bytes = [head.to_be_bytes(), [0; 8]];
+        let (header, _, _) = PspHeader::parse_full(bytes.as_flattened()).ok()?;
+        let plain = header.total_len() == PspHeader::LEN && header.crypt_offset_bytes() == 0;
+        let usual = plain && !header.version().is_gmac() && !header.sample() && !header.drop_after_sampling();
+        usual.then_some(InRecipe {
+            first: head,
+            mask: u64::MAX,
+            number: Number::Whole,
+            explicit_iv: false,
+            key,
+            aad_len: Some(PspHeader::LEN),
+            payload_at: PspHeader::LEN,
+            payload_min: 0,
+            icv_len: ICV_LEN,
+            inside: match IpProto(header.next_header) {
+                IpProto::IPV4 => self.tunnel,
+                IpProto::IPV6 => false,
+                _ => !self.tunnel,
+            }
+            .then_some(Inside::Loose),
+            tunnel: self.tunnel,
+        })
     }
 
     /// What is judged once the packet is known to be from the peer.

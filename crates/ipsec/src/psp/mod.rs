@@ -46,6 +46,14 @@ pub struct IvCounter {
     pub first: u64,
     /// Whether the counter must be saved before use (see [`crate::SeqCounter`]).
     pub persistent: bool,
+    /// Cores that count each for itself, with their number in the top [`IvCounter::PREFIX_BITS`] bits; 1 or 0 for one
+    /// counter. A peer with a replay window over the IVs takes only the packets of one of them.
+    pub cores: u8,
+}
+
+impl IvCounter {
+    /// Bits of an IV that name the core which counted.
+    pub const PREFIX_BITS: u32 = 8;
 }
 
 /// The sending side of an association: the pair that the receiver handed out.

@@ -4,12 +4,12 @@ use std::mem::offset_of;
 
 use std::sync::Arc;
 
-use crypto::{Aad, CryptoOp, Engine, KeyMaterial, KeyTable, Span};
+use crypto::{Aad, CryptoOp, Engine, KeyId, KeyMaterial, KeyTable, Span};
 use wire::psp::{ICV_LEN, PspHeader, PspSpi, PspVersion};
 use wire::{FlowKey, IpPacket, IpProto, SeqNo, SessionId, ShortKey};
 use zeroize::Zeroizing;
 
-use super::{SendSpec, check_mode, version};
+use super::{IvCounter, SendSpec, check_mode, version};
 use crate::recipe::Places;
 use crate::{Drop, Frame, OutLane, OutProto, OutboundSa, PendingOut, SaCommon, SaError, SeqCounter, UdpPorts, encap};
 
@@ -57,7 +57,7 @@ pub fn outbound(
     material.extend_from_slice(spec.key);
     material.extend_from_slice(&spi.to_be_bytes());
     let key = keys.insert(engine.expand(&suite, KeyMaterial { enc: &material, integ: &[] })?.into());
-    let seq = SeqCounter::new(spec.iv.first, u64::MAX - 1, spec.iv.persistent);
+    let lanes = lanes(spec, key)?;
     let psp = Outbound {
         version,
         spi,
@@ -70,15 +70,32 @@ pub fn outbound(
         source_port: spec.source_port,
     };
     Ok(OutboundSa {
-        common,
+        common: common.with_lanes(lanes.len()),
         spi: spec.spi,
-        lanes: Arc::new([OutLane { session: SessionId(0), key, seq }]),
+        lanes,
         inner_mtu: 0.into(),
         path_mtu: 0.into(),
         proto: OutProto::Psp(psp),
         recipe: None,
     }
     .with_recipe())
+}
+
+/// One lane, or one for each core with the core's number in the top bits of its IVs: no two cores count together, and
+/// no IV comes twice.
+fn lanes(spec: &SendSpec<'_>, key: KeyId) -> Result<Arc<[OutLane]>, SaError> {
+    let IvCounter { first, persistent, cores } = spec.iv;
+    let lane = |first, last| OutLane { session: SessionId(0), key, seq: SeqCounter::new(first, last, persistent) };
+    if cores <= 1 {
+        return Ok(Arc::new([lane(first, u64::MAX - 1)]));
+    }
+    let span = 1 << (u64::BITS - IvCounter::PREFIX_BITS);
+    if first >= span {
+        return Err(SaError::Conflict(
+            "the first PSP IV does not leave room for the number of a core in its top 8 bits",
+        ));
+    }
+    Ok((0..u64::from(cores)).map(|core| lane(core * span + first, core * span + (span - 1))).collect())
 }
 
 impl Outbound {
@@ -161,7 +178,8 @@ pub(crate) fn prepare_out(
     let ports = psp.ports(ip, frame.bytes());
     frame.push_back(ICV_LEN)?;
     let gap = psp.header_len();
-    let at = encap::encapsulate(&sa.common, ip, frame, gap, IpProto::UDP, Some(ports))?;
+    let id = encap::identification(sa.spi, lane.session, seq);
+    let at = encap::encapsulate(&sa.common, ip, frame, gap, IpProto::UDP, Some(ports), id)?;
 
     let behind_iv = gap - PspHeader::LEN + payload.len;
     let clear = psp.crypt_offset.min(behind_iv & !3);

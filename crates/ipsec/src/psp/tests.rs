@@ -46,7 +46,7 @@ fn send(spi: u32, version: u8, key: &[u8]) -> SendSpec<'_> {
         spi,
         version,
         key,
-        iv: IvCounter { first: 1, persistent: false },
+        iv: IvCounter { first: 1, persistent: false, cores: 1 },
         crypt_offset: 0,
         cookie: None,
         sample: false,
@@ -148,7 +148,7 @@ fn contradictions_are_refused_with_a_reason() {
     let sender = |mode, change: fn(&mut SendSpec<'_>)| {
         let mut spec = send(SPI, 0, &key16);
         change(&mut spec);
-        let made = outbound(common(mode, V4, false), &spec, Engine::AwsLc, &mut KeyTable::default());
+        let made = outbound(common(mode, V4, false), &spec, Engine::best(), &mut KeyTable::default());
         made.err().map(|e| e.to_string()).unwrap_or_default()
     };
     assert_eq!(sender(Mode::Tunnel, |_| ()), "");
@@ -162,7 +162,7 @@ fn contradictions_are_refused_with_a_reason() {
     let receiver = |change: fn(&mut ReceiveSpec)| {
         let mut spec = receive(masters());
         change(&mut spec);
-        let made = inbound(common(Mode::Tunnel, V4, false), &spec, Engine::AwsLc, &mut KeyTable::default());
+        let made = inbound(common(Mode::Tunnel, V4, false), &spec, Engine::best(), &mut KeyTable::default());
         made.err().map(|e| e.to_string()).unwrap_or_default()
     };
     assert_eq!(receiver(|_| ()), "");
@@ -396,7 +396,7 @@ fn two_rotations_make_a_key_useless() {
     let mut ends = ends_with(Mode::Tunnel, V4, false, &send(SPI, 0, &key), &receive(original));
     let receiver = |masters: MasterKeys, ends: &mut Loop| {
         let spec = receive(masters);
-        ends.inn = inbound(common(Mode::Tunnel, [V4[1], V4[0]], false), &spec, Engine::AwsLc, &mut ends.keys).unwrap();
+        ends.inn = inbound(common(Mode::Tunnel, [V4[1], V4[0]], false), &spec, Engine::best(), &mut ends.keys).unwrap();
     };
     let sealed = ends.seal(&inner()).unwrap();
     assert_eq!(ends.open(&sealed), Ok(inner()));
@@ -446,6 +446,21 @@ fn udp_packet(v6: bool, payload: usize) -> Vec<u8> {
         [_, [IpAddr::V6(a), IpAddr::V6(b)]] => ipv6_udp(a.octets(), b.octets(), payload),
         _ => unreachable!(),
     }
+}
+
+#[test]
+fn every_core_counts_its_own_ivs() {
+    let key = key(&masters(), SPI, 0);
+    let cores = |first, cores| {
+        let spec = SendSpec { iv: IvCounter { first, persistent: false, cores }, ..send(SPI, 0, &key) };
+        outbound(common(Mode::Tunnel, V4, false), &spec, crypto::Engine::best(), &mut crypto::KeyTable::default())
+    };
+    let sa = cores(1, 255).unwrap();
+    let firsts: Vec<u64> = sa.lanes.iter().take(3).map(|lane| lane.seq.reserve(1).unwrap().first).collect();
+    assert_eq!(firsts, [1, 1 << 56 | 1, 2 << 56 | 1]);
+    assert_eq!((sa.lanes.len(), sa.lanes[1].seq.last()), (255, (2 << 56) - 1));
+    assert_eq!(cores(1, 1).unwrap().lanes.len(), 1);
+    assert!(matches!(cores(1 << 56, 2), Err(SaError::Conflict(_))));
 }
 
 proptest! {
@@ -516,7 +531,7 @@ proptest! {
     fn issued_ranges_are_found_as_a_list_would(spis in prop::collection::btree_set(1u32..60, 1..20), spi in 0u32..70) {
         let ranges: Vec<_> = spis.iter().rev().map(|&spi| (spi, spi)).collect();
         let spec = ReceiveSpec { issued: ranges, ..receive(masters()) };
-        let sa = inbound(common(Mode::Tunnel, V4, false), &spec, Engine::AwsLc, &mut KeyTable::default()).unwrap();
+        let sa = inbound(common(Mode::Tunnel, V4, false), &spec, Engine::best(), &mut KeyTable::default()).unwrap();
         prop_assert_eq!(sa.lanes.len(), spis.len());
         let crate::InProto::Psp(psp) = &sa.proto else { unreachable!() };
         prop_assert_eq!(psp.position(spi), spis.iter().position(|&s| s == spi).map(|at| at as u64));

@@ -1,14 +1,20 @@
 //! Recipes against the general way.
 
-use crypto::{CryptoOp, DerivedKeys, Engine, Job, KeyTable, Keys, Suite};
-use proptest::prelude::*;
-use wire::{IpPacket, IpProto, SeqNo};
+use std::sync::Arc;
 
+use crypto::kdf::PspMasterKey;
+use crypto::{CryptoOp, DerivedKeys, Engine, Job, KeyTable, Keys, Span, Suite};
+use proptest::prelude::*;
+use wire::psp::{PspSpi, PspVersion};
+use wire::{IpPacket, IpProto, PlainFlow, SeqNo};
+
+use crate::eesp::SubSaKdf;
+use crate::psp::MasterKeys;
 use crate::testkit::{ipv4_udp, ipv6_udp};
 use crate::{
-    Delivered, DfPolicy, Drop, DscpPolicy, Frame, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, PendingIn,
-    SaCommon, UdpPorts, eesp, esp, finish_in, finish_in_usual, finishes_usual, prepare_in_any, prepare_in_usual,
-    prepare_out_any, prepare_out_usual, psp,
+    Delivered, DfPolicy, Drop, DscpPolicy, Frame, InNext, InboundSa, Lifetime, Mode, OutNext, OutboundSa, Outer, Peer,
+    PendingIn, PutInJob, PutJob, ReplayWindow, SaCommon, UdpPorts, eesp, esp, finish_in, finish_in_usual,
+    finishes_usual, prepare_in_any, prepare_in_usual, prepare_out_any, prepare_out_usual, psp,
 };
 
 const SUN: [u8; 4] = [192, 0, 2, 1];
@@ -27,6 +33,8 @@ struct Setup {
     /// Crypt offset of PSP; from 16 on, without `esn`, of EESP too.
     clear: u8,
     transport: bool,
+    /// EESP: Sub SAs, with keys that are derived when packets come.
+    subs: bool,
 }
 
 fn setup() -> impl Strategy<Value = Setup> {
@@ -44,6 +52,7 @@ fn setup() -> impl Strategy<Value = Setup> {
     });
     (0u8..3, suite, outer, any::<bool>(), any::<bool>(), 0u8..8, any::<bool>()).prop_map(
         |(protocol, suite, outer, esn, extra, clear, transport)| Setup {
+            subs: false,
             protocol,
             suite,
             outer: if protocol == 2 { Outer { udp: None, ..outer } } else { outer },
@@ -81,19 +90,20 @@ impl Setup {
                     tfc_padding: false,
                     iv: esp::CbcIv::Encrypted,
                 };
-                let out = esp::outbound(self.common(false), &spec, Engine::AwsLc, keys).unwrap();
-                (out, Some(esp::inbound(self.common(true), &spec, Engine::AwsLc, keys).unwrap()))
+                let out = esp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
+                (out, Some(esp::inbound(self.common(true), &spec, Engine::best(), keys).unwrap()))
             }
             1 => {
+                let subs = self.subs.then_some((SubSaKdf::HkdfSha256, 1 << 10));
                 let spec = eesp::Spec {
                     spi: 0x1234_5678,
                     suite,
-                    key,
-                    sub_sas: None,
-                    session: 0x0102,
+                    key: if self.subs { &[9; 32] } else { key },
+                    sub_sas: subs,
+                    session: if self.subs { 0 } else { 0x0102 },
                     seq: self.extra || self.suite.ends_with("iiv"),
                     window: 64,
-                    first_seq: &[],
+                    first_seq: if self.subs { &[1] } else { &[] },
                     persistent: false,
                     crypt_offset: (self.clear >= 16 && !self.esn).then_some(self.clear),
                     extra_options: if self.esn { &[0x7f, 2, 1, 2] } else { &[] },
@@ -101,15 +111,19 @@ impl Setup {
                     ip_proto: IpProto::EESP_DEFAULT,
                     first_iv: None,
                 };
-                let out = eesp::outbound(self.common(false), &spec, Engine::AwsLc, keys).unwrap();
-                (out, eesp::inbound(self.common(true), &spec, Engine::AwsLc, keys).ok())
+                let out = eesp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
+                (out, eesp::inbound(self.common(true), &spec, Engine::best(), keys).ok())
             }
             _ => {
+                const SPI: u32 = 0x1234_5678;
+                let masters = MasterKeys::new([Some(PspMasterKey::new(&[1; 32])), None]);
+                let spi = PspSpi::try_from(SPI).unwrap();
+                let key = masters.traffic_key(spi, PspVersion::try_from(0).unwrap()).unwrap();
                 let spec = psp::SendSpec {
-                    spi: 0x1234_5678,
+                    spi: SPI,
                     version: 0,
-                    key: &material[..16],
-                    iv: psp::IvCounter { first: 1, persistent: false },
+                    key: key.key(),
+                    iv: psp::IvCounter { first: 1, persistent: false, cores: 1 },
                     crypt_offset: self.clear,
                     cookie: self.extra.then_some(0x0102_0304_0506_0708),
                     sample: false,
@@ -118,7 +132,17 @@ impl Setup {
                     port_key: 9,
                     source_port: self.esn.then_some(77),
                 };
-                (psp::outbound(self.common(false), &spec, Engine::AwsLc, keys).unwrap(), None)
+                let receive = psp::ReceiveSpec {
+                    masters: Arc::new(masters),
+                    issued: vec![(SPI, SPI)],
+                    versions: 1,
+                    max_crypt_offset: 252,
+                    window: if self.extra { 0 } else { 64 },
+                    first_seq: vec![1],
+                    honour_drop: false,
+                };
+                let out = psp::outbound(self.common(false), &spec, Engine::best(), keys).unwrap();
+                (out, Some(psp::inbound(self.common(true), &receive, Engine::best(), keys).unwrap()))
             }
         }
     }
@@ -188,6 +212,46 @@ fn both_out(sa: &OutboundSa, seq: SeqNo, packet: &[u8]) -> (Option<Result<Sealed
     (usual, any)
 }
 
+/// The way out for the next packet of a flow; `None` when there is none for it.
+fn next_out(sa: &OutboundSa, seq: SeqNo, packet: &[u8]) -> Option<Result<Sealed, Drop>> {
+    struct Keep<'k>(&'k mut Option<Sealed>);
+    impl<'p> PutJob<'p> for Keep<'_> {
+        fn put(self, op: CryptoOp, packet: &'p mut [u8]) {
+            let mut bytes = packet.to_vec();
+            bytes[op.icv.range()].fill(0);
+            *self.0 = Some((bytes, op));
+        }
+    }
+    let ip = IpPacket::parse(packet).unwrap();
+    // Another packet of the flow went before.
+    let mut before = packet.to_vec();
+    (before[1], before[6], before[8]) = (!packet[1], packet[6] ^ 0x40, !packet[8]);
+    let next = OutNext::of(sa, &sa.lanes[0], &ip, &before)?;
+    let flow = PlainFlow::of(&before)?;
+    let head = flow.next(packet)?;
+    // So did one that was like this one.
+    let mut alike = packet.to_vec();
+    (alike[4], alike[5], alike[8], alike[10]) = (!packet[4], !packet[5], !packet[8], !packet[10]);
+    let shape = next.shape(&flow, flow.next(&alike)?, usize::MAX)?;
+    assert_eq!(shape.like.next(packet), Some(head));
+    let mut buffer = [vec![0; OutNext::MARGIN], packet.to_vec(), vec![0; OutNext::MARGIN]].concat();
+    let mut sealed = None;
+    let start = OutNext::MARGIN as u32;
+    let (done, place) = if next.is_transport() {
+        (next.prepare::<true>(&shape, seq, head, &mut buffer, Keep(&mut sealed)), next.place::<true>(&shape, start))
+    } else {
+        (next.prepare::<false>(&shape, seq, head, &mut buffer, Keep(&mut sealed)), next.place::<false>(&shape, start))
+    };
+    Some(done.map(|()| {
+        let (bytes, op) = sealed.unwrap();
+        assert_eq!(
+            buffer[place.start as usize..place.end as usize][..op.icv.start as usize],
+            bytes[..op.icv.start as usize]
+        );
+        (bytes, op)
+    }))
+}
+
 /// What the first step of opening says.
 type Prepared = Result<(CryptoOp, PendingIn), Drop>;
 
@@ -216,7 +280,7 @@ fn open(
 ) -> Option<Result<Vec<u8>, Drop>> {
     let mut packet = packet.to_vec();
     let mut jobs = [Job::new(op, &mut packet)];
-    Engine::AwsLc.open(Keys { table: keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+    Engine::best().open(Keys { table: keys, derived: &DerivedKeys::new(4) }, &mut jobs);
     let ok = jobs[0].take_ok()?;
     if usual {
         let inner = finish_in_usual(sa, &mut packet, &pending, ok);
@@ -238,6 +302,15 @@ proptest! {
         let offset = setup.protocol == 1 && setup.clear >= 16 && !setup.esn;
         let far = setup.protocol == 2 && setup.clear > 20;
         prop_assert_eq!(sa.recipe.is_some(), setup.transport || !(offset || far));
+        let next = next_out(&sa, SeqNo(seq), &packet);
+        let plain = PlainFlow::of(&packet).is_some();
+        let short = setup.transport && packet.len() < 20 + usize::from(setup.clear) && setup.protocol != 0;
+        prop_assert!(next.is_some() == (plain && sa.recipe.is_some()) || short);
+        if let Some(next) = next {
+            let (next, any) = (next.unwrap(), both_out(&sa, SeqNo(seq), &packet).1.unwrap());
+            prop_assert_eq!(next.0, any.0);
+            prop_assert!(same(&next.1, &any.1), "{:?} {:?}", next.1, any.1);
+        }
         if let (Some(usual), any) = both_out(&sa, SeqNo(seq), &packet) {
             match (usual, any) {
                 (Ok(usual), Ok(any)) => {
@@ -260,6 +333,7 @@ proptest! {
         setup in setup(), packet in inner(), seq in 1u64..200, outer_tos: u8, keep in prop_oneof![4 => 28usize..64, 1 => 64usize..400], flip in 0usize..4000, whole in prop::bool::weighted(0.7),
     ) {
         let (mut setup, mut keys) = (setup, KeyTable::default());
+        // PSP has no recipe for opening.
         (setup.protocol, setup.transport) = (setup.protocol % 2, setup.transport && packet[0] >> 4 == 4);
         let (out, inn) = setup.ends(&mut keys);
         let Some(inn) = inn else { return Ok(()) };
@@ -268,7 +342,7 @@ proptest! {
         let (_, sealed) = both_out(&out, SeqNo(seq), &packet);
         let Ok((mut bytes, op)) = sealed else { return Ok(()) };
         let mut jobs = [Job::new(op, &mut bytes)];
-        Engine::AwsLc.seal(Keys { table: &keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+        Engine::best().seal(Keys { table: &keys, derived: &DerivedKeys::new(4) }, &mut jobs);
         prop_assert!(jobs[0].sealed());
         wire::ip::set_tos(&mut bytes, outer_tos).unwrap();
         if !whole {
@@ -296,6 +370,141 @@ proptest! {
             prop_assert!(offset || setup.transport && packet[0] != 0x45);
         }
     }
+
+    #[test]
+    fn a_run_is_opened_as_each_of_its_packets_would_be(
+        setup in setup(), subs: bool, packets in [inner(), inner()], same_flow: bool, seq in 2u64..200, outer_tos: u8,
+        flip in 0usize..4000, whole in prop::bool::weighted(0.7),
+    ) {
+        let setup = Setup { subs: subs && setup.protocol == 1 && setup.clear < 16, ..setup };
+        let [first, mut second] = packets;
+        if same_flow && first[0] == second[0] {
+            second[12..20].copy_from_slice(&first[12..20]);
+        }
+        let setup = Setup { transport: setup.transport && first[0] >> 4 == 4 && second[0] >> 4 == 4, ..setup };
+        let mut keys = KeyTable::default();
+        let (out, Some(inn)) = setup.ends(&mut keys) else { return Ok(()) };
+        let (_, Some(again)) = setup.ends(&mut keys) else { return Ok(()) };
+        let mut sealed = [(seq, &first), (seq + 1, &second)].map(|(seq, packet)| {
+            let (mut bytes, op) = both_out(&out, SeqNo(seq), packet).1.ok()?;
+            let mut jobs = [Job::new(op, &mut bytes)];
+            Engine::best().seal(Keys { table: &keys, derived: &DerivedKeys::new(4) }, &mut jobs);
+            jobs[0].sealed().then_some(bytes)
+        });
+        let [Some(before), Some(bytes)] = &mut sealed else { return Ok(()) };
+        prop_assume!(before[0] == 0x45 && bytes[0] == 0x45 && (before[6] | bytes[6]) & 0x20 == 0);
+        prop_assume!(before[12..20] == bytes[12..20] && before[9] == bytes[9]);
+        wire::ip::set_tos(bytes, outer_tos).unwrap();
+        if !whole {
+            let at = 28 + flip % (bytes.len() - 28);
+            bytes[at] ^= 1 << (flip % 8);
+        }
+        // One of the two SAs sees both packets the general way, the other one only the first.
+        let mut of_inn = DerivedKeys::new(4);
+        let mut of_again = DerivedKeys::new(4);
+        let at = if before[9] == IpProto::UDP.0 { 28 } else { 20 };
+        let Some(Ok((_, (op, pending)))) = general(&inn, &keys, &mut of_inn, before) else { return Ok(()) };
+        general(&again, &keys, &mut of_again, before);
+        let next = InNext::of(&inn, at, before, op.key, &pending);
+        let bare = match setup.protocol {
+            0 => true,
+            1 => (setup.suite.ends_with("iiv") || setup.extra) && setup.clear < 16 && !setup.esn,
+            _ => !setup.extra && before[at + 2] == 0,
+        };
+        prop_assert_eq!(next.is_some(), bare, "{:?}", setup);
+        let Some(next) = next.filter(|next| next.takes(bytes)) else { return Ok(()) };
+        struct Keep<'k>(&'k mut Option<(CryptoOp, PendingIn)>);
+        impl<'p> PutInJob<'p> for Keep<'_> {
+            fn put(self, op: CryptoOp, _: &'p mut [u8], pending: PendingIn) {
+                *self.0 = Some((op, pending));
+            }
+        }
+        // Whether it takes a packet can be told by eight bytes and the length.
+        let (value, mask) = next.head();
+        let word = u64::from_le_bytes(*bytes[at..].first_chunk().unwrap());
+        prop_assert!(word & mask == value && bytes.len() >= next.least());
+        prop_assert!(!next.takes(&bytes[..next.least() - 1]));
+        let mut read = None;
+        let said = next.prepare(bytes, Keep(&mut read));
+        let any = prepare_any(&inn, &mut of_inn, bytes);
+        prop_assert_eq!(said.err(), any.as_ref().err().copied());
+        let (Some((op, pending)), Ok(any)) = (read, any) else { return Ok(()) };
+        prop_assert!(same(&op, &any.0), "{:?} {:?}", op, any.0);
+        prop_assert_eq!(format!("{pending:?}"), format!("{:?}", any.1));
+        prop_assert!(next.shares_lane(&pending));
+        let (seq, payload) = (pending.seq, Span { end: pending.payload.end, ..next.blank().payload });
+        let told = PendingIn { seq, payload, outer_tos: pending.outer_tos, ..next.blank() };
+        prop_assert_eq!(format!("{pending:?}"), format!("{told:?}"));
+
+        let here = general(&again, &keys, &mut of_again, bytes);
+        let mut opened = bytes.clone();
+        let mut jobs = [Job::new(op, &mut opened)];
+        Engine::best().open(Keys { table: &keys, derived: &of_inn }, &mut jobs);
+        let proof = jobs[0].take_ok();
+        prop_assert_eq!(proof.is_some(), here.is_some());
+        let flow = PlainFlow::of(if same_flow { &second } else { &first });
+        let inner = flow.and_then(|flow| {
+            if !setup.transport {
+                return next.inner(&opened, &pending, &flow);
+            }
+            let (range, header) = next.own(&opened, &pending, &flow)?;
+            opened[range.start..][..header.len()].copy_from_slice(&header);
+            Some(range)
+        });
+        prop_assert!(inner.is_none() || next.delivers());
+        // Those that have the same inside are found as well, and nothing else.
+        if let Some(flow) = flow.filter(|_| !setup.transport)
+            && let Some(inside) = next.inside(&opened, &pending, &flow)
+        {
+            prop_assert!(inside.is_for(&pending));
+            prop_assert_eq!(inside.inner(&opened), inner.clone());
+            prop_assert_eq!(inner.clone().map(|inner| inner.len()), Some(inside.inner_len()));
+            let mut other = opened.clone();
+            // Anywhere, or in the trailer.
+            let at = if flip % 2 == 0 { flip / 2 % other.len() } else { pending.payload.end as usize - 1 - flip / 2 % 4 };
+            other[at] ^= 1 << (flip % 8);
+            let found = inside.inner(&other);
+            prop_assert!(found.is_none() || found == next.inner(&other, &pending, &flow), "byte {}", at);
+        } else {
+            prop_assert!(setup.transport || inner.is_none());
+        }
+        if let (Some(proof), Some(inner)) = (proof, inner) {
+            next.admit(&pending, proof).unwrap();
+            prop_assert_eq!(Some(Ok(&opened[inner])), here.as_ref().map(|here| here.as_ref().map(|(bytes, _)| &bytes[..])));
+            let top = |sa: &InboundSa| sa.lanes[usize::from(pending.lane)].window.get().map(ReplayWindow::top);
+            prop_assert_eq!(top(&inn), top(&again));
+        } else if let Some(Ok((delivered, _))) = here {
+            // What is left to the general way is little.
+            let plain = same_flow && next.delivers() && PlainFlow::of(&second).is_some();
+            prop_assert!(!plain || delivered != second || setup.outer.ecn, "{:?}", setup);
+        }
+    }
+}
+
+/// The first step, the general way.
+fn prepare_any(sa: &InboundSa, derived: &mut DerivedKeys, packet: &mut [u8]) -> Prepared {
+    let outer = IpPacket::parse(packet).unwrap();
+    let at = outer.upper_at + if outer.upper == IpProto::UDP { 8 } else { 0 };
+    let (mut op, mut pending) = (CryptoOp::EMPTY, PendingIn::EMPTY);
+    let len = packet.len();
+    let mut frame = Frame::new(packet, 0..len).unwrap();
+    prepare_in_any(sa, &outer, at, &mut frame, derived, &mut op, &mut pending).map(|()| (op, pending))
+}
+
+/// What came out of a packet, and what the first step said of it.
+type Opened = Result<(Vec<u8>, (CryptoOp, PendingIn)), Drop>;
+
+/// The general way of a packet; `None` when the first step or the engine refuses it.
+fn general(sa: &InboundSa, keys: &KeyTable, derived: &mut DerivedKeys, packet: &[u8]) -> Option<Opened> {
+    let mut packet = packet.to_vec();
+    let (op, pending) = prepare_any(sa, derived, &mut packet).ok()?;
+    let mut jobs = [Job::new(op, &mut packet)];
+    Engine::best().open(Keys { table: keys, derived }, &mut jobs);
+    let ok = jobs[0].take_ok()?;
+    let len = packet.len();
+    let mut frame = Frame::new(&mut packet, 0..len).unwrap();
+    let delivered = finish_in(sa, &mut frame, &pending, ok);
+    Some(delivered.map(|Delivered { .. }| (frame.bytes().to_vec(), (op, pending))))
 }
 
 #[test]
@@ -330,5 +539,6 @@ fn plain() -> Setup {
         extra: false,
         clear: 0,
         transport: false,
+        subs: false,
     }
 }

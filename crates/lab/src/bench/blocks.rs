@@ -1,7 +1,7 @@
 //! The path measured in blocks of milliseconds, when told to: what `weir lab compare` drives two builds with.
 //!
 //! The process sets everything up once and then waits. Each line it reads names a case and a time; it answers with the
-//! ticks per packet that a quarter of the rounds in that time stay below. Between two lines it does nothing, so that two processes can take turns on
+//! ticks per packet of the rounds in that time, and with what a [`Gauge`] read meanwhile. Between two lines it does nothing, so that two processes can take turns on
 //! one processor.
 
 use std::io::{BufRead, Write};
@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::path::{Ends, Options, SIZES, subjects};
+use crate::host::Gauge;
 use crate::pair::{PairError, Subject};
 use crate::stats::quantile_sorted;
 
@@ -25,8 +26,9 @@ pub struct BlockHeader {
     pub cases: Vec<String>,
 }
 
-/// Answer to a line `CASE MICROSECONDS`: the lower quartile over rounds, in ticks of the time stamp counter per packet.
-/// On a busy machine half of the rounds may be interrupted; whoever interrupts says nothing about the code.
+/// Answer to a line `CASE MICROSECONDS`, in ticks of the time stamp counter per packet: the median over the rounds during which
+/// no neighbour shared the core, for which a block waits; where there were too few, the lower quartile over all. On a busy machine
+/// half of the rounds may be interrupted; whoever interrupts says nothing about the code.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct BlockResult {
     /// Protecting.
@@ -36,12 +38,17 @@ pub struct BlockResult {
     pub inbound: f64,
     /// Rounds.
     pub rounds: usize,
+    /// Median of what the gauge read in the rounds that were counted, in ticks: it follows the clock rate of the core.
+    #[serde(default)]
+    pub core: f64,
 }
 
 /// Rounds at the start of a block that are not counted: the other process had the caches.
 const WARM_UP: usize = 2;
 /// Rounds that a block has at least, however short it is.
 const FEWEST: usize = 3;
+/// A block waits for a free core at most so many times its length.
+const PATIENCE: u32 = 15;
 /// Longest block, in microseconds.
 const LONGEST_US: u64 = 10_000_000;
 
@@ -82,6 +89,7 @@ pub fn serve(
     if cases.is_empty() {
         return Err(BlocksError::Nothing);
     }
+    let mut gauge = Gauge::open();
     let name = |(subject, size): &(usize, usize)| {
         let subject = &ends[*subject].0;
         format!(
@@ -102,31 +110,57 @@ pub fn serve(
         let micros: u64 = micros.parse().ok().filter(|m| *m <= LONGEST_US).ok_or_else(wrong)?;
         let (subject, size) = *cases.get(case).ok_or_else(wrong)?;
         let (subject, ends) = &mut ends[subject];
-        let result = block(ends, subject, size, options.batch, slow_down, Duration::from_micros(micros));
+        let work = Work { subject, size, batch: options.batch, slow_down };
+        let result = block(ends, &work, &mut gauge, Duration::from_micros(micros));
         writeln!(output, "{}", serde_json::to_string(&result).map_err(std::io::Error::from)?)?;
         output.flush()?;
     }
     Ok(())
 }
 
-fn block(ends: &mut Ends, subject: &Subject, size: usize, batch: usize, slow_down: f64, time: Duration) -> BlockResult {
-    ends.fill(subject, size, batch);
+/// What a block repeats.
+struct Work<'a> {
+    subject: &'a Subject,
+    size: usize,
+    batch: usize,
+    slow_down: f64,
+}
+
+/// One round: ticks per packet out and in, and what the gauge read before and after.
+struct Round {
+    ticks: [f64; 2],
+    core: [u64; 2],
+}
+
+fn block(ends: &mut Ends, work: &Work<'_>, gauge: &mut Gauge, time: Duration) -> BlockResult {
+    ends.fill(work.subject, work.size, work.batch);
     for _ in 0..WARM_UP {
-        ends.path_round(slow_down);
+        ends.path_round(work.slow_down);
     }
-    let start = Instant::now();
-    let (mut out, mut inbound) = (Vec::new(), Vec::new());
-    while out.len() < FEWEST || start.elapsed() < time {
-        let ticks = ends.path_round(slow_down);
-        out.push(ticks[0] as f64 / batch as f64);
-        inbound.push(ticks[1] as f64 / batch as f64);
+    let mut patience = time * PATIENCE;
+    let (mut spent, mut rounds) = (Duration::ZERO, Vec::new());
+    while rounds.len() < FEWEST || spent < time {
+        let before = gauge.wait(&mut patience);
+        let start = Instant::now();
+        let ticks = ends.path_round(work.slow_down).map(|ticks| ticks as f64 / work.batch as f64);
+        rounds.push(Round { ticks, core: [before, gauge.read()] });
+        spent += start.elapsed();
     }
-    assert_eq!(ends.packets(), batch, "{subject:?} at {size} bytes lost packets");
-    let quartile = |ticks: &mut Vec<f64>| {
-        ticks.sort_by(f64::total_cmp);
-        quantile_sorted(ticks, 0.25)
+    assert_eq!(ends.packets(), work.batch, "{:?} at {} bytes lost packets", work.subject, work.size);
+    let all = rounds.len();
+    let free: Vec<&Round> = rounds.iter().filter(|round| round.core.iter().all(|took| gauge.free(*took))).collect();
+    let (counted, quantile) = if free.len() < FEWEST { (rounds.iter().collect(), 0.25) } else { (free, 0.5) };
+    let figure = |of: &dyn Fn(&Round) -> f64, quantile: f64| {
+        let mut values: Vec<f64> = counted.iter().map(|round| of(round)).collect();
+        values.sort_by(f64::total_cmp);
+        quantile_sorted(&values, quantile)
     };
-    BlockResult { out: quartile(&mut out), inbound: quartile(&mut inbound), rounds: out.len() }
+    BlockResult {
+        out: figure(&|round| round.ticks[0], quantile),
+        inbound: figure(&|round| round.ticks[1], quantile),
+        rounds: all,
+        core: figure(&|round| (round.core[0] + round.core[1]) as f64 / 2.0, 0.5),
+    }
 }
 
 #[cfg(test)]
@@ -166,7 +200,7 @@ mod tests {
         );
         assert_eq!(lines.len(), 3);
         let block: BlockResult = serde_json::from_str(&lines[2]).expect("an answer");
-        assert!(block.rounds >= FEWEST && block.out > 0.0 && block.inbound > 0.0, "{block:?}");
+        assert!(block.rounds >= FEWEST && block.out > 0.0 && block.inbound > 0.0 && block.core > 0.0, "{block:?}");
     }
 
     #[test]

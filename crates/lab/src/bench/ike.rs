@@ -15,6 +15,7 @@ use comfy_table::{CellAlignment, Table, presets};
 pub use self::daemon::{DaemonOptions, DaemonOutcome, daemon_json, daemon_table, run as run_daemon};
 pub use self::flood::Flood;
 use self::host::{Net, client, gateway};
+use crate::host::resident_bytes as resident;
 use crate::stats::{Estimate, Rng, median_with_interval};
 
 /// What to measure.
@@ -143,14 +144,6 @@ fn rekeys(count: usize) -> [f64; 2] {
         }
         count as f64 / start.elapsed().as_secs_f64()
     })
-}
-
-/// Resident memory of this process in bytes.
-fn resident() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.unwrap_or_default() * 1024
 }
 
 /// The table for people.

@@ -5,6 +5,9 @@
 //! operations of the same shape. Both are timed in every round, in random order, so that drift of
 //! the machine meets both alike; the ratio is taken per round.
 
+use std::cell::Cell;
+use std::collections::VecDeque;
+
 use crypto::{CryptoOp, DerivedKeys, Engine, Job, Keys};
 use dataplane::clock::{ticks, ticks_per_second};
 use dataplane::{Batch, HEADROOM, Packet, Snapshot, TAILROOM, Worker, WorkerConfig};
@@ -30,6 +33,11 @@ pub struct Options {
     pub rounds: usize,
     /// Packets per batch.
     pub batch: usize,
+    /// Sizes of batches to go through one after the other, only `batch` when empty.
+    pub batches: Vec<usize>,
+    /// Memory that the packets take in all, in MB, of which each round works on one batch; 0 is a batch that stays in
+    /// the second-level cache. Only that when empty.
+    pub working_sets: Vec<usize>,
     /// Seed of order and bootstrap.
     pub seed: u64,
     /// IPv6 inside and outside.
@@ -46,9 +54,11 @@ impl Default for Options {
             sizes: vec![],
             rounds: 41,
             batch: 256,
+            batches: vec![],
+            working_sets: vec![],
             seed: 1,
             v6: false,
-            engine: Engine::AwsLc,
+            engine: Engine::best(),
         }
     }
 }
@@ -64,6 +74,10 @@ pub struct Case {
     pub suite: String,
     /// Inner packet in bytes.
     pub size: usize,
+    /// Packets per batch.
+    pub batch: usize,
+    /// Memory of all packets in MB, 0 for one batch.
+    pub working_set_mb: usize,
 }
 
 /// One direction of a case. Times in ticks per packet.
@@ -75,6 +89,8 @@ pub struct Direction {
     pub engine: Estimate,
     /// Path over engine, per round.
     pub ratio: Estimate,
+    /// Path minus engine, per round: what everything but the cipher costs.
+    pub over: Estimate,
     /// Packets per second of one core.
     pub pps: f64,
 }
@@ -102,14 +118,19 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
     let hz = ticks_per_second();
     let subjects = subjects(options);
     let sizes = if options.sizes.is_empty() { SIZES.to_vec() } else { options.sizes.clone() };
-    let total = subjects.len() * sizes.len();
+    let batches = if options.batches.is_empty() { vec![options.batch] } else { options.batches.clone() };
+    let sets = if options.working_sets.is_empty() { vec![0] } else { options.working_sets.clone() };
+    let total = subjects.len() * sizes.len() * batches.len() * sets.len();
     let mut rng = Rng::new(options.seed);
     let mut outcomes = Vec::with_capacity(total);
     for subject in &subjects {
-        let mut ends = Ends::new(subject, options)?;
-        for &size in &sizes {
-            progress(outcomes.len(), total);
-            outcomes.push(ends.measure(subject, size, options, hz, &mut rng));
+        for (batch, set) in batches.iter().flat_map(|batch| sets.iter().map(|set| (*batch, *set))) {
+            let options = Options { batch, ..options.clone() };
+            let mut ends = Ends::with_set(subject, &options, set)?;
+            for &size in &sizes {
+                progress(outcomes.len(), total);
+                outcomes.push(ends.measure(subject, size, &options, hz, &mut rng));
+            }
         }
     }
     Ok((hz, outcomes))
@@ -138,12 +159,12 @@ pub(super) fn subjects(options: &Options) -> Vec<Subject> {
     let mut subjects: Vec<Subject> = DEFAULT
         .iter()
         .filter(|(p, _, s)| wanted(*p, s))
-        .map(|(p, shape, s)| Subject::new(*p, *shape, s, Engine::AwsLc))
+        .map(|(p, shape, s)| Subject::new(*p, *shape, s, Engine::best()))
         .collect();
     // A suite outside the default list is measured in tunnel mode with every protocol asked for.
     for suite in options.suites.iter().filter(|s| !DEFAULT.iter().any(|(_, _, d)| d == *s)) {
         for &p in &options.protocols {
-            subjects.push(Subject::new(p, Shape::Tunnel, suite, Engine::AwsLc));
+            subjects.push(Subject::new(p, Shape::Tunnel, suite, Engine::best()));
         }
     }
     for subject in &mut subjects {
@@ -159,7 +180,9 @@ pub(super) struct Ends {
     receiver: Worker,
     sending: Snapshot,
     receiving: Snapshot,
-    batch: Batch,
+    /// The batch in hand is the first; the others wait for their turn.
+    batches: VecDeque<Batch>,
+    set_mb: usize,
     replies: Batch,
     bare: Bare,
     derived: DerivedKeys,
@@ -167,17 +190,25 @@ pub(super) struct Ends {
 
 impl Ends {
     pub(super) fn new(subject: &Subject, options: &Options) -> Result<Self, PairError> {
+        Self::with_set(subject, options, 0)
+    }
+
+    /// With packets that take `set_mb` MB in all.
+    fn with_set(subject: &Subject, options: &Options, set_mb: usize) -> Result<Self, PairError> {
         let [sending, receiving] = subject.tables()?;
         let config = WorkerConfig { batch: options.batch, engine: subject.engine, ..WorkerConfig::default() };
         let packet_bytes = config.packet_bytes;
+        let bytes = options.batch * (HEADROOM + packet_bytes + TAILROOM);
+        let batches = (set_mb * 1_000_000).div_ceil(bytes).max(1);
         Ok(Self {
             sender: Worker::new(config.clone()).0,
             receiver: Worker::new(config).0,
             sending,
             receiving,
-            batch: Batch::new(options.batch, packet_bytes),
+            batches: (0..batches).map(|_| Batch::new(options.batch, packet_bytes)).collect(),
+            set_mb,
             replies: Batch::new(4, packet_bytes),
-            bare: Bare { next_iv: 1 },
+            bare: Bare::new(),
             derived: DerivedKeys::new(2),
         })
     }
@@ -185,29 +216,35 @@ impl Ends {
     /// Fills the batch with clear packets of `size` bytes; returns one of them.
     pub(super) fn fill(&mut self, subject: &Subject, size: usize, packets: usize) -> Vec<u8> {
         let [src, dst] = subject.packet_addresses();
-        self.batch.clear();
         let template = udp_packet(src, dst, size);
-        for _ in 0..packets {
-            self.batch.push_with(|packet| packet.set(&template));
+        for batch in &mut self.batches {
+            batch.clear();
+            for _ in 0..packets {
+                batch.push_with(|packet| packet.set(&template));
+            }
         }
         template
     }
 
     fn measure(&mut self, subject: &Subject, size: usize, options: &Options, hz: f64, rng: &mut Rng) -> Outcome {
-        let template = self.fill(subject, size, options.batch);
-        let n = options.batch as f64;
+        let batch = options.batch;
+        let template = self.fill(subject, size, batch);
+        let n = batch as f64;
         let shape = Bare::shape(&self.sending, &template);
         let mut samples: [Vec<f64>; 4] = Default::default();
         for round in 0..options.rounds + WARM_UP {
             let path_first = rng.next_u64() & 1 == 0;
             let (path, bare) = if path_first {
                 let path = self.path_round(0.0);
+                self.turn();
                 (path, self.bare_round(subject, &shape, &template))
             } else {
                 let bare = self.bare_round(subject, &shape, &template);
+                self.turn();
                 (self.path_round(0.0), bare)
             };
-            assert_eq!(self.batch.len(), options.batch, "{subject:?} at {size} bytes lost packets");
+            self.turn();
+            assert_eq!(self.packets(), batch, "{subject:?} at {size} bytes lost packets");
             if round >= WARM_UP {
                 for (samples, ticks) in samples.iter_mut().zip([path[0], bare[0], path[1], bare[1]]) {
                     samples.push(ticks as f64 / n);
@@ -216,28 +253,42 @@ impl Ends {
         }
         let direction = |path: &[f64], engine: &[f64], rng: &mut Rng| {
             let ratios: Vec<f64> = path.iter().zip(engine).map(|(p, e)| p / e).collect();
+            let over: Vec<f64> = path.iter().zip(engine).map(|(p, e)| p - e).collect();
             let path = median_with_interval(path, rng);
             Direction {
                 path,
                 engine: median_with_interval(engine, rng),
                 ratio: median_with_interval(&ratios, rng),
+                over: median_with_interval(&over, rng),
                 pps: hz / path.value,
             }
         };
         Outcome {
-            case: Case { protocol: subject.protocol.name(), mode: subject.shape, suite: subject.suite.clone(), size },
+            case: Case {
+                protocol: subject.protocol.name(),
+                mode: subject.shape,
+                suite: subject.suite.clone(),
+                size,
+                batch,
+                working_set_mb: self.set_mb,
+            },
             outbound: direction(&samples[0], &samples[1], rng),
             inbound: direction(&samples[2], &samples[3], rng),
         }
     }
 
+    /// The next batch of the working set.
+    fn turn(&mut self) {
+        self.batches.rotate_left(1);
+    }
+
     /// The same buffers through the sender's key alone.
     fn bare_round(&mut self, subject: &Subject, shape: &(CryptoOp, usize), template: &[u8]) -> [u64; 2] {
         let keys = Keys { table: &self.sending.keys, derived: &self.derived };
-        let ticks = self.bare.round(subject.engine, keys, self.batch.packets_mut(), shape);
+        let ticks = self.bare.round(subject.engine, keys, self.batches[0].packets_mut(), shape);
         if subject.protocol == Protocol::Ah {
             // AH's ICV stands where the IP header of the clear packet is.
-            for packet in self.batch.packets_mut() {
+            for packet in self.batches[0].packets_mut() {
                 packet.bytes_mut()[..64.min(template.len())].copy_from_slice(&template[..64.min(template.len())]);
             }
         }
@@ -247,16 +298,16 @@ impl Ends {
     /// One round trip of the batch; ticks of each direction, longer by the share `slow_down` of them.
     pub(super) fn path_round(&mut self, slow_down: f64) -> [u64; 2] {
         let t0 = ticks();
-        self.sender.outbound(&self.sending, &mut self.batch, &mut self.replies);
+        self.sender.outbound(&self.sending, &mut self.batches[0], &mut self.replies);
         let t1 = stretched(t0, slow_down);
-        self.receiver.inbound(&self.receiving, &mut self.batch);
+        self.receiver.inbound(&self.receiving, &mut self.batches[0]);
         let t2 = stretched(t1, slow_down);
         [t1 - t0, t2 - t1]
     }
 
     /// Packets that are in the batch.
     pub(super) fn packets(&self) -> usize {
-        self.batch.len()
+        self.batches[0].len()
     }
 }
 
@@ -277,17 +328,21 @@ fn stretched(from: u64, slow_down: f64) -> u64 {
 }
 
 /// Rounds that are run and not counted: caches, branch predictors and clock settle.
-const WARM_UP: usize = 5;
+pub(super) const WARM_UP: usize = 5;
 
 /// The engine alone, on operations of exactly the shape that the path makes.
-struct Bare {
-    next_iv: u64,
+pub(super) struct Bare {
+    next_iv: Cell<u64>,
 }
 
 impl Bare {
+    pub(super) fn new() -> Self {
+        Self { next_iv: Cell::new(1) }
+    }
+
     /// The operation that the sender makes for the packets of the batch, and the bytes that stand in
     /// front of the packet then.
-    fn shape(sending: &Snapshot, template: &[u8]) -> (CryptoOp, usize) {
+    pub(super) fn shape(sending: &Snapshot, template: &[u8]) -> (CryptoOp, usize) {
         let sa = &sending.outbound[0];
         let mut buffer = vec![0; HEADROOM + template.len() + TAILROOM];
         buffer[HEADROOM..HEADROOM + template.len()].copy_from_slice(template);
@@ -298,9 +353,15 @@ impl Bare {
     }
 
     /// Seals and opens every packet; ticks of each.
-    fn round(&mut self, engine: Engine, keys: Keys<'_>, packets: &mut [Packet], shape: &(CryptoOp, usize)) -> [u64; 2] {
-        let first_iv = self.next_iv;
-        self.next_iv += packets.len() as u64;
+    pub(super) fn round(
+        &self,
+        engine: Engine,
+        keys: Keys<'_>,
+        packets: &mut [Packet],
+        shape: &(CryptoOp, usize),
+    ) -> [u64; 2] {
+        let first_iv = self.next_iv.get();
+        self.next_iv.set(first_iv + packets.len() as u64);
         let (op, before) = shape;
         let mut jobs: Vec<Job<'_>> = packets
             .iter_mut()
@@ -322,6 +383,6 @@ impl Bare {
 }
 
 /// A UDP packet of `size` bytes in all, with checksums.
-fn udp_packet(src: std::net::IpAddr, dst: std::net::IpAddr, size: usize) -> Vec<u8> {
+pub(super) fn udp_packet(src: std::net::IpAddr, dst: std::net::IpAddr, size: usize) -> Vec<u8> {
     crate::packet::udp(src, dst, 4000, 4001, size, IpProto::UDP)
 }

@@ -36,6 +36,9 @@ pub struct Fixed {
     pub cpus: usize,
     /// Instruction sets that decide which code of the engine runs.
     pub isa: Vec<String>,
+    /// Engine of the data plane.
+    #[serde(default)]
+    pub engine: String,
     /// Frequency policy; `unknown` in most guests.
     pub governor: String,
     /// Hypervisor, `none` on bare metal.
@@ -86,6 +89,7 @@ impl Fixed {
             microcode: field("microcode").unwrap_or_else(|| "unknown".into()),
             cpus: host::cpus(),
             isa: isa.map(str::to_owned).collect(),
+            engine: crypto::Engine::best().name().to_owned(),
             governor: read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
             hypervisor: hypervisor(has("hypervisor")),
             kernel: host::kernel(),

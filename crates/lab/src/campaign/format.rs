@@ -7,8 +7,11 @@ use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
 use super::subject::{Subject, nearest};
-use super::{Campaign, Kind, Place, Study};
+use super::{Campaign, Kind, Place, Study, scaling};
+use crate::bench::{MAX_FLOWS, Scheduler, Set, Spreading};
+use crate::search::Goal;
 use crate::trial::Direction;
+use crate::{meter, subject as hosts};
 
 /// Most trials of a campaign: two weeks of the shortest ones.
 const MAX_TRIALS: u64 = 10_000_000;
@@ -55,22 +58,32 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
     }
 }
 
-const STUDY_KEYS: [&str; 15] = [
+const STUDY_KEYS: [&str; 25] = [
     "name",
     "kind",
     "place",
+    "from",
+    "to",
     "subjects",
     "traffic",
     "directions",
     "sessions",
     "rounds",
     "duration_ms",
+    "patience_ms",
     "flows",
     "loads",
     "replay",
     "sas",
     "cores",
+    "schedulers",
+    "sets",
+    "spreads",
     "batch",
+    "memory_mib",
+    "delay_ms",
+    "goals",
+    "budget_s",
 ];
 
 fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study, Range<usize>), CampaignError> {
@@ -82,28 +95,158 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
     };
     let keys = Keys::new(source, table, entry.span(), "a study", &STUDY_KEYS)?;
     let kind = keys.required("kind", |value| one_of(value, &Kind::ALL))?;
-    let subjects = keys.required("subjects", |value| list(value, subject))?;
+    let places = [("memory", Place::Memory), ("namespaces", Place::Namespaces), ("interfaces", Place::Interfaces)];
+    let place = keys.or("place", Place::Memory, |value| match one_of(value, &places)? {
+        place if runs_in(kind, place) => Ok(place),
+        _ => Err(format!("a study '{}' runs in memory: leave the key out", kind.name())),
+    })?;
+    let subjects = keys.required("subjects", |value| list(value, |v| subject(v, place)))?;
     let directions = [("out", Direction::Out), ("in", Direction::In), ("both", Direction::Both)];
-    let places = [("memory", Place::Memory), ("namespaces", Place::Namespaces)];
+    // Between hosts a packet passes both ends of a subject; a ping has a host that asks.
+    let pings = place == Place::Namespaces && matches!(kind, Kind::Modes | Kind::Noise);
+    let direction = |value: &DeValue<'_>| match one_of(value, &directions)? {
+        way if place == Place::Memory || pings || way == Direction::Both => Ok(way),
+        _ => Err("between hosts a packet passes both ends: leave the key out, or write [\"both\"]".into()),
+    };
     let counts = |most: u64| move |value: &DeValue<'_>| list(value, |v| whole(v, 0, most).map(|n| n as u32));
     let study = Study {
         name: keys.or("name", kind.name().to_owned(), word)?,
         kind,
-        place: keys.or("place", Place::Memory, |value| one_of(value, &places))?,
+        place,
+        between: between(&keys, place)?,
         subjects,
         traffic: keys.or("traffic", vec!["1400".into()], |value| list(value, traffic))?,
-        directions: keys.or("directions", vec![Direction::Both], |value| list(value, |v| one_of(v, &directions)))?,
+        directions: keys.or("directions", vec![Direction::Both], |value| list(value, direction))?,
         sessions: keys.or("sessions", 5, |value| whole(value, 1, 1000))? as u32,
         rounds: keys.or("rounds", 5, |value| whole(value, 1, 1_000_000))? as u32,
         duration: Duration::from_millis(keys.or("duration_ms", 20, |value| whole(value, 1, 86_400_000))?),
-        flows: keys.or("flows", 1, |value| whole(value, 1, 65_536))? as u32,
+        patience: Duration::from_millis(keys.or("patience_ms", 0, |value| match whole(value, 0, 3_600_000)? {
+            ms if ms > 0 && place != Place::Memory => Err(format!("'{ms}': only trials in memory wait for their core")),
+            ms => Ok(ms),
+        })?),
+        flows: flows(&keys, kind)?,
         loads: keys.or("loads", vec![], |value| list(value, |v| number(v, 0.001, 10.0)))?,
         replay: keys.or("replay", vec![1024], counts(65_536))?,
         sas: keys.or("sas", vec![1], |value| list(value, |v| whole(v, 1, 1_000_000).map(|n| n as u32)))?,
         cores: keys.or("cores", vec![1], |value| list(value, |v| whole(v, 1, 1024).map(|n| n as u32)))?,
-        batch: keys.or("batch", 256, |value| whole(value, 1, 1024))? as u32,
+        schedulers: of_cores(&keys, kind, "schedulers", &Scheduler::ALL, Scheduler::name)?,
+        sets: of_cores(&keys, kind, "sets", &Set::ALL, Set::name)?,
+        // Only what is asked for: the others say less.
+        spreads: match of_cores(&keys, kind, "spreads", &Spreading::ALL, Spreading::name)? {
+            all if all.is_empty() || keys.table.get("spreads").is_some() => all,
+            _ => vec![Spreading::Ideal],
+        },
+        batch: keys.or("batch", vec![256], |value| one_or_list(value, |v| whole(v, 1, 1024).map(|n| n as u32)))?,
+        memory_mib: keys
+            .or("memory_mib", vec![0], |value| one_or_list(value, |v| whole(v, 0, 4096).map(|n| n as u32)))?,
+        delay_ms: keys.or("delay_ms", 0, |value| match whole(value, 0, 1000)? {
+            ms if ms > 0 && !pings => Err(format!("'{ms}': only pings between namespaces are delayed")),
+            ms => Ok(ms as u32),
+        })?,
+        goals: goals(&keys, kind)?,
+        budget_s: keys.or("budget_s", 600.0, |value| number(value, 0.1, 86_400.0))?,
     };
+    if kind == Kind::Scaling {
+        of_tunnels(&keys, &study)?;
+    }
+    if kind == Kind::Series && place == Place::Namespaces && study.duration < SHORTEST_SAMPLE {
+        let what = format!("duration_ms: a sample of TCP takes at least {} ms", SHORTEST_SAMPLE.as_millis());
+        return Err(source.error(keys.at("duration_ms"), what));
+    }
     Ok((study, entry.span()))
+}
+
+/// Numbers of flows: one, or in a study of cores several.
+fn flows(keys: &Keys<'_>, kind: Kind) -> Result<Vec<u32>, CampaignError> {
+    let (usual, most) = if kind == Kind::Scaling { (64, MAX_FLOWS as u64) } else { (1, 65_536) };
+    keys.or("flows", vec![usual], |value| match one_or_list(value, |v| whole(v, 1, most).map(|n| n as u32))? {
+        several if several.len() > 1 && kind != Kind::Scaling => Err("only a study 'scaling' has several".into()),
+        flows => Ok(flows),
+    })
+}
+
+/// What only a study of cores has, all of it unless the campaign says otherwise.
+fn of_cores<T: Copy>(
+    keys: &Keys<'_>,
+    kind: Kind,
+    key: &str,
+    all: &[T],
+    name: fn(T) -> &'static str,
+) -> Result<Vec<T>, CampaignError> {
+    let known: Vec<(&str, T)> = all.iter().map(|one| (name(*one), *one)).collect();
+    let default = if kind == Kind::Scaling { all.to_vec() } else { vec![] };
+    keys.or(key, default, |value| match kind {
+        Kind::Scaling => list(value, |v| one_of(v, &known)),
+        _ => Err(format!("only a study 'scaling' has {key}")),
+    })
+}
+
+/// A study of cores is made with tunnels, each of which is at least one of the sets, through both of their ends.
+fn of_tunnels(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
+    if study.directions != [Direction::Both] {
+        let what = "directions: on several cores packets pass both ends: leave the key out".into();
+        return Err(keys.source.error(keys.at("directions"), what));
+    }
+    let fits = |subject: &str| {
+        let schedulers = || study.schedulers.iter();
+        study.sets.iter().any(|set| schedulers().any(|scheduler| scaling::fits(subject, *set, *scheduler)))
+    };
+    let Some(other) = study.subjects.iter().find(|subject| !fits(subject)) else { return Ok(()) };
+    let what = format!(
+        "subjects: '{other}' is none of these sets; use tunnels over IPv4: of esp for one, per-cpu and apart (run-to-completion), \
+         of eesp for sub-sas, of psp for psp"
+    );
+    Err(keys.source.error(keys.at("subjects"), what))
+}
+
+/// iperf knows no shorter ones.
+const SHORTEST_SAMPLE: Duration = Duration::from_millis(500);
+
+/// Whether a study of this kind can be made there.
+fn runs_in(kind: Kind, place: Place) -> bool {
+    let loads = matches!(kind, Kind::Sizes | Kind::Validate | Kind::Loss | Kind::Search | Kind::Series);
+    match place {
+        Place::Memory => true,
+        Place::Namespaces => loads || matches!(kind, Kind::Modes | Kind::Noise),
+        Place::Interfaces => loads,
+    }
+}
+
+/// Both addresses of the user's interfaces, where packets run between such.
+fn between(keys: &Keys<'_>, place: Place) -> Result<Option<[String; 2]>, CampaignError> {
+    let address = |value: &DeValue<'_>| {
+        let text = text_of(value)?;
+        text.parse::<meter::Place>().map(|place| (text.to_owned(), place.addr.is_ipv4()))
+    };
+    if place == Place::Interfaces {
+        let (from, to) = (keys.required("from", address)?, keys.required("to", address)?);
+        if from.1 != to.1 {
+            let what = format!("to: {} and {} are of different families", from.0, to.0);
+            return Err(keys.source.error(keys.at("to"), what));
+        }
+        return Ok(Some([from.0, to.0]));
+    }
+    match ["from", "to"].into_iter().find(|key| keys.table.get(*key).is_some()) {
+        Some(key) => Err(keys.source.error(keys.at(key), format!("{key}: only with place = \"interfaces\""))),
+        None => Ok(None),
+    }
+}
+
+/// Goals of a search, each once; none in other studies.
+fn goals(keys: &Keys<'_>, kind: Kind) -> Result<Vec<Goal>, CampaignError> {
+    let goal = |value: &DeValue<'_>| text_of(value)?.parse::<Goal>().map_err(|error| error.to_string());
+    let default = if kind == Kind::Search { vec!["short".parse().expect("it is a preset")] } else { vec![] };
+    keys.or("goals", default, |value| {
+        if kind != Kind::Search {
+            return Err("only a study 'search' has goals".into());
+        }
+        let goals: Vec<Goal> = list(value, goal)?;
+        let twice = (1..goals.len()).find(|at| goals[..*at].iter().any(|other| other.code() == goals[*at].code()));
+        match twice {
+            Some(at) => Err(format!("'{}' is there twice", goals[at].name)),
+            None => Ok(goals),
+        }
+    })
 }
 
 /// A text and its name, to say where something is wrong.
@@ -161,6 +304,11 @@ impl<'a> Keys<'a> {
             return Err(self.source.error(self.at.clone(), format!("{} needs the key '{key}'", self.what)));
         }
         self.or(key, None, |value| read(value).map(Some)).map(|value| value.expect("it is there"))
+    }
+
+    /// Where the value of a key is; the table where there is none.
+    fn at(&self, key: &str) -> Range<usize> {
+        self.table.get(key).map_or(self.at.clone(), |value| value.span())
     }
 
     fn tables(&self, key: &str) -> Result<&'a [Spanned<DeValue<'a>>], CampaignError> {
@@ -249,6 +397,11 @@ fn list<T>(value: &DeValue<'_>, read: impl Fn(&DeValue<'_>) -> Result<T, String>
     array.iter().map(|item| read(item.get_ref())).collect()
 }
 
+/// A list, or one value without brackets.
+fn one_or_list<T>(value: &DeValue<'_>, read: impl Fn(&DeValue<'_>) -> Result<T, String>) -> Result<Vec<T>, String> {
+    if value.as_array().is_some() { list(value, read) } else { read(value).map(|one| vec![one]) }
+}
+
 fn one_of<T: Copy>(value: &DeValue<'_>, known: &[(&str, T)]) -> Result<T, String> {
     let text = text_of(value)?;
     if let Some((_, found)) = known.iter().find(|(name, _)| *name == text) {
@@ -261,9 +414,17 @@ fn one_of<T: Copy>(value: &DeValue<'_>, known: &[(&str, T)]) -> Result<T, String
     })
 }
 
-fn subject(value: &DeValue<'_>) -> Result<String, String> {
+/// A subject that can be in this place; between interfaces of the user it is theirs, and any name is good.
+fn subject(value: &DeValue<'_>, place: Place) -> Result<String, String> {
     let text = text_of(value)?;
-    Subject::parse(text).map(|_| text.to_owned()).map_err(|error| error.to_string())
+    if place == Place::Interfaces {
+        return word(value);
+    }
+    Subject::parse(text).map_err(|error| error.to_string())?;
+    if place == Place::Namespaces && text.parse::<hosts::Subject>().is_err() {
+        return Err(format!("'{text}' has no hosts: it is measured in memory; 'weir lab subjects' lists what has"));
+    }
+    Ok(text.to_owned())
 }
 
 /// A size, a range, a genome or a capture; sizes may be written without quotes.
@@ -302,7 +463,7 @@ rounds = 4
         let campaign = parse("c.toml", GOOD).unwrap();
         assert_eq!((campaign.name.as_str(), campaign.seed, campaign.trials()), ("mine", 7, 2 * 3 * 2 * 2 * 4));
         let study = &campaign.studies[0];
-        assert_eq!((study.name.as_str(), study.batch, study.replay.as_slice()), ("sizes", 256, &[1024][..]));
+        assert_eq!((study.name.as_str(), &study.batch[..], &study.replay[..]), ("sizes", &[256][..], &[1024][..]));
         assert_eq!(study.duration, Duration::from_millis(20));
     }
 
@@ -341,6 +502,72 @@ rounds = 4
         }
         assert!(wrong("seed = 7", "seed = ").starts_with("c.toml:3: "), "{}", wrong("seed = 7", "seed = "));
         assert!(wrong("64, \"1400\"", "20, \"1400\"").starts_with("c.toml:8: traffic: "));
+    }
+
+    fn refused(study: &str) -> String {
+        let text = format!("name = \"t\"\n[[study]]\n{study}");
+        parse("c.toml", &text).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn places_goals_and_delays_are_checked_where_they_are_written() {
+        let plain = "subjects = [\"plain\"]\n";
+        let table = [
+            (
+                "kind = \"overheads\"\nplace = \"namespaces\"\n",
+                "c.toml:4: place: a study 'overheads' runs in memory: leave the key out",
+            ),
+            (
+                "kind = \"sizes\"\nplace = \"namespaces\"\ndirections = [\"both\", \"out\"]\n",
+                "c.toml:5: directions: between hosts a packet",
+            ),
+            ("kind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"10.0.0.1\"\n", "c.toml:2: a study needs the key 'to'"),
+            (
+                "kind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"10.0.0.1\"\nto = \"::1\"\n",
+                "c.toml:6: to: 10.0.0.1 and ::1 are of different families",
+            ),
+            (
+                "kind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"here\"\nto = \"::1\"\n",
+                "c.toml:5: from: 'here' is no address",
+            ),
+            ("kind = \"sizes\"\nfrom = \"10.0.0.1\"\n", "c.toml:4: from: only with place = \"interfaces\""),
+            ("kind = \"sizes\"\ngoals = [\"ndr\"]\n", "c.toml:4: goals: only a study 'search' has goals"),
+            ("kind = \"search\"\ngoals = [\"fast\"]\n", "c.toml:4: goals: 'fast' is no goal; use"),
+            ("kind = \"search\"\ngoals = [\"ndr\", \"1f21d0l50e\"]\n", "c.toml:4: goals: '1f21d0l50e' is there twice"),
+            ("kind = \"sizes\"\nsets = [\"one\"]\n", "c.toml:4: sets: only a study 'scaling' has sets"),
+            ("kind = \"sizes\"\nflows = [1, 4]\n", "c.toml:4: flows: only a study 'scaling' has several"),
+            ("kind = \"scaling\"\n", "c.toml:4: subjects: 'plain' is none of these sets; use tunnels"),
+            ("kind = \"scaling\"\nsets = [\"on\"]\n", "c.toml:4: sets: unknown 'on'; did you mean 'one'?"),
+            (
+                "kind = \"scaling\"\ndirections = [\"out\"]\n",
+                "c.toml:4: directions: on several cores packets pass both ends: leave the key out",
+            ),
+            ("kind = \"modes\"\ndelay_ms = 5\n", "c.toml:4: delay_ms: '5': only pings between namespaces"),
+            (
+                "kind = \"series\"\nplace = \"namespaces\"\nduration_ms = 100\n",
+                "c.toml:5: duration_ms: a sample of TCP takes at least 500 ms",
+            ),
+            (
+                "kind = \"modes\"\nplace = \"namespace\"\n",
+                "c.toml:4: place: unknown 'namespace'; did you mean 'namespaces'?",
+            ),
+        ];
+        for (study, expected) in table {
+            let said = refused(&format!("{study}{plain}"));
+            assert!(said.starts_with(expected), "{said}\n{expected}");
+        }
+        let said =
+            refused("kind = \"modes\"\nplace = \"namespaces\"\nsubjects = [\"cipher-esp-tunnel-aes128gcm16\"]\n");
+        assert!(said.starts_with("c.toml:5: subjects: 'cipher-esp-tunnel-aes128gcm16' has no hosts"), "{said}");
+    }
+
+    #[test]
+    fn a_study_between_interfaces_has_names_of_its_own() {
+        let text = "name = \"t\"\n[[study]]\nkind = \"search\"\nplace = \"interfaces\"\nfrom = \"10.0.0.1@left\"\nto = \"10.0.0.2\"\n\
+                    subjects = [\"my-box\"]\ngoals = [\"ndr\", \"pdr\"]\n";
+        let study = parse("c.toml", text).unwrap().studies.remove(0);
+        assert_eq!(study.between, Some(["10.0.0.1@left".into(), "10.0.0.2".into()]));
+        assert_eq!((study.place, study.goals.len(), study.subjects[0].as_str()), (Place::Interfaces, 2, "my-box"));
     }
 
     #[test]

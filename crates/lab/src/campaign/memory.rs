@@ -10,7 +10,10 @@ use super::runner::{Missing, Runner, one_size, sizes};
 use super::schedule::Cell;
 use super::subject::Subject;
 use super::{Kind, Study};
-use crate::meter::{Load, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
+use crate::demo::child::Interrupt;
+use crate::host::Gauge;
+use crate::meter::{Load, Memory, MemoryMeter, MemoryOptions, MemorySubject, Meter, MeterError};
+use crate::model;
 use crate::overhead;
 use crate::pair;
 use crate::traffic::{Rate, Traffic};
@@ -19,7 +22,7 @@ use crate::trial::{Direction, Measurement};
 /// Largest packet of a study in memory, in bytes.
 const LARGEST: usize = 9216;
 
-fn own(subject: &Subject) -> Result<&MemorySubject, Missing> {
+pub(super) fn own(subject: &Subject) -> Result<&MemorySubject, Missing> {
     match subject {
         Subject::Own(subject) => Ok(subject),
         Subject::Rival(name) => {
@@ -29,30 +32,44 @@ fn own(subject: &Subject) -> Result<&MemorySubject, Missing> {
 }
 
 /// Both ends in memory: packets go from buffer to buffer.
-pub(super) struct Path {
-    meter: MemoryMeter,
+pub(super) fn path(study: &Study, subject: &Subject, cell: &Cell, interrupt: &Interrupt) -> Result<Loaded, Missing> {
+    let mut subject = own(subject)?.clone();
+    if let MemorySubject::Path(pair) | MemorySubject::Cipher(pair) = &mut subject {
+        // In every other study the window is that of all subjects.
+        if study.kind == Kind::Replay || !pair.esn {
+            pair.window = cell.replay;
+        }
+    }
+    let large = study.traffic.iter().filter_map(|text| one_size(text)).any(|size| size > 1900);
+    let packet_bytes = if large { LARGEST } else { 2048 };
+    let stop = interrupt.flag();
+    let memory = if cell.memory_mib == 0 { Memory::Hot } else { Memory::Bytes((cell.memory_mib as usize) << 20) };
+    let batch = cell.batch as usize;
+    let patience = study.patience;
+    let options = MemoryOptions { batch, packet_bytes, memory, patience, stop, ..MemoryOptions::default() };
+    let meter = MemoryMeter::new(subject, options).map_err(|error| Missing(error.to_string()))?;
+    Ok(Loaded::over(Box::new(meter), study.flows[0]))
+}
+
+/// A meter that packets of the generator go through, as many as go or at a share of that.
+pub(super) struct Loaded {
+    meter: Box<dyn Meter>,
     flows: u32,
     /// Packets per second that the subject takes, by traffic and direction, as this process found out.
     capacity: BTreeMap<(String, Direction), f64>,
 }
 
-impl Path {
-    pub(super) fn open(study: &Study, subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
-        let mut subject = own(subject)?.clone();
-        if let MemorySubject::Path(pair) | MemorySubject::Cipher(pair) = &mut subject {
-            // In every other study the window is that of all subjects.
-            if study.kind == Kind::Replay || !pair.esn {
-                pair.window = cell.replay;
-            }
-        }
-        let large = study.traffic.iter().filter_map(|text| one_size(text)).any(|size| size > 1900);
-        let packet_bytes = if large { LARGEST } else { 2048 };
-        let options = MemoryOptions { batch: study.batch as usize, packet_bytes, ..MemoryOptions::default() };
-        let meter = MemoryMeter::new(subject, options).map_err(|error| Missing(error.to_string()))?;
-        Ok(Box::new(Self { meter, flows: study.flows, capacity: BTreeMap::new() }))
+impl Loaded {
+    pub(super) fn over(meter: Box<dyn Meter>, flows: u32) -> Self {
+        Self { meter, flows, capacity: BTreeMap::new() }
     }
 
-    fn load(&self, cell: &Cell, rate: Rate, duration: Duration, seed: u64) -> Result<Load, MeterError> {
+    /// The meter itself.
+    pub(super) fn meter(&mut self) -> &mut dyn Meter {
+        self.meter.as_mut()
+    }
+
+    pub(super) fn load(&self, cell: &Cell, rate: Rate, duration: Duration, seed: u64) -> Result<Load, MeterError> {
         let sizes = sizes(&cell.traffic).map_err(MeterError::Unsupported)?;
         let traffic = Traffic { sizes, flows: self.flows, rate };
         Ok(Load { traffic, direction: cell.direction, duration, seed })
@@ -70,7 +87,7 @@ impl Path {
     }
 }
 
-impl Runner for Path {
+impl Runner for Loaded {
     fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
         let Some(share) = cell.load else {
             let load = self.load(cell, Rate::Saturate, duration, seed)?;
@@ -141,11 +158,11 @@ pub(super) struct Overheads {
 const OVERHEAD_ROUND: Duration = Duration::from_millis(15);
 
 impl Overheads {
-    pub(super) fn open(study: &Study, subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
+    pub(super) fn open(cell: &Cell, subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
         let MemorySubject::Path(pair) = own(subject)? else {
             return Err(Missing("has no stages to take apart".into()));
         };
-        Ok(Box::new(Self { pair: pair.clone(), batch: study.batch as usize, ready: Vec::new() }))
+        Ok(Box::new(Self { pair: pair.clone(), batch: cell.batch as usize, ready: Vec::new() }))
     }
 }
 
@@ -163,6 +180,54 @@ impl Runner for Overheads {
         let at = self.ready.iter().position(wanted);
         let at = at.ok_or_else(|| MeterError::Unsupported("it is measured in or out, not both".into()))?;
         Ok(self.ready.swap_remove(at).measurement(self.batch as u64))
+    }
+}
+
+/// The cipher alone at every few bytes.
+pub(super) struct Cipher {
+    suite: String,
+    gauge: Gauge,
+    patience: Duration,
+}
+
+/// Rounds over all lengths in a trial.
+const CIPHER_ROUNDS: usize = 9;
+
+/// Where the lengths of [`Cipher`] lie in bytes: ESP's cipher sees multiples of 4, and beyond usual packets it is straight.
+fn cipher_lengths() -> Vec<usize> {
+    (4..=1600).step_by(4).chain((1664..=9216).step_by(128)).collect()
+}
+
+impl Cipher {
+    pub(super) fn open(study: &Study, subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
+        match own(subject)? {
+            MemorySubject::Cipher(pair) => {
+                Ok(Box::new(Self { suite: pair.suite.clone(), gauge: Gauge::open(), patience: study.patience }))
+            }
+            _ => Err(Missing("is more than a cipher: name cipher-PROTOCOL-MODE-SUITE".into())),
+        }
+    }
+}
+
+impl Runner for Cipher {
+    fn trial(&mut self, cell: &Cell, _: Duration, _: u64) -> Result<Measurement, MeterError> {
+        let start = std::time::Instant::now();
+        let opens = cell.direction == Direction::In;
+        let lengths = cipher_lengths();
+        let table = model::measure_cost(
+            &self.suite,
+            opens,
+            &lengths,
+            CIPHER_ROUNDS,
+            &mut self.gauge,
+            self.patience,
+            &mut |_, _| {},
+        )
+        .map_err(|error| MeterError::Unsupported(error.to_string()))?;
+        let mut values: BTreeMap<String, f64> =
+            table.points().iter().map(|(bytes, ns)| (model::cost_key(*bytes), *ns)).collect();
+        values.insert(MemoryMeter::FREE[2].to_owned(), self.gauge.full() as f64);
+        Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }
 
@@ -186,7 +251,7 @@ impl Runner for Keying {
 mod tests {
     use super::*;
     use crate::campaign::format;
-    use crate::campaign::runner::open;
+    use crate::campaign::runner::{Setting, open};
     use crate::campaign::schedule::cells;
 
     fn first_trial(text: &str) -> Measurement {
@@ -194,7 +259,7 @@ mod tests {
             format!("name = \"t\"\n[[study]]\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\nduration_ms = 2\n{text}");
         let study = format::parse("t.toml", &text).unwrap().studies.remove(0);
         let cell = &cells(&study)[0];
-        let mut runner = open(&study, cell).map_err(|missing| missing.0).unwrap();
+        let mut runner = open(&study, cell, &Setting::default()).map_err(|why| format!("{why:?}")).unwrap();
         runner.trial(cell, study.duration, 1).unwrap()
     }
 

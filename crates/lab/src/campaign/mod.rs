@@ -6,12 +6,16 @@
 
 pub mod env;
 pub mod format;
+mod hosts;
 mod memory;
 pub mod preset;
 mod progress;
 pub mod run;
 pub mod runner;
+mod sas;
+mod scaling;
 pub mod schedule;
+pub mod search;
 pub mod store;
 pub mod subject;
 
@@ -23,7 +27,10 @@ pub use run::{Finish, RunError};
 use serde::Serialize;
 pub use subject::Subject;
 
+use crate::bench::{Scheduler, Set, Spreading};
+use crate::search::Goal;
 use crate::trial::Direction;
+pub use crate::trial::Place;
 
 /// What a study is for; decides how its trials are made and which part of the report shows them.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
@@ -37,6 +44,8 @@ pub enum Kind {
     Validate,
     /// Loss and latency at shares of the capacity.
     Loss,
+    /// How much a subject can take (RFC 9971), loss around it and latency below it.
+    Search,
     /// Where the time of a packet goes.
     Overheads,
     /// Tunnel against transport, with and without UDP.
@@ -49,19 +58,24 @@ pub enum Kind {
     Replay,
     /// Numbers of SAs.
     Sas,
-    /// Numbers of cores.
+    /// Cores, schedulers, and how SAs and flows are spread over them.
     Scaling,
     /// IKE SAs, rekeyings.
     Keying,
+    /// Cost by packets in a batch, and with packets that are in no cache.
+    Vector,
+    /// The cipher alone at every few bytes, for the model's curve.
+    Cipher,
 }
 
 impl Kind {
     /// All, with the word that a campaign uses.
-    pub const ALL: [(&'static str, Self); 12] = [
+    pub const ALL: [(&'static str, Self); 15] = [
         ("noise", Self::Noise),
         ("sizes", Self::Sizes),
         ("validate", Self::Validate),
         ("loss", Self::Loss),
+        ("search", Self::Search),
         ("overheads", Self::Overheads),
         ("modes", Self::Modes),
         ("wire", Self::Wire),
@@ -70,23 +84,14 @@ impl Kind {
         ("sas", Self::Sas),
         ("scaling", Self::Scaling),
         ("keying", Self::Keying),
+        ("vector", Self::Vector),
+        ("cipher", Self::Cipher),
     ];
 
     /// The word that a campaign uses.
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, kind)| *kind == self).expect("every kind is in the list").0
     }
-}
-
-/// Where packets run.
-#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Place {
-    /// Buffers of one process: no sockets, no kernel.
-    #[default]
-    Memory,
-    /// Two network namespaces with a cable.
-    Namespaces,
 }
 
 /// One study of a campaign.
@@ -98,6 +103,9 @@ pub struct Study {
     pub kind: Kind,
     /// Where.
     pub place: Place,
+    /// Addresses of the interfaces of the user, `ADDR` or `ADDR@NETNS`, from and to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub between: Option<[String; 2]>,
     /// Subjects by name.
     pub subjects: Vec<String>,
     /// Traffic as it is written, e.g. `1400`, `imix:aaaaaaaddddg`, `64-1500`.
@@ -110,8 +118,10 @@ pub struct Study {
     pub rounds: u32,
     /// Length of a trial.
     pub duration: Duration,
-    /// Flows that packets belong to in turn.
-    pub flows: u32,
+    /// Longest time that a trial in memory waits for its core to be free of neighbours, beside its length.
+    pub patience: Duration,
+    /// Flows that packets belong to in turn; a study of cores may have several numbers of them, others have one.
+    pub flows: Vec<u32>,
     /// Shares of the capacity that are offered; empty: as much as goes.
     pub loads: Vec<f64>,
     /// Replay windows in packets.
@@ -120,8 +130,22 @@ pub struct Study {
     pub sas: Vec<u32>,
     /// Numbers of cores.
     pub cores: Vec<u32>,
-    /// Packets per batch.
-    pub batch: u32,
+    /// How work is divided among cores; empty in studies of other things, as the two that follow.
+    pub schedulers: Vec<Scheduler>,
+    /// What an outbound policy resolves to.
+    pub sets: Vec<Set>,
+    /// Which core gets a flow.
+    pub spreads: Vec<Spreading>,
+    /// Numbers of packets per batch.
+    pub batch: Vec<u32>,
+    /// Memory that packets go through in MiB; 0 for one batch again and again, which stays in the caches.
+    pub memory_mib: Vec<u32>,
+    /// Delay that each host adds to what it sends, in milliseconds.
+    pub delay_ms: u32,
+    /// Goals of a search, in the order in which the report names them; empty in other studies.
+    pub goals: Vec<Goal>,
+    /// Most seconds of trials in a search.
+    pub budget_s: f64,
 }
 
 /// A campaign.

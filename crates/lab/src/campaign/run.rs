@@ -9,13 +9,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::env::{self, Environment};
 use super::format::CampaignError;
 use super::progress::Progress;
-use super::runner::{self, Missing, Runner};
+use super::runner::{self, NotOpen, Runner, Setting};
 use super::schedule::{self, Cell, Planned};
 use super::store::{self, Lock, Problem, StoreError, Trials};
 use super::subject::Subject;
-use super::{Campaign, Kind, Study, format};
+use super::{Campaign, Kind, Place, Study, format, search};
+use crate::demo::DemoError;
+use crate::demo::sandbox;
 use crate::meter::MeterError;
-use crate::trial::{SCHEMA, Trial};
+use crate::trial::{Measurement, SCHEMA, Trial};
 
 /// Exit status after a signal, as shells have it for SIGINT.
 pub const INTERRUPTED: u8 = 130;
@@ -78,6 +80,9 @@ pub enum RunError {
         /// Folder.
         dir: String,
     },
+    /// Sessions with hosts do not see the folder.
+    #[error("{0}: /run is private to sessions with hosts; name another folder with --out")]
+    Private(String),
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Io {
@@ -123,6 +128,12 @@ fn interrupt_flag() -> std::io::Result<Arc<AtomicBool>> {
 pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, RunError> {
     let campaign = format::parse(file, text)?;
     let shown = dir.display().to_string();
+    // Sessions may run elsewhere.
+    let dir = &std::path::absolute(dir).map_err(|source| RunError::Io { what: shown.clone(), source })?;
+    let hosts = campaign.studies.iter().any(|study| study.place == Place::Namespaces);
+    if hosts && (dir.starts_with("/run") || dir.starts_with("/var/run")) {
+        return Err(RunError::Private(shown));
+    }
     let flag = interrupt_flag().map_err(|source| RunError::Io { what: "signals".into(), source })?;
     let _lock = Lock::take(dir)?;
     adopt(dir, &campaign, text)?;
@@ -135,39 +146,42 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     let _ = std::fs::remove_file(dir.join(store::PROBLEMS));
     let (sessions, total) = (sessions(&campaign), campaign.trials());
     let planned = u32::try_from(sessions.len()).unwrap_or(u32::MAX);
-    let mut kept = trials.len() as u64;
-    let mut progress = Progress::new(kept, total, quiet);
+    let done = search::complete(&campaign, &trials);
+    let mut progress = Progress::new(done.len() as u64, total, quiet);
+    let kept = || store::read_trials(dir).map_or(0, |trials| trials.len() as u64);
     for session in &sessions {
-        let attempts: Vec<&Trial> = trials.iter().filter(|trial| trial.session % planned == session.number).collect();
+        let before = done.iter().filter(|(made, _)| made % planned == session.number).count() as u64;
         let mine = session.study.trials() / u64::from(session.study.sessions);
-        if attempts.len() as u64 >= mine {
+        if before >= mine {
             continue;
         }
         // A new process is a new session, also when it ends what another one began.
-        let attempt = attempts.iter().map(|trial| trial.session / planned + 1).max().unwrap_or(0);
+        let attempts = trials.iter().filter(|trial| trial.session % planned == session.number);
+        let attempt = attempts.map(|trial| trial.session / planned + 1).max().unwrap_or(0);
         let ended = watch(dir, session, attempt * planned + session.number, &environment.hash, &flag, &mut progress)?;
-        kept += ended.trials;
         match ended.status.code() {
-            Some(0) => progress.skip(mine.saturating_sub(attempts.len() as u64 + ended.trials)),
+            Some(0) => progress.skip(mine.saturating_sub(before + ended.trials + ended.skipped)),
             _ if flag.load(Ordering::Relaxed) || ended.status.code() == Some(INTERRUPTED.into()) => {
                 progress.finish();
-                return Err(RunError::Interrupted { kept, dir: shown });
+                return Err(RunError::Interrupted { kept: kept(), dir: shown });
             }
             Some(code) if code == i32::from(FULL) => {
                 progress.finish();
                 // The trial that filled the disk is there, too.
-                let kept = store::read_trials(dir)?.len() as u64;
-                return Err(StoreError::Full { path: dir.join(store::TRIALS).display().to_string(), kept }.into());
+                return Err(
+                    StoreError::Full { path: dir.join(store::TRIALS).display().to_string(), kept: kept() }.into()
+                );
             }
             _ => {
                 progress.finish();
-                return Err(RunError::Session { session: session.number, status: ended.status, kept, dir: shown });
+                let (session, status) = (session.number, ended.status);
+                return Err(RunError::Session { session, status, kept: kept(), dir: shown });
             }
         }
     }
     progress.finish();
     let problems = store::read_problems(dir)?;
-    if kept == 0 {
+    if kept() == 0 {
         let lines = problems.iter().map(|p| format!("  {} ({}): {}", p.subject, p.study, p.why));
         let mut lines: Vec<String> = lines.collect();
         lines.dedup();
@@ -208,6 +222,8 @@ fn record_environment(dir: &Path) -> Result<Environment, RunError> {
 struct Ended {
     status: ExitStatus,
     trials: u64,
+    /// Trials that cannot be made here; the progress knows of them.
+    skipped: u64,
 }
 
 /// Starts a session and follows it to its end.
@@ -226,24 +242,38 @@ fn watch(
     command.args(["--session", &number.to_string(), "--env-hash", env]);
     let mut child = Guard(command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().map_err(fail)?);
     let output = child.0.stdout.take().expect("it is piped");
-    let mut trials = 0;
-    // One line per trial; the end of the output is the end of the process.
-    for line in BufReader::new(output).lines() {
-        let Ok(line) = line else { break };
-        if line == "trial" {
-            trials += 1;
-            progress.advance(&session.study.name);
+    let pid = rustix::process::Pid::from_child(&child.0);
+    let over = AtomicBool::new(false);
+    let (trials, skipped) = std::thread::scope(|scope| {
+        scope.spawn(|| pass_on(flag, &over, pid));
+        let (mut trials, mut skipped) = (0, 0);
+        // One line per trial; the end of the output is the end of the process.
+        for line in BufReader::new(output).lines() {
+            let Ok(line) = line else { break };
+            if line == "trial" {
+                trials += 1;
+                progress.advance(&session.study.name);
+            } else if line == "skipped" {
+                skipped += 1;
+                progress.skip(1);
+            }
         }
-        if flag.load(Ordering::Relaxed) {
-            // Whoever signals only this process means both.
-            let _ = rustix::process::kill_process(
-                rustix::process::Pid::from_child(&child.0),
-                rustix::process::Signal::TERM,
-            );
-        }
-    }
+        over.store(true, Ordering::Relaxed);
+        (trials, skipped)
+    });
     let status = child.0.wait().map_err(fail)?;
-    Ok(Ended { status, trials })
+    Ok(Ended { status, trials, skipped })
+}
+
+/// Whoever signals only this process means the session, too. It is told again and again: one that is just entering its private
+/// corner does not hear the first time.
+fn pass_on(flag: &AtomicBool, over: &AtomicBool, session: rustix::process::Pid) {
+    while !over.load(Ordering::Relaxed) {
+        if flag.load(Ordering::Relaxed) {
+            let _ = rustix::process::kill_process(session, rustix::process::Signal::TERM);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
 }
 
 /// A child that does not outlive its owner.
@@ -257,8 +287,9 @@ impl Drop for Guard {
 }
 
 /// One session, in a process of its own: measures what is not among the trials yet. Returns the exit status.
-pub fn session(dir: &Path, number: u32, env: &str) -> u8 {
-    match measure(dir, number, env) {
+/// With hosts it starts itself again in a private corner of the machine, where it is `inside`.
+pub fn session(dir: &Path, number: u32, env: &str, inside: bool) -> u8 {
+    match measure(dir, number, env, inside) {
         Ok(()) => 0,
         Err(RunError::Interrupted { .. }) => INTERRUPTED,
         // The parent says it once.
@@ -270,7 +301,7 @@ pub fn session(dir: &Path, number: u32, env: &str) -> u8 {
     }
 }
 
-fn measure(dir: &Path, number: u32, env: &str) -> Result<(), RunError> {
+fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunError> {
     let flag = interrupt_flag().map_err(|source| RunError::Io { what: "signals".into(), source })?;
     let path = dir.join(store::CAMPAIGN);
     let text =
@@ -279,56 +310,105 @@ fn measure(dir: &Path, number: u32, env: &str) -> Result<(), RunError> {
     let sessions = sessions(&campaign);
     let planned = sessions.len() as u32;
     let session = &sessions[(number % planned) as usize];
+    let study = session.study;
+    let private = match study.place {
+        Place::Namespaces => match sandbox::corner(inside) {
+            Ok(private) => Some(private),
+            Err(DemoError::Interrupted) => return Err(interrupted()),
+            Err(error) => return skip(dir, study, &error.to_string()),
+        },
+        Place::Memory | Place::Interfaces => None,
+    };
     let before = store::read_trials(dir)?;
-    let done: Vec<u32> =
-        before.iter().filter(|trial| trial.session % planned == session.number).map(|trial| trial.order).collect();
+    let done: Vec<u32> = search::complete(&campaign, &before)
+        .into_iter()
+        .filter_map(|(made, order)| (made % planned == session.number).then_some(order))
+        .collect();
     let mut trials = Trials::open(dir, before.len() as u64)?;
-    let mut subjects = Subjects::new(dir, session.study);
+    let mut plan = schedule::session(study, campaign.seed, session.within);
+    plan.retain(|planned| !done.contains(&planned.order));
+    let mut subjects = Subjects::new(dir, study, Setting::new(private, Arc::clone(&flag)));
     let mut output = std::io::stdout();
-    for planned in schedule::session(session.study, campaign.seed, session.within) {
-        if done.contains(&planned.order) {
-            continue;
-        }
+    for (at, planned) in plan.iter().enumerate() {
         if flag.load(Ordering::Relaxed) {
-            return Err(RunError::Interrupted { kept: 0, dir: String::new() });
+            return Err(interrupted());
         }
-        let at_ms = env::now_ms();
-        let Some(measured) = subjects.trial(&planned)? else { continue };
-        trials.append(&trial(&campaign, session.study, number, &planned, at_ms, measured, env))?;
+        let mut full = None;
+        let mut keep = |measured: Measurement, goal: Option<String>| {
+            let row = trial(&campaign, study, number, planned, goal, measured, env);
+            full = trials.append(&row).err();
+            full.is_none()
+        };
+        let made = subjects.trials(&plan[at..], &mut keep);
+        if let Some(error) = full {
+            return Err(error.into());
+        }
         // Without a parent there is nobody to measure for.
-        if writeln!(output, "trial").and_then(|()| output.flush()).is_err() {
-            return Err(RunError::Interrupted { kept: 0, dir: String::new() });
+        let said = if made? { "trial" } else { "skipped" };
+        if writeln!(output, "{said}").and_then(|()| output.flush()).is_err() {
+            return Err(interrupted());
         }
+    }
+    Ok(())
+}
+
+fn interrupted() -> RunError {
+    RunError::Interrupted { kept: 0, dir: String::new() }
+}
+
+/// Says of all subjects of a study why this machine cannot have its hosts.
+fn skip(dir: &Path, study: &Study, why: &str) -> Result<(), RunError> {
+    for subject in &study.subjects {
+        let (study, subject, why) = (study.name.clone(), subject.clone(), format!("skipped: {why}"));
+        store::note_problem(dir, &Problem { study, subject, why, failed: false })?;
     }
     Ok(())
 }
 
 /// The subjects of a session, each opened when it is first needed.
 struct Subjects<'a> {
+    // Subjects end before their setting does.
+    open: Vec<(Key, Option<Box<dyn Runner>>)>,
+    setting: Setting,
     dir: PathBuf,
     study: &'a Study,
-    open: Vec<(Key, Option<Box<dyn Runner>>)>,
 }
 
 /// What a subject is opened for.
-type Key = (String, u32, u32, u32);
+type Key = (String, [u32; 5], Option<u8>);
 
 impl<'a> Subjects<'a> {
-    fn new(dir: &Path, study: &'a Study) -> Self {
-        Self { dir: dir.to_owned(), study, open: Vec::new() }
+    fn new(dir: &Path, study: &'a Study, setting: Setting) -> Self {
+        Self { open: Vec::new(), setting, dir: dir.to_owned(), study }
     }
 
-    /// One trial; `None` when the subject is missing or has failed.
-    fn trial(&mut self, planned: &Planned) -> Result<Option<crate::trial::Measurement>, RunError> {
+    fn key(&self, cell: &Cell) -> Key {
+        // Between hosts equals are compared on hosts of their own.
+        let arm = cell.arm.filter(|_| self.study.place == Place::Namespaces);
+        (cell.subject.clone(), [cell.replay, cell.sas, cell.cores, cell.batch, cell.memory_mib], arm)
+    }
+
+    /// The first trial of `plan`, which is what is left; false when its subject is missing or has failed.
+    fn trials(&mut self, plan: &[Planned], keep: runner::Keep<'_>) -> Result<bool, RunError> {
+        let Some(planned) = plan.first() else { return Ok(false) };
         let cell = &planned.cell;
-        let key = (cell.subject.clone(), cell.replay, cell.sas, cell.cores);
+        let key = self.key(cell);
         let at = match self.open.iter().position(|(known, _)| *known == key) {
             Some(at) => at,
             None => {
-                let runner = match runner::open(self.study, cell) {
+                if self.study.kind == Kind::Series && self.study.place == Place::Namespaces {
+                    // The series before is over; its programs would take cores from this one.
+                    self.open.clear();
+                }
+                let runner = match runner::open(self.study, cell, &self.setting) {
                     Ok(runner) => Some(runner),
-                    Err(Missing(why)) => {
+                    Err(NotOpen::Interrupted) => return Err(interrupted()),
+                    Err(NotOpen::Missing(why)) => {
                         self.note(cell, why, false)?;
+                        None
+                    }
+                    Err(NotOpen::Failed(why)) => {
+                        self.failed(plan, &why)?;
                         None
                     }
                 };
@@ -336,20 +416,27 @@ impl<'a> Subjects<'a> {
                 self.open.len() - 1
             }
         };
-        let Some(runner) = &mut self.open[at].1 else { return Ok(None) };
-        match runner.trial(cell, self.study.duration, planned.seed) {
-            Ok(measured) => Ok(Some(measured)),
-            Err(MeterError::Interrupted) => Err(RunError::Interrupted { kept: 0, dir: String::new() }),
+        let Some(runner) = &mut self.open[at].1 else { return Ok(false) };
+        match runner.trials(cell, self.study.duration, planned.seed, keep) {
+            Ok(()) => Ok(true),
+            Err(MeterError::Interrupted) => Err(interrupted()),
             Err(MeterError::Unsupported(why)) => {
                 self.note(cell, format!("{} bytes: {why}", cell.traffic), false)?;
-                Ok(None)
+                Ok(false)
             }
             Err(error) => {
-                self.note(cell, error.to_string(), true)?;
+                self.failed(plan, &error.to_string())?;
                 self.open[at].1 = None;
-                Ok(None)
+                Ok(false)
             }
         }
+    }
+
+    /// Notes what went wrong in the first trial of `plan`, and how many trials are not made for it.
+    fn failed(&self, plan: &[Planned], why: &str) -> Result<(), RunError> {
+        let cell = &plan[0].cell;
+        let lost = plan.iter().filter(|planned| self.key(&planned.cell) == self.key(cell)).count();
+        self.note(cell, format!("{why}; {lost} trials of the session were not made"), true)
     }
 
     fn note(&self, cell: &Cell, why: String, failed: bool) -> Result<(), RunError> {
@@ -363,8 +450,8 @@ fn trial(
     study: &Study,
     session: u32,
     planned: &Planned,
-    at_ms: u64,
-    mut measured: crate::trial::Measurement,
+    goal: Option<String>,
+    mut measured: Measurement,
     env: &str,
 ) -> Trial {
     let cell = &planned.cell;
@@ -376,7 +463,21 @@ fn trial(
     if let Some(load) = cell.load {
         measured.values.insert("load".into(), load);
     }
+    if study.kind == Kind::Vector {
+        measured.values.insert("memory_mib".into(), cell.memory_mib.into());
+    }
     let offered_pps = measured.values.remove("offered_pps");
+    if study.delay_ms > 0 {
+        measured.values.insert("delay_ms".into(), study.delay_ms.into());
+    }
+    // A row is written when its trial is over.
+    let wall_ns = measured.values.get("wall_ns").map_or(measured.dur_ns, |ns| *ns as u64);
+    let at_ms = env::now_ms().saturating_sub(wall_ns / 1_000_000);
+    let protocol = match (study.kind, study.place) {
+        (Kind::Keying, _) => "ike".into(),
+        (_, Place::Interfaces) if subject.is_none() => "external".into(),
+        _ => of(|s| s.protocol()),
+    };
     Trial {
         schema: SCHEMA,
         run: campaign.name.clone(),
@@ -387,18 +488,20 @@ fn trial(
         at_ms,
         study: study.name.clone(),
         subject: cell.subject.clone(),
-        protocol: if study.kind == Kind::Keying { "ike".into() } else { of(|s| s.protocol()) },
+        protocol,
         mode: of(|s| s.mode()),
         suite: of(Subject::suite),
+        place: study.place,
         direction: cell.direction,
         traffic: cell.traffic.clone(),
         size: runner::one_size(&cell.traffic),
         cores: cell.cores,
         sas: cell.sas,
         replay: cell.replay,
-        batch: study.batch,
+        batch: cell.batch,
         offered_pps,
-        goal: None,
+        goal,
+        way: cell.way,
         measured,
         env: env.to_owned(),
     }
@@ -428,17 +531,52 @@ mod tests {
         assert!(error.contains("holds the campaign 'a'") && error.contains("--out"), "{error}");
     }
 
+    /// A runner that works for a while.
+    struct Frail(u32);
+
+    impl Runner for Frail {
+        fn trial(&mut self, _: &Cell, _: std::time::Duration, _: u64) -> Result<Measurement, MeterError> {
+            self.0 -= 1;
+            let gone = || MeterError::Subject { subject: "it".into(), why: "it ended with signal 9".into() };
+            if self.0 == 0 { Err(gone()) } else { Ok(Measurement::default()) }
+        }
+    }
+
+    #[test]
+    fn a_subject_that_crashes_takes_its_trials_with_it_and_no_others() {
+        let dir = tempfile::tempdir().unwrap();
+        let text = "name = \"t\"\n[[study]]\nkind = \"sizes\"\nsubjects = [\"plain\", \"plain,v6\"]\nrounds = 5\n";
+        let campaign = format::parse("t.toml", text).unwrap();
+        let study = &campaign.studies[0];
+        let mut subjects = Subjects::new(dir.path(), study, Setting::default());
+        let plan = schedule::session(study, 1, 0);
+        for (name, trials) in [("plain", 3), ("plain,v6", 100)] {
+            let cell = &plan.iter().find(|planned| planned.cell.subject == name).unwrap().cell;
+            let key = subjects.key(cell);
+            subjects.open.push((key, Some(Box::new(Frail(trials)))));
+        }
+        let made = |at: usize, subjects: &mut Subjects<'_>| subjects.trials(&plan[at..], &mut |_, _| true).unwrap();
+        let count = (0..plan.len()).filter(|at| made(*at, &mut subjects)).count();
+        assert_eq!((plan.len(), count), (10, 7));
+        let problems = store::read_problems(dir.path()).unwrap();
+        assert_eq!(problems.len(), 1);
+        assert_eq!(problems[0].why, "it: it ended with signal 9; 3 trials of the session were not made");
+        assert!(problems[0].failed && problems[0].subject == "plain");
+    }
+
     #[test]
     fn what_is_missing_is_named_and_does_not_stop_the_rest() {
         let dir = tempfile::tempdir().unwrap();
-        let text = "name = \"t\"\n[[study]]\nkind = \"scaling\"\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\n";
+        let text = "name = \"t\"\n[[study]]\nkind = \"scaling\"\ncores = [1000]\n\
+                    subjects = [\"weir-esp-tunnel-aes128gcm16\"]\n";
         let campaign = format::parse("t.toml", text).unwrap();
-        let mut subjects = Subjects::new(dir.path(), &campaign.studies[0]);
-        for planned in schedule::session(&campaign.studies[0], 1, 0) {
-            assert_eq!(subjects.trial(&planned).unwrap(), None);
+        let mut subjects = Subjects::new(dir.path(), &campaign.studies[0], Setting::default());
+        let plan = schedule::session(&campaign.studies[0], 1, 0);
+        for at in 0..plan.len() {
+            assert!(!subjects.trials(&plan[at..], &mut |_, _| true).unwrap());
         }
         let problems = store::read_problems(dir.path()).unwrap();
         assert_eq!(problems.len(), 1);
-        assert!(problems[0].why.starts_with("not built") && !problems[0].failed);
+        assert!(problems[0].why.starts_with("1000 cores: ") && !problems[0].failed);
     }
 }

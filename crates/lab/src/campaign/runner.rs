@@ -1,14 +1,21 @@
 //! From the name of a subject to something that can be measured. Whoever brings a new kind of study or a new rival adds
 //! a line to [`open`].
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use super::schedule::Cell;
 use super::subject::Subject;
-use super::{Kind, Place, Study, memory};
+use super::{Kind, Place, Study, hosts, memory, sas, scaling, search};
+use crate::demo::child::Interrupt;
 use crate::meter::MeterError;
 use crate::traffic::{Rate, Sizes, Traffic};
 use crate::trial::Measurement;
+
+/// Takes a trial as soon as it is there, with the goal of the search that asked for it; false when no more shall come.
+pub type Keep<'a> = &'a mut dyn FnMut(Measurement, Option<String>) -> bool;
 
 /// A subject that is set up, and is offered one trial after the other.
 pub trait Runner {
@@ -17,6 +24,36 @@ pub trait Runner {
     /// # Errors
     /// The subject is gone, or cannot be offered that.
     fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError>;
+
+    /// All that a planned trial consists of: usually one, of a search many. Each is kept before the next one starts.
+    ///
+    /// # Errors
+    /// As [`Runner::trial`]; [`MeterError::Interrupted`] when `keep` wants no more.
+    fn trials(&mut self, cell: &Cell, duration: Duration, seed: u64, keep: Keep<'_>) -> Result<(), MeterError> {
+        let measured = self.trial(cell, duration, seed)?;
+        if keep(measured, None) { Ok(()) } else { Err(MeterError::Interrupted) }
+    }
+}
+
+/// What subjects of a session have in common.
+#[derive(Default)]
+pub(crate) struct Setting {
+    /// A folder in the private corner of a session with hosts.
+    pub(crate) private: Option<PathBuf>,
+    /// Whether somebody wants the session to stop.
+    pub(crate) interrupt: Interrupt,
+    pairs: AtomicU32,
+}
+
+impl Setting {
+    pub(crate) fn new(private: Option<PathBuf>, stop: Arc<std::sync::atomic::AtomicBool>) -> Self {
+        Self { private, interrupt: Interrupt::watching(stop), ..Self::default() }
+    }
+
+    /// A number that no other pair of hosts has.
+    pub(super) fn number(&self) -> u32 {
+        self.pairs.fetch_add(1, Ordering::Relaxed)
+    }
 }
 
 /// Genome of `imix`: seven of 64, four of 512, one of 1518 bytes.
@@ -36,28 +73,56 @@ pub fn one_size(text: &str) -> Option<u32> {
     Traffic { sizes: sizes(text).ok()?, flows: 1, rate: Rate::Saturate }.size()
 }
 
-/// Why a subject cannot be measured here.
+/// What a subject lacks here.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Missing(pub String);
+
+/// Why a subject was not set up.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(crate) enum NotOpen {
+    /// This machine lacks something.
+    Missing(String),
+    /// It is there and did not come up.
+    Failed(String),
+    /// Somebody wants us to stop.
+    Interrupted,
+}
+
+impl From<Missing> for NotOpen {
+    fn from(missing: Missing) -> Self {
+        Self::Missing(missing.0)
+    }
+}
 
 /// Sets a subject up for a study.
 ///
 /// # Errors
-/// What is missing, in words for the report.
-pub fn open(study: &Study, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
-    let subject = Subject::parse(&cell.subject).map_err(|error| Missing(error.to_string()))?;
+/// What is missing or went wrong, in words for the report.
+pub(crate) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
     match (study.kind, study.place) {
-        (Kind::Scaling, _) => {
-            Err(Missing("not built: the data plane has no scheduler that spreads one load over cores".into()))
-        }
-        (Kind::Sas, _) => Err(Missing("not built: the meter in memory has one SA for each direction".into())),
+        (Kind::Scaling, _) => Ok(scaling::Scaling::open(&subject(cell)?, cell)?),
+        (Kind::Search, place) => Ok(Box::new(search::Search::over(load(place, study, cell, setting)?, study))),
+        (Kind::Series, Place::Namespaces) => hosts::Flows::open(study, cell, setting),
+        (Kind::Modes | Kind::Noise, Place::Namespaces) => hosts::Pings::open(study, cell, setting),
         (Kind::Keying, _) => Ok(Box::new(memory::Keying)),
-        (Kind::Wire, _) => memory::Wire::open(&subject),
-        (Kind::Overheads, Place::Memory) => memory::Overheads::open(study, &subject),
-        (_, Place::Memory) => memory::Path::open(study, &subject, cell),
-        (_, Place::Namespaces) => Err(Missing(
-            "campaigns run in memory; weir lab modes, series and subjects --measure run between hosts".into(),
-        )),
+        (Kind::Sas, _) => Ok(sas::Many::open(&subject(cell)?, cell)?),
+        (Kind::Wire, _) => Ok(memory::Wire::open(&subject(cell)?)?),
+        (Kind::Cipher, _) => Ok(memory::Cipher::open(study, &subject(cell)?)?),
+        (Kind::Overheads, _) => Ok(memory::Overheads::open(cell, &subject(cell)?)?),
+        (_, place) => Ok(Box::new(load(place, study, cell, setting)?)),
+    }
+}
+
+fn subject(cell: &Cell) -> Result<Subject, NotOpen> {
+    Subject::parse(&cell.subject).map_err(|error| NotOpen::Missing(error.to_string()))
+}
+
+/// The generator, with whatever stands in a place behind it.
+fn load(place: Place, study: &Study, cell: &Cell, setting: &Setting) -> Result<memory::Loaded, NotOpen> {
+    match place {
+        Place::Memory => Ok(memory::path(study, &subject(cell)?, cell, &setting.interrupt)?),
+        Place::Namespaces => hosts::load(study, cell, setting),
+        Place::Interfaces => hosts::between(study, cell, setting),
     }
 }
 

@@ -3,9 +3,9 @@
 //! Everything that is compared is in one round. Rounds come in pairs: the second is the first one backwards, so that a drift of
 //! the machine meets both halves of every comparison alike (A B C C B A); each pair has a random order of its own.
 
-use super::{Kind, Study};
+use super::{Kind, Place, Study, scaling};
 use crate::stats::Rng;
-use crate::trial::Direction;
+use crate::trial::{Direction, Way};
 
 /// One combination of all factors of a study.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,6 +24,12 @@ pub struct Cell {
     pub sas: u32,
     /// Cores.
     pub cores: u32,
+    /// Packets per batch.
+    pub batch: u32,
+    /// Memory that packets go through in MiB, 0 for one batch.
+    pub memory_mib: u32,
+    /// How work is divided among cores, in a study of them.
+    pub way: Option<Way>,
     /// Which of two identical halves, in a study of noise.
     pub arm: Option<u8>,
 }
@@ -52,7 +58,7 @@ pub fn cells(study: &Study) -> Vec<Cell> {
             for &direction in &study.directions {
                 for &load in &loads {
                     for &replay in &study.replay {
-                        for (&sas, &cores) in study.sas.iter().flat_map(|s| study.cores.iter().map(move |c| (s, c))) {
+                        for (sas, cores, batch, memory_mib, way) in sizes_of(study, subject) {
                             cells.extend(arms.iter().map(|&arm| Cell {
                                 subject: subject.clone(),
                                 traffic: traffic.clone(),
@@ -61,6 +67,9 @@ pub fn cells(study: &Study) -> Vec<Cell> {
                                 replay,
                                 sas,
                                 cores,
+                                batch,
+                                memory_mib,
+                                way,
                                 arm,
                             }));
                         }
@@ -72,12 +81,54 @@ pub fn cells(study: &Study) -> Vec<Cell> {
     cells
 }
 
+/// SAs, cores, packets per batch, memory and ways: what else a study varies.
+fn sizes_of(study: &Study, subject: &str) -> Vec<(u32, u32, u32, u32, Option<Way>)> {
+    let mut all = Vec::new();
+    for &sas in &study.sas {
+        for &cores in &study.cores {
+            let ways = if study.kind == Kind::Scaling {
+                ways(study, subject, cores).into_iter().map(Some).collect()
+            } else {
+                vec![None]
+            };
+            for &batch in &study.batch {
+                for &memory_mib in &study.memory_mib {
+                    all.extend(ways.iter().map(|way| (sas, cores, batch, memory_mib, *way)));
+                }
+            }
+        }
+    }
+    all
+}
+
+/// The ways in which `subject` can use so many cores, as far as they differ.
+fn ways(study: &Study, subject: &str, cores: u32) -> Vec<Way> {
+    let mut all = Vec::new();
+    for &scheduler in &study.schedulers {
+        for &set in study.sets.iter().filter(|set| scaling::fits(subject, **set, scheduler)) {
+            let differ = if set.spreads() && cores > 1 { study.spreads.len() } else { 1 };
+            for &spread in &study.spreads[..differ.min(study.spreads.len())] {
+                all.extend(study.flows.iter().map(|&flows| Way { scheduler, set, spread, flows }));
+            }
+        }
+    }
+    all
+}
+
 /// The trials of one session. The same for the same seed, always.
 pub fn session(study: &Study, campaign_seed: u64, session: u32) -> Vec<Planned> {
     let cells = cells(study);
     let mut rng = Rng::new(campaign_seed ^ fingerprint(&study.name) ^ (u64::from(session) << 48));
     let mut order: Vec<usize> = (0..cells.len()).collect();
     let mut planned = Vec::with_capacity(cells.len() * study.rounds as usize);
+    // A transfer between hosts is one series after the other: two at a time would take each other's cores.
+    if study.kind == Kind::Series && study.place == Place::Namespaces {
+        let rounds = cells.iter().flat_map(|cell| (0..study.rounds).map(move |round| (cell, round)));
+        return (0..)
+            .zip(rounds)
+            .map(|(order, (cell, round))| Planned { round, order, seed: rng.next_u64(), cell: cell.clone() })
+            .collect();
+    }
     for round in 0..study.rounds {
         // Series are in order of time, whatever else is random.
         if study.kind != Kind::Series {
@@ -150,5 +201,13 @@ mod tests {
         let series = study("kind = \"series\"\ntraffic = [64, 128]\nrounds = 3");
         let sizes: Vec<String> = session(&series, 1, 0).into_iter().map(|trial| trial.cell.traffic).collect();
         assert_eq!(sizes, ["64", "128", "64", "128", "64", "128"]);
+        let hosts =
+            study("kind = \"series\"\nplace = \"namespaces\"\ntraffic = [64, 128]\nrounds = 3\nduration_ms = 500");
+        let planned = session(&hosts, 1, 0);
+        let sizes: Vec<&str> = planned.iter().map(|trial| trial.cell.traffic.as_str()).collect();
+        assert_eq!(sizes, ["64", "64", "64", "128", "128", "128"], "one transfer after the other");
+        assert!(
+            planned.iter().enumerate().all(|(at, trial)| (trial.order as usize, trial.round) == (at, at as u32 % 3))
+        );
     }
 }

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Args;
 
-use crate::compare::{Comparison, Criteria, LiveOptions, live, read_run, runs, self_check, subjects};
+use crate::campaign::env::Environment;
+use crate::compare::{Comparison, Criteria, LiveOptions, live_recorded, read_run, runs, self_check, subjects};
+use crate::trial::Trial;
 
 /// Options of `weir lab compare`.
 #[derive(Debug, Args)]
@@ -15,9 +17,9 @@ pub struct CompareArgs {
     /// Directories of two runs; of one with --subjects
     #[arg(num_args = 1..=2, value_name = "DIR")]
     runs: Vec<PathBuf>,
-    /// Two subjects of one run, paired by its rounds
-    #[arg(long, value_delimiter = ',', num_args = 2, value_name = "A,B", requires = "runs")]
-    subjects: Vec<String>,
+    /// Two subjects of one run, paired by its rounds; A;B where a name has a comma
+    #[arg(long, value_name = "A,B", requires = "runs", value_parser = pair)]
+    subjects: Option<[String; 2]>,
     /// Two builds of weir, measured now in blocks that take turns
     #[arg(long, num_args = 2, value_names = ["A", "B"])]
     binaries: Vec<PathBuf>,
@@ -57,12 +59,18 @@ pub struct CompareArgs {
     /// Seed of order and intervals
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// Folder for comparison.json and forest.svg
+    /// Folder for comparison.json, forest.svg and, of builds, trials.jsonl with every block
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+fn pair(text: &str) -> Result<[String; 2], String> {
+    let names: Vec<String> =
+        text.split(if text.contains(';') { ';' } else { ',' }).map(|name| name.trim().to_owned()).collect();
+    names.try_into().map_err(|_| "expected two names: A,B, or A;B where a name has a comma".to_owned())
 }
 
 fn percent(text: &str) -> Result<f64, String> {
@@ -86,7 +94,7 @@ impl CompareArgs {
             Ok(true) => ExitCode::SUCCESS,
             Ok(false) => ExitCode::FAILURE,
             Err(error) => {
-                eprintln!("weir: compare: {error:#}");
+                eprintln!("weir: compare: {}", super::said(&error));
                 ExitCode::from(2)
             }
         }
@@ -98,10 +106,14 @@ impl CompareArgs {
             let this = std::env::current_exe().context("where this build lies")?;
             return self.check(usize::from(runs), [this.clone(), this]);
         }
-        let comparison = self.comparison()?;
+        let mut rows = Vec::new();
+        let comparison = self.comparison(&mut rows)?;
         if let Some(folder) = &self.out {
             let json = serde_json::to_vec_pretty(&comparison)?;
             super::write_files(folder, &[("comparison.json", &json), ("forest.svg", comparison.svg().as_bytes())])?;
+            if !rows.is_empty() {
+                super::write_files(folder, &[("trials.jsonl", &rows)])?;
+            }
         }
         if self.json {
             println!("{}", serde_json::to_string_pretty(&comparison)?);
@@ -111,21 +123,29 @@ impl CompareArgs {
         Ok(comparison.regressions().is_empty())
     }
 
-    fn comparison(&self) -> anyhow::Result<Comparison> {
+    /// Blocks that were measured go to `rows`, as lines of trials.
+    fn comparison(&self, rows: &mut Vec<u8>) -> anyhow::Result<Comparison> {
         if let [a, b] = self.binaries.as_slice() {
             let bar = super::progress_bar();
             let options = self.live_options([a.clone(), b.clone()], self.plant.unwrap_or(0.0));
-            let comparison = live(&options, &mut |done, total| {
+            let mut progress = |done, total| {
                 bar.set_length(total);
                 bar.set_position(done);
+            };
+            let environment = Environment::here().hash;
+            let comparison = live_recorded(&options, &mut progress, &mut |trial| {
+                rows.extend(
+                    serde_json::to_vec(&Trial { env: environment.clone(), ..trial }).expect("a trial has string keys"),
+                );
+                rows.push(b'\n');
             });
             bar.finish_and_clear();
             return comparison;
         }
         ensure!(self.plant.is_none(), "--plant slows a build down: it needs --binaries or --self-check");
-        match (self.runs.as_slice(), self.subjects.as_slice()) {
-            ([a, b], []) => Ok(runs([a, b], self.criteria())?),
-            ([run], [a, b]) => Ok(subjects(&read_run(run)?, [a, b], self.criteria())?),
+        match (self.runs.as_slice(), &self.subjects) {
+            ([a, b], None) => Ok(runs([a, b], self.criteria())?),
+            ([run], Some([a, b])) => Ok(subjects(&read_run(run)?, [a, b], self.criteria())?),
             ([_], _) => anyhow::bail!("one run alone needs --subjects A,B; otherwise name two runs"),
             _ => anyhow::bail!("--subjects compares within one run: name one"),
         }

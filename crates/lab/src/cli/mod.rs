@@ -1,14 +1,19 @@
 //! The lab's part of the command line.
 
 mod compare;
+mod cores;
 mod doctor;
 mod explain;
 mod import;
 mod model;
+mod model_run;
 mod modes;
 mod overheads;
 mod plan;
+mod reader;
+mod rivals;
 mod run;
+mod sas;
 mod search;
 mod series;
 mod subjects;
@@ -29,6 +34,7 @@ use crate::demo::{self, DemoError, Keys, Way};
 
 pub use compare::CompareArgs;
 pub use import::ImportArgs;
+pub use reader::while_read;
 
 /// `weir bench`.
 #[derive(Debug, Subcommand)]
@@ -36,6 +42,14 @@ pub enum Bench {
     /// Cycles per packet of the whole in-memory path, against the bare engine
     #[command(after_help = "Example:\n  weir bench path --protocol esp --suite aes128gcm16 --size 64,512,1400")]
     Path(PathArgs),
+    /// The engines against each other on the same packets: ticks per packet, and ratios with intervals
+    ///
+    /// Each engine that can be used here seals and opens in every round, in random order. Operations are those of
+    /// an ESP tunnel, a batch goes to the engine in one call.
+    #[command(
+        after_help = "Examples:\n  weir bench engines\n  weir bench engines --suite aes128gcm16,aes128-sha256 --size 64,1400 --batch 16\n  weir bench engines --against ipsec_mb --json"
+    )]
+    Engines(EnginesArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
     ///
     /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519, AES-128-GCM. With --daemon
@@ -44,6 +58,32 @@ pub enum Bench {
         after_help = "Examples:\n  weir bench ike\n  weir bench ike --rounds 21 --sas 50000 --json\n  weir bench ike --daemon --sas 2000"
     )]
     Ike(IkeArgs),
+    /// Weir beside wireguard-go, boringtun and strongSwan in user space: TCP through each in turn
+    ///
+    /// Two hosts on this machine for each; nothing on this host changes. 'scripts/rivals.sh' builds the first two, the other
+    /// is Debian's; what is missing is named. Method: docs/lab-rivals.md.
+    #[command(after_help = "Examples:\n  weir bench rivals\n  \
+        weir bench rivals --own weir-esp-tunnel-chacha20poly1305,udp --rivals wireguard-go --flows 1 --sessions 9\n\n\
+        Exit status: 0 all were measured, 1 one is missing or failed, 2 it cannot run here, 130 after a signal.")]
+    Rivals(rivals::RivalsArgs),
+    /// What more cores bring: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
+    ///
+    /// Packets go round in memory on the cores under test and nothing else. Order within every flow is checked. Speed-up
+    /// is against one core that runs to completion; the column after it is what the spread of the flows allows.
+    #[command(
+        after_help = "Examples:\n  weir bench cores --suite aes128gcm16 --size 64,512\n  weir bench cores --octeon --rounds 5 --json\n  \
+        weir bench cores --set one --flows 1 --scheduler pipeline --atomic-cipher\n\n\
+        Exit status: 0 measured, 1 it cannot run, or packets were lost or out of order."
+    )]
+    Cores(Box<cores::CoresArgs>),
+    /// Many SAs: ticks per packet and memory by their number, keys stored (ESP, AH, EESP) or derived (PSP)
+    ///
+    /// Packets go over all SAs in turn, so that each finds its SA as cold as it can be. Memory is resident memory, told from 10,000
+    /// SAs on.
+    #[command(
+        after_help = "Examples:\n  weir bench sas\n  weir bench sas --protocol esp,psp --sas 1,1000,1000000 --json"
+    )]
+    Sas(sas::SasArgs),
 }
 
 /// Options of `weir bench ike`.
@@ -91,7 +131,7 @@ pub enum Lab {
     /// verdict is "different", "equivalent" within the margin, or "inconclusive". Method: docs/lab-statistics.md.
     #[command(after_help = "Examples:\n  weir lab compare --binaries old/weir target/release/weir\n  \
         weir lab compare before-dir after-dir --gate 2 --json\n  \
-        weir lab compare run-dir --subjects weir-esp-tunnel-aes128gcm16,wireguard-go\n  \
+        weir lab compare run-dir --subjects weir-esp-tunnel-aes128gcm16,weir-psp-tunnel-aes128gcm16\n  \
         weir lab compare --self-check 20\n\n\
         Exit status: 0 nothing is slower for certain, 1 something is (or the self-check failed), 2 no comparison.")]
     Compare(CompareArgs),
@@ -126,7 +166,8 @@ pub enum Lab {
     /// A difference below --margin counts as none only when a test of equivalence says so (TOST), against how much the
     /// tunnel differs from itself. Two hosts on this machine for each variant; nothing on this host changes.
     #[command(
-        after_help = "Examples:\n  weir lab modes\n  weir lab modes --suite aes128-sha256 --size 160 --sessions 5 --out modes-out\n\n\
+        after_help = "Examples:\n  weir lab modes\n  weir lab modes --suite aes128-sha256 --size 160 --sessions 5 --out modes-out\n  \
+        weir lab modes --delay 10 --size 160 --sessions 3\n\n\
         Exit status: 0 measured, 2 it cannot run here, 130 after a signal."
     )]
     Modes(modes::ModesArgs),
@@ -257,14 +298,17 @@ pub struct PathArgs {
     /// Timed rounds per case
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
     rounds: u16,
-    /// Packets per batch
-    #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=1024))]
-    batch: u16,
+    /// Packets per batch; several are measured one after the other
+    #[arg(long, default_value = "256", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch: Vec<u16>,
+    /// Memory in MB over which the packets of all rounds are spread; 0: one batch, in the second-level cache
+    #[arg(long, default_value = "0", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..=1000))]
+    working_set: Vec<u16>,
     /// IPv6 inside and outside
     #[arg(long)]
     v6: bool,
-    /// Engine: aws_lc, or null (everything but the arithmetic: what the path itself costs)
-    #[arg(long, default_value = "aws_lc", value_parser = engine)]
+    /// Engine: auto (the fastest here), ipsec_mb, aws_lc, vaes (own AES-GCM), or null (everything but the arithmetic: what the path itself costs)
+    #[arg(long, default_value = "auto", value_parser = engine)]
     engine: Engine,
     /// Seed of the order of measurements
     #[arg(long, default_value_t = 1)]
@@ -280,8 +324,46 @@ pub struct PathArgs {
     slow_down: f64,
 }
 
+/// Options of `weir bench engines`.
+#[derive(Debug, Args)]
+pub struct EnginesArgs {
+    /// Engines (default: every one that can be used here)
+    #[arg(long, value_delimiter = ',', value_parser = engine)]
+    engine: Vec<Engine>,
+    /// Engine that ratios are to
+    #[arg(long, default_value = "aws_lc", value_parser = engine)]
+    against: Engine,
+    /// Suites of ESP (default: ten, of every kind)
+    #[arg(long, value_delimiter = ',')]
+    suite: Vec<String>,
+    /// Inner packet sizes in bytes, 28 to 2000
+    #[arg(long, value_delimiter = ',', default_value = "64,512,1400", value_parser = clap::value_parser!(u16).range(28..=2000))]
+    size: Vec<u16>,
+    /// Packets per call of an engine
+    #[arg(long, value_delimiter = ',', default_value = "16,256", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    batch: Vec<u16>,
+    /// Timed rounds per case
+    #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
+    rounds: u16,
+    /// Seed of the order of measurements
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
 fn share(text: &str) -> Result<f64, String> {
     text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "expected 0 to 1".to_owned())
+}
+
+/// An error with its causes, each once: many say their cause themselves.
+fn said(error: &anyhow::Error) -> String {
+    error.chain().fold(String::new(), |text, cause| match cause.to_string() {
+        cause if text.contains(&cause) => text,
+        cause if text.is_empty() => cause,
+        cause => format!("{text}: {cause}"),
+    })
 }
 
 /// Writes files into a folder that is made if it is missing.
@@ -302,23 +384,29 @@ fn protocol(name: &str) -> Result<Protocol, String> {
 }
 
 fn engine(name: &str) -> Result<Engine, String> {
-    match name {
-        "aws_lc" => Ok(Engine::AwsLc),
-        "null" => Ok(Engine::Null),
-        _ => Err("expected aws_lc or null".to_owned()),
+    if name == "auto" {
+        return Ok(Engine::best());
     }
+    let names = Engine::usable().map(Engine::name).collect::<Vec<_>>().join(", ");
+    let engine = Engine::by_name(name).ok_or_else(|| format!("expected auto or one of {names}"))?;
+    engine.unavailable().map_or(Ok(engine), |why| Err(format!("{why}; here there are {names}")))
 }
 
 impl Bench {
-    /// Runs the benchmark and prints its result.
+    /// Runs the benchmark, prints its result, and returns the exit status.
     ///
     /// # Errors
     /// A suite that is none, or that a protocol cannot use.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
-            Self::Path(args) => run_path(args),
-            Self::Ike(args) => run_ike(&args),
+            Self::Path(args) => run_path(args)?,
+            Self::Engines(args) => run_engines(args)?,
+            Self::Ike(args) => run_ike(&args)?,
+            Self::Rivals(args) => return Ok(args.run()),
+            Self::Cores(args) => args.run()?,
+            Self::Sas(args) => args.run()?,
         }
+        Ok(ExitCode::SUCCESS)
     }
 }
 
@@ -373,7 +461,9 @@ fn run_path(args: PathArgs) -> anyhow::Result<()> {
         suites: args.suite,
         sizes: args.size.into_iter().map(usize::from).collect(),
         rounds: args.rounds.into(),
-        batch: args.batch.into(),
+        batch: args.batch.first().copied().unwrap_or(256).into(),
+        batches: args.batch.iter().copied().map(usize::from).collect(),
+        working_sets: args.working_set.iter().copied().map(usize::from).collect(),
         seed: args.seed,
         v6: args.v6,
         engine: args.engine,
@@ -390,18 +480,49 @@ fn run_path(args: PathArgs) -> anyhow::Result<()> {
     bar.finish_and_clear();
     anyhow::ensure!(!outcomes.is_empty(), "no case matches; see weir bench path --help for protocols and suites");
     if args.json {
-        let json = bench::json(hz, options.rounds, options.batch, &outcomes);
+        let json = bench::json(hz, &options, &outcomes);
         println!("{}", serde_json::to_string_pretty(&json)?);
     } else {
         println!(
-            "TSC ticks per packet at {:.3} GHz, {}, batches of {}, medians of {} rounds",
+            "TSC ticks per packet at {:.3} GHz, {}, {}, batches of {}, medians of {} rounds",
             hz / 1e9,
             crate::host::cpu_model(),
-            options.batch,
+            options.engine.describe(),
+            args.batch.iter().map(u16::to_string).collect::<Vec<_>>().join(", "),
             options.rounds
         );
         println!("{}", bench::table(&outcomes));
     }
+    Ok(())
+}
+
+fn run_engines(args: EnginesArgs) -> anyhow::Result<()> {
+    let options = bench::EngineOptions {
+        engines: args.engine,
+        against: args.against,
+        suites: args.suite,
+        sizes: args.size.into_iter().map(usize::from).collect(),
+        batches: args.batch.into_iter().map(usize::from).collect(),
+        rounds: args.rounds.into(),
+        seed: args.seed,
+    };
+    let bar = progress_bar();
+    let (hz, outcomes) = bench::run_engines(&options, &mut |done, total| {
+        bar.set_length(total as u64);
+        bar.set_position(done as u64);
+    })
+    .context("cannot set up the benchmark")?;
+    bar.finish_and_clear();
+    if args.json {
+        println!("{}", serde_json::to_string_pretty(&bench::engines_json(hz, &options, &outcomes))?);
+        return Ok(());
+    }
+    let (cpu, rounds, against) = (crate::host::cpu_model(), options.rounds, options.against.name());
+    println!("TSC ticks per packet at {:.3} GHz, {cpu}, medians of {rounds} rounds, ratios to {against}", hz / 1e9);
+    for engine in Engine::ALL.into_iter().filter(|engine| *engine != Engine::Null) {
+        println!("{}: {}", engine.name(), engine.unavailable().map_or_else(|| engine.describe(), str::to_owned));
+    }
+    println!("{}", bench::engines_table(&outcomes));
     Ok(())
 }
 
@@ -411,6 +532,15 @@ fn progress_bar() -> ProgressBar {
     }
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} cases, {eta} left").expect("template is constant");
     ProgressBar::new(0).with_style(style)
+}
+
+/// Like [`progress_bar`], for transfers, with what is going on.
+fn transfers_bar() -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} transfers, {eta} left; {msg}");
+    ProgressBar::new(0).with_style(style.expect("template is constant"))
 }
 
 /// One line that changes, for work whose end is not known beforehand.

@@ -30,7 +30,7 @@ pub struct ModesArgs {
     /// Difference that does not matter, in percent
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0, value_parser = percent)]
     margin: f64,
-    /// Delay that each host adds to what it sends, in milliseconds; needs the kernel's netem
+    /// Time that the cable between both hosts holds every frame back, in milliseconds
     #[arg(long, value_name = "MS", default_value_t = 0, value_parser = clap::value_parser!(u32).range(0..=1000))]
     delay: u32,
     /// Seed of order and intervals

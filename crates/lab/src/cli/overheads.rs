@@ -99,7 +99,7 @@ impl OverheadsArgs {
             pings.push(overhead::ping(subject, self.pings as usize, self.seed)?);
         }
         bar.finish_and_clear();
-        let fixed = overhead::fixed_costs(&rows);
+        let fixed = overhead::fixed_costs(&rows.iter().map(Into::into).collect::<Vec<_>>());
         if self.json {
             let rate = TickRate::of_this_machine();
             let json = serde_json::json!({
@@ -126,6 +126,11 @@ fn print_all(rows: &[Row], pings: &[Ping], fixed: &[FixedCost]) {
     println!("\nBy leaving out: what each thing adds, and the whole path\n{}", ladder(rows));
     println!("\nBy stamps: stages, and what stamping adds to all of them\n{}", stages(rows));
     println!("\nBoth methods beside each other: left out / stamped\n{}", methods(rows));
+    for row in rows {
+        if let Some(words) = overhead::methods_explained(&row.both_methods()) {
+            println!("{} {} {} B: {words}", row.subject, way(row.direction), row.size);
+        }
+    }
     if !fixed.is_empty() {
         println!("\nFixed cost: line through sizes against skeleton\n{}", fixed_table(fixed));
         for cost in fixed {
@@ -202,7 +207,7 @@ fn methods(rows: &[Row]) -> String {
         let both = row.both_methods();
         let (left_out, stamped) = both.iter().fold((0.0, 0.0), |sum, (_, a, b)| (sum.0 + a, sum.1 + b));
         let cells = both.iter().map(|(_, a, b)| format!("{a:.0} / {b:.0}"));
-        let difference = format!("{:+.0} %", (stamped / left_out - 1.0) * 100.0);
+        let difference = format!("{:+.1} %", (stamped / left_out - 1.0) * 100.0);
         table.add_row(head(row).into_iter().chain(cells).chain([difference]));
     }
     table.to_string()

@@ -35,13 +35,17 @@ pub struct RunArgs {
     /// Set by the run itself
     #[arg(long, hide = true, requires = "session")]
     env_hash: Option<String>,
+    /// Set by the run itself
+    #[arg(long, hide = true, requires = "session")]
+    inside: bool,
 }
 
 impl RunArgs {
     /// Runs the command and returns the exit status.
     pub(super) fn run(self) -> ExitCode {
         if let Some(number) = self.session {
-            return ExitCode::from(run::session(&self.out, number, self.env_hash.as_deref().unwrap_or_default()));
+            let env = self.env_hash.as_deref().unwrap_or_default();
+            return ExitCode::from(run::session(&self.out, number, env, self.inside));
         }
         if self.subjects {
             subject::names().iter().for_each(|name| println!("{name}"));

@@ -50,7 +50,8 @@ pub struct SearchArgs {
     /// In real time, with the subject on a thread of its own, instead of virtual time
     #[arg(long)]
     real_time: bool,
-    /// Largest load in packets per second (default: a quarter above what comes through when saturated)
+    /// Largest load in packets per second (default: a quarter above what comes through when saturated, more
+    /// where that was no upper bound)
     #[arg(long, value_name = "PPS")]
     max_pps: Option<f64>,
     /// Most seconds of trials

@@ -4,6 +4,9 @@
 //! ABBA or BAAB, at random, the two pairs alternating, so that whatever the machine does meets all four alike. New
 //! processes in each session lay out memory anew; without that, a difference that is only one of addresses would be
 //! called one of code.
+//!
+//! Times are taken per tick of the gauge that a process read in the same block, so that the clock rate of the core falls
+//! out. Rounds in which a neighbour shared the core are left aside where enough others remain.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -15,6 +18,7 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use super::{Comparison, Criteria, Measured};
 use crate::bench::{BlockHeader, BlockResult};
 use crate::stats::{Rng, median, mirrored, paired};
+use crate::trial::{self, Direction, Measurement, SCHEMA, Trial};
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -42,6 +46,19 @@ pub struct LiveOptions {
 /// # Errors
 /// A binary that cannot be started or does not know blocks, or builds that measure different cases.
 pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow::Result<Comparison> {
+    live_recorded(options, progress, &mut |_| {})
+}
+
+/// [`live`], and every block in each direction as a trial, in the order in which they were measured, to `keep`: ticks in
+/// `ticks_p25`, what it was for in `pair` and `block`.
+///
+/// # Errors
+/// As [`live`].
+pub fn live_recorded(
+    options: &LiveOptions,
+    progress: &mut dyn FnMut(u64, u64),
+    keep: &mut dyn FnMut(Trial),
+) -> anyhow::Result<Comparison> {
     ensure!(options.sessions >= 2, "{} sessions are too few: an interval needs 2 or more", options.sessions);
     ensure!(options.rounds >= 1, "0 rounds measure nothing");
     let cpu = options.cpu.map_or_else(last_cpu, Ok)?;
@@ -53,7 +70,8 @@ pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow
         let total = (options.sessions * options.rounds * tables.cases.len() * 8) as u64;
         let before = total / options.sessions as u64 * session as u64;
         let mut done = 0;
-        four.session(options, tables, &mut rng, &mut || {
+        let mut record = Record { session: session as u32, order: 0, seed: options.criteria.seed, keep };
+        four.session(options, tables, &mut rng, &mut record, &mut || {
             done += 1;
             progress(before + done, total);
         })?;
@@ -87,6 +105,11 @@ fn last_cpu() -> anyhow::Result<usize> {
 /// Packets per batch: few, so that a block has many rounds and some of them are undisturbed.
 const BATCH: &str = "64";
 
+/// A core is free when its gauge takes at most so many times what it took at best in the session.
+const FREE: f64 = 1.125;
+/// Rounds on a free core that a case needs in a session, so that those that were not are left aside.
+const FEWEST_FREE: usize = 2;
+
 /// Directions of a case.
 const DIRECTIONS: [&str; 2] = ["out", "in"];
 
@@ -117,10 +140,87 @@ impl Tables {
     }
 }
 
+/// Blocks as trials.
+struct Record<'a> {
+    session: u32,
+    order: u32,
+    seed: u64,
+    keep: &'a mut dyn FnMut(Trial),
+}
+
+/// Which block it was.
+struct Place<'a> {
+    case: &'a str,
+    round: usize,
+    /// 0: A with B. 1: A with A.
+    pair: usize,
+    /// Position within the ABBA of its pair, from 0.
+    at: usize,
+    /// Which side of its pair.
+    side: usize,
+}
+
+impl Record<'_> {
+    /// Both directions of a block.
+    fn block(&mut self, place: &Place<'_>, result: &BlockResult) {
+        let mut words = place.case.split(' ');
+        let mut word = || words.next().unwrap_or_default().to_owned();
+        let (protocol, mode, suite, size) = (word(), word(), word(), word());
+        let subject = match (place.pair, place.side) {
+            (0, 1) => "B",
+            (0, _) => "A",
+            (_, 1) => "A twice, second",
+            _ => "A twice, first",
+        };
+        for (direction, ticks) in [(Direction::Out, result.out), (Direction::In, result.inbound)] {
+            let values = [
+                ("ticks_p25", ticks),
+                ("pair", place.pair as f64),
+                ("block", place.at as f64),
+                ("rounds", result.rounds as f64),
+                ("core_ticks", result.core),
+            ];
+            (self.keep)(Trial {
+                schema: SCHEMA,
+                run: "compare".into(),
+                session: self.session,
+                round: place.round as u32,
+                order: self.order,
+                seed: self.seed,
+                at_ms: crate::campaign::env::now_ms(),
+                study: "compare".into(),
+                subject: subject.into(),
+                protocol: protocol.clone(),
+                mode: mode.clone(),
+                suite: suite.clone(),
+                place: trial::Place::Memory,
+                direction,
+                traffic: size.clone(),
+                size: size.parse().ok(),
+                cores: 1,
+                sas: 1,
+                replay: 0,
+                batch: BATCH.parse().unwrap_or(0),
+                offered_pps: None,
+                goal: None,
+                way: None,
+                measured: Measurement {
+                    values: values.into_iter().map(|(key, value)| (key.to_owned(), value)).collect(),
+                    ..Measurement::default()
+                },
+                env: String::new(),
+            });
+        }
+        self.order += 1;
+    }
+}
+
 /// The processes of a session: A and B, then A and A.
 struct Four {
     children: [Child; 4],
     cases: Vec<String>,
+    /// The least that the gauge of any of them took in a round's slowest block.
+    best_core: f64,
 }
 
 impl Four {
@@ -138,7 +238,7 @@ impl Four {
                 children[0].name
             );
         }
-        Ok(Self { children, cases })
+        Ok(Self { children, cases, best_core: f64::INFINITY })
     }
 
     /// All rounds of all cases, cases in random order. Adds to `tables`.
@@ -147,6 +247,7 @@ impl Four {
         options: &LiveOptions,
         tables: &mut Tables,
         rng: &mut Rng,
+        record: &mut Record<'_>,
         done: &mut dyn FnMut(),
     ) -> anyhow::Result<()> {
         let mut order: Vec<usize> = (0..self.cases.len()).collect();
@@ -156,14 +257,21 @@ impl Four {
                 child.block(case, options.block_us)?; // Warms it up.
             }
             let plans = [0, 1].map(|_| mirrored(rng.next_u64(), 2, options.rounds));
-            let mut logs = [0, 1].map(|_| [0, 1].map(|_| Vec::with_capacity(options.rounds)));
+            let mut logs = [0, 1].map(|_| Vec::with_capacity(options.rounds));
             for round in 0..options.rounds {
                 let first = rng.below(2);
                 for pair in [first, 1 - first] {
                     // Sums of logarithms, by side and direction.
                     let mut sums = [[0.0; 2]; 2];
-                    for step in &plans[pair][4 * round..4 * round + 4] {
+                    // The slowest gauge of the round, and whether all builds have one.
+                    let (mut core, mut gauged) = (0.0_f64, true);
+                    let mut cores = [0.0; 2];
+                    for (at, step) in plans[pair][4 * round..4 * round + 4].iter().enumerate() {
                         let result = self.children[2 * pair + step.variant].block(case, options.block_us)?;
+                        record.block(&Place { case: &self.cases[case], round, pair, at, side: step.variant }, &result);
+                        gauged &= result.core > 0.0;
+                        core = core.max(result.core);
+                        cores[step.variant] += result.core.ln();
                         for (direction, ticks) in [result.out, result.inbound].into_iter().enumerate() {
                             sums[step.variant][direction] += ticks.ln();
                             if pair == 0 {
@@ -172,15 +280,22 @@ impl Four {
                         }
                         done();
                     }
-                    for direction in 0..DIRECTIONS.len() {
-                        logs[pair][direction].push((sums[1][direction] - sums[0][direction]) / 2.0);
-                    }
+                    let rate = if gauged { cores[1] - cores[0] } else { 0.0 };
+                    let log = |direction: usize| (sums[1][direction] - sums[0][direction] - rate) / 2.0;
+                    logs[pair].push(([0, 1].map(log), if gauged { core } else { 0.0 }));
                 }
             }
-            let [ab, aa] = logs;
-            for (direction, (ab, aa)) in ab.into_iter().zip(aa).enumerate() {
-                tables.ab[case * DIRECTIONS.len() + direction].push(ab);
-                tables.aa[case * DIRECTIONS.len() + direction].push(aa);
+            let best = logs.iter().flatten().map(|(_, core)| *core).fold(self.best_core, f64::min);
+            self.best_core = best;
+            for (tables, rounds) in [&mut tables.ab, &mut tables.aa].into_iter().zip(&logs) {
+                let free: Vec<&[f64; 2]> =
+                    rounds.iter().filter(|(_, core)| *core <= FREE * best).map(|(logs, _)| logs).collect();
+                let all = || rounds.iter().map(|(logs, _)| logs).collect();
+                let counted: Vec<&[f64; 2]> = if free.len() >= FEWEST_FREE { free } else { all() };
+                for direction in 0..DIRECTIONS.len() {
+                    let logs = counted.iter().map(|logs| logs[direction]).collect();
+                    tables[case * DIRECTIONS.len() + direction].push(logs);
+                }
             }
         }
         Ok(())
@@ -299,6 +414,26 @@ mod tests {
             plant: 0.0,
             criteria: Criteria { gate: 0.01, margin: 0.01, seed: 1 },
         }
+    }
+
+    #[test]
+    fn every_block_is_a_row_with_its_place_in_the_order() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (a, b) = (script(folder.path(), "a", &answering("100")), script(folder.path(), "b", &answering("110")));
+        let (options, mut rows) = (options([a, b]), Vec::new());
+        live_recorded(&options, &mut |_, _| {}, &mut |trial| rows.push(trial)).expect("measured");
+        // Two cases, two pairs, four blocks a round, two directions.
+        assert_eq!(rows.len(), options.sessions * options.rounds * 2 * 2 * 4 * 2);
+        let orders: Vec<u32> = rows.iter().filter(|row| row.session == 1).map(|row| row.order).collect();
+        assert!(orders.is_sorted() && orders.iter().max() == Some(&(orders.len() as u32 / 2 - 1)));
+        for rounds in rows.chunks(8) {
+            let sides: String = rounds.iter().step_by(2).map(|row| row.subject.chars().last().unwrap_or('?')).collect();
+            assert!(["ABBA", "BAAB", "tddt", "dttd"].contains(&sides.as_str()), "{sides}");
+        }
+        let ticks = |row: &Trial| row.measured.values["ticks_p25"];
+        let of_b: Vec<f64> =
+            rows.iter().filter(|row| row.subject == "B" && row.direction == Direction::Out).map(ticks).collect();
+        assert!(!of_b.is_empty() && of_b.iter().all(|ticks| *ticks == 110.0));
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod selfcheck;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::{Deserialize, Serialize};
 
-pub use live::{LiveOptions, live};
+pub use live::{LiveOptions, live, live_recorded};
 pub use runs::{RunError, read_run, runs, subjects};
 pub use selfcheck::{SelfCheck, self_check};
 

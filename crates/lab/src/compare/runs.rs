@@ -8,8 +8,9 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use super::{Comparison, Criteria, Measured};
+use crate::campaign::search::Part;
 use crate::stats::{Ratio, Rng, mean, median, paired, unpaired};
-use crate::trial::{SCHEMA, Trial};
+use crate::trial::{Place, SCHEMA, Trial};
 
 /// Why runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
@@ -90,25 +91,65 @@ struct Schema {
 const TIME: &str = "ns/packet";
 const TIME_PER_BYTE: &str = "ns/byte";
 
-/// What a trial says about how slow its subject was, with the unit. Trials at a rate that was set tell nothing about it,
-/// nor do those of a search, whose load moves.
-fn slowness(trial: &Trial) -> Option<(&'static str, f64)> {
-    if trial.offered_pps.is_some() || trial.goal.is_some() {
-        return None;
-    }
+/// Percentiles of a latency that are compared, with their units.
+const LATENCIES: [(&str, &str); 4] = [
+    ("rtt_p50_us", "µs, p50"),
+    ("rtt_p99_us", "µs, p99"),
+    ("latency_p50_ns", "ns, p50"),
+    ("latency_p99_ns", "ns, p99"),
+];
+
+/// What a trial says about how slow its subject was: what of, the unit, how much. Trials at a rate that was set tell nothing
+/// about time per packet, nor do those of a search, whose load moves; but what the search found does, and so does the latency at
+/// a share of it.
+fn slowness(trial: &Trial) -> Vec<(String, &'static str, f64)> {
     let m = &trial.measured;
+    let value = |name: &str| m.values.get(name).copied().filter(|value| *value > 0.0);
+    let latencies = |of: &str| {
+        // Round trips are exact; the histogram beside them is not.
+        let named = LATENCIES.iter().filter_map(|(name, unit)| Some((of.to_owned(), *unit, value(name)?)));
+        named.take(2).collect()
+    };
+    match Part::of(trial) {
+        Some(Part::Result) => {
+            let rate = value("conditional_pps").or(value("lower_pps"));
+            let goal = trial.goal.as_deref().unwrap_or_default();
+            return rate.map(|pps| (format!(" at {goal}"), TIME, 1e9 / pps)).into_iter().collect();
+        }
+        Some(Part::Latency) => {
+            return latencies(&format!(" at {:.0} % of throughput", 100.0 * value("load").unwrap_or(0.0)));
+        }
+        Some(_) => return vec![],
+        None => {}
+    }
+    if let Some(load) = value("load") {
+        return latencies(&format!(" at {:.0} % load", 100.0 * load));
+    }
+    if value("rtt_p50_us").is_some() {
+        return latencies(&value("delay_ms").map_or_else(String::new, |ms| format!(" delayed by {ms} ms")));
+    }
+    if trial.offered_pps.is_some() || trial.goal.is_some() {
+        return vec![];
+    }
     let (unit, count) = if m.received > 0 { (TIME, m.received) } else { (TIME_PER_BYTE, m.received_bytes) };
-    (count > 0 && m.dur_ns > 0).then(|| (unit, m.dur_ns as f64 / count as f64))
+    let known = count > 0 && m.dur_ns > 0;
+    known.then(|| (String::new(), unit, m.dur_ns as f64 / count as f64)).into_iter().collect()
 }
 
 /// What was done, without who did it.
 fn work(trial: &Trial) -> String {
     let direction = format!("{:?}", trial.direction).to_lowercase();
     let mut label = format!("{} {direction}", trial.traffic);
+    if trial.place != Place::Memory {
+        label += &format!(" {}", format!("{:?}", trial.place).to_lowercase());
+    }
     for (name, value) in [("cores", trial.cores), ("sas", trial.sas)] {
         if value > 1 {
             label += &format!(" {value} {name}");
         }
+    }
+    if let Some(way) = trial.way {
+        label += &format!(" {way}");
     }
     label
 }
@@ -128,10 +169,12 @@ type Key = (String, &'static str, (String, u32, u32));
 fn grouped(trials: &[Trial], who: bool) -> BTreeMap<Key, BySession> {
     let mut groups: BTreeMap<_, BySession> = BTreeMap::new();
     for trial in trials {
-        let Some((unit, slow)) = slowness(trial) else { continue };
-        let label = if who { format!("{} {}", trial.subject, work(trial)) } else { work(trial) };
-        let group = groups.entry((label, unit, kind(trial))).or_default();
-        group.entry(trial.session).or_default().entry(trial.round).or_default().push(slow.ln());
+        for (what, unit, slow) in slowness(trial) {
+            let who = if who { format!("{} ", trial.subject) } else { String::new() };
+            let label = format!("{who}{}{what}", work(trial));
+            let group = groups.entry((label, unit, kind(trial))).or_default();
+            group.entry(trial.session).or_default().entry(trial.round).or_default().push(slow.ln());
+        }
     }
     groups
 }
@@ -272,6 +315,7 @@ mod tests {
             protocol: "esp".into(),
             mode: "tunnel".into(),
             suite: "aes128gcm16".into(),
+            place: crate::trial::Place::Memory,
             direction: Direction::Out,
             traffic: "1400".into(),
             size: Some(1400),
@@ -281,6 +325,7 @@ mod tests {
             batch: 0,
             offered_pps: None,
             goal: None,
+            way: None,
             measured: Measurement {
                 received: 1_000_000,
                 dur_ns: (ns(session, round) * 1e6) as u64,
@@ -312,6 +357,48 @@ mod tests {
         let run = |ns: f64| trials("weir", 6, move |s, r| ns + 0.5 * jitter(s, r));
         assert_eq!(verdict(&run(100.0), &run(105.0)), Verdict::Different);
         assert_eq!(verdict(&run(100.0), &run(100.0)), Verdict::Equivalent);
+    }
+
+    /// What a search found, and the latency below it, in several sessions.
+    fn searched(kpps: f64, p50_ns: f64) -> Vec<Trial> {
+        let one = |mut trial: Trial, latency: bool| {
+            let jitter = 1.0 + 0.002 * jitter(trial.session, trial.round);
+            (trial.study, trial.goal) = ("search".into(), (!latency).then(|| "1f21d0l50e".into()));
+            trial.offered_pps = latency.then_some(kpps * 500.0);
+            let values: &[(&str, f64)] = if latency {
+                &[
+                    ("search_part", 3.0),
+                    ("load", 0.5),
+                    ("latency_p50_ns", p50_ns * jitter),
+                    ("latency_p99_ns", p50_ns * 3.0 * jitter),
+                ]
+            } else {
+                &[("search_part", 4.0), ("lower_pps", kpps * 1e3), ("conditional_pps", kpps * 1e3 * jitter)]
+            };
+            trial.measured = Measurement { dur_ns: 1, received: 1, ..Measurement::default() };
+            trial.measured.values = values.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+            trial
+        };
+        let base = trials("weir", 6, |_, _| 1.0);
+        base.iter().cloned().map(|t| one(t, false)).chain(base.iter().cloned().map(|t| one(t, true))).collect()
+    }
+
+    #[test]
+    fn searched_rates_and_latencies_are_compared() {
+        let (a, b) = (folder(&searched(1000.0, 800.0)), folder(&searched(950.0, 800.0)));
+        let comparison = runs([a.path(), b.path()], CRITERIA).expect("both are runs");
+        let named: Vec<(&str, &str, Verdict)> =
+            comparison.rows.iter().map(|r| (r.label.as_str(), r.metric.as_str(), r.judged.verdict)).collect();
+        assert_eq!(
+            named,
+            [
+                ("weir 1400 out at 1f21d0l50e", "ns/packet", Verdict::Different),
+                ("weir 1400 out at 50 % of throughput", "ns, p50", Verdict::Equivalent),
+                ("weir 1400 out at 50 % of throughput", "ns, p99", Verdict::Equivalent),
+            ]
+        );
+        assert!((comparison.rows[0].ratio.ratio.value - 1.0 / 0.95).abs() < 0.002);
+        assert_eq!(comparison.regressions().len(), 1);
     }
 
     #[test]

@@ -18,7 +18,7 @@ const TICK: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Knows whether somebody wants us to stop.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
@@ -31,6 +31,16 @@ impl Interrupt {
             signal_hook::flag::register(signal, Arc::clone(&flag))?;
         }
         Ok(Self(flag))
+    }
+
+    /// Looks at a flag that others set.
+    pub(crate) fn watching(flag: Arc<AtomicBool>) -> Self {
+        Self(flag)
+    }
+
+    /// The flag.
+    pub(crate) fn flag(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.0)
     }
 
     pub(crate) fn check(&self) -> Result<(), DemoError> {

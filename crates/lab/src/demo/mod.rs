@@ -18,6 +18,7 @@ pub(crate) mod pki;
 mod plots;
 pub(crate) mod probe;
 mod progress;
+pub(crate) mod relay;
 mod report;
 pub(crate) mod row;
 pub(crate) mod sandbox;

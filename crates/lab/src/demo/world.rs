@@ -10,10 +10,13 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+use tun_rs::{DeviceBuilder, Layer, SyncDevice};
 
 use super::DemoError;
+use super::relay::Relay;
 
 /// Device of the cable, on both sides.
 pub(crate) const CABLE: &str = "veth0";
@@ -108,6 +111,8 @@ fn address(v6: bool, end: End, outer: bool) -> IpAddr {
 
 /// Both namespaces. Removes them when dropped.
 pub(crate) struct World {
+    /// What holds frames back, where the cable is no plain one.
+    pub(crate) relay: Option<Relay>,
     pub(crate) plan: Plan,
     suffix: String,
     /// What was run to build it.
@@ -117,25 +122,54 @@ pub(crate) struct World {
 impl World {
     /// Builds both hosts.
     pub(crate) fn build(plan: Plan) -> Result<Self, DemoError> {
+        Self::build_over(plan, Duration::ZERO)
+    }
+
+    /// Builds both hosts with a cable that holds every frame back for `delay`, if that is not zero.
+    pub(crate) fn build_over(plan: Plan, delay: Duration) -> Result<Self, DemoError> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let suffix = format!("{}-{number}", std::process::id());
-        let mut world = Self { plan, suffix, commands: Vec::new() };
+        let mut world = Self { relay: None, plan, suffix, commands: Vec::new() };
         for end in End::BOTH {
             world.ip(&format!("netns add {}", world.namespace(end)))?;
         }
-        let (sun, moon) = (world.namespace(End::Sun), world.namespace(End::Moon));
-        world.ip(&format!(
+        let taps = if delay.is_zero() { world.plain_cable().map(|()| None) } else { world.taps().map(Some) }?;
+        for end in End::BOTH {
+            world.furnish(end)?;
+        }
+        // Not before both are up: what a host that is not takes is lost.
+        if let Some(devices) = taps {
+            let relay = Relay::start(devices, plan.mtu, delay);
+            world.relay = Some(relay.map_err(|error| DemoError::Unable(format!("cannot hold frames back: {error}")))?);
+        }
+        Ok(world)
+    }
+
+    fn plain_cable(&mut self) -> Result<(), DemoError> {
+        let (plan, sun, moon) = (self.plan, self.namespace(End::Sun), self.namespace(End::Moon));
+        self.ip(&format!(
             "link add {CABLE} netns {sun} mtu {mtu} address {mac} type veth peer name {CABLE} netns {moon} mtu {mtu} \
              address {peer}",
             mtu = plan.mtu,
             mac = End::Sun.mac(),
             peer = End::Moon.mac()
-        ))?;
+        ))
+    }
+
+    /// The ends of a cable with us in between.
+    fn taps(&mut self) -> Result<[SyncDevice; 2], DemoError> {
+        let mtu = self.plan.mtu;
+        let tap = |end| {
+            let made = || DeviceBuilder::new().name(CABLE).layer(Layer::L2).mtu(mtu).enable(false).build_sync();
+            self.within(end, made)
+                .map_err(|error| DemoError::Unable(format!("cannot make a TAP device ({CABLE} on {end}): {error}")))
+        };
+        let devices = [tap(End::Sun)?, tap(End::Moon)?];
         for end in End::BOTH {
-            world.furnish(end)?;
+            self.ip(&format!("-n {} link set {CABLE} address {}", self.namespace(end), end.mac()))?;
         }
-        Ok(world)
+        Ok(devices)
     }
 
     fn furnish(&mut self, end: End) -> Result<(), DemoError> {

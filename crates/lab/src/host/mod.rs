@@ -3,12 +3,15 @@
 pub mod clock;
 pub mod cpu;
 mod energy;
+mod gauge;
 mod observer;
 mod perf;
 
 use std::fs;
+use std::sync::OnceLock;
 
 pub use energy::Energy;
+pub use gauge::Gauge;
 pub use observer::{Finding, Observer, Window, examine};
 pub use perf::Perf;
 
@@ -19,21 +22,41 @@ pub fn cpu_model() -> String {
     model.unwrap_or("unknown").to_owned()
 }
 
+/// Resident memory of this process in bytes.
+pub fn resident_bytes() -> u64 {
+    field_bytes("/proc/self/status", "VmRSS:")
+}
+
+/// Memory that programs may still take, in bytes.
+pub fn available_bytes() -> u64 {
+    field_bytes("/proc/meminfo", "MemAvailable:")
+}
+
+/// A field in kB of a file of the kernel; 0 where there is none.
+fn field_bytes(path: &str, name: &str) -> u64 {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(name));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    kib.unwrap_or_default() * 1024
+}
+
 /// Processors that may run us.
 pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The commit of the working directory, `unknown` outside of one; with `+` when it was changed since.
+/// The commit that the program was built from, as [`set_commit`] was told; `unknown` in tests and without a repository.
 pub fn commit() -> String {
-    let git = |args: &[&str]| {
-        let output = std::process::Command::new("git").args(args).stderr(std::process::Stdio::null()).output().ok()?;
-        output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
-    };
-    let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) else { return "unknown".to_owned() };
-    let changed = git(&["status", "--porcelain", "--untracked-files=no"]).is_some_and(|list| !list.is_empty());
-    format!("{commit}{}", if changed { "+" } else { "" })
+    COMMIT.get().map_or("unknown", |commit| commit).to_owned()
 }
+
+/// Says which commit this is. To be called once, by the program, which alone is built from all of it.
+pub fn set_commit(commit: &'static str) {
+    // A second call changes nothing.
+    let _ = COMMIT.set(commit);
+}
+
+static COMMIT: OnceLock<&str> = OnceLock::new();
 
 /// Kernel release.
 pub fn kernel() -> String {

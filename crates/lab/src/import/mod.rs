@@ -99,6 +99,7 @@ impl Throughput {
             protocol: String::new(),
             mode: String::new(),
             suite: String::new(),
+            place: crate::trial::Place::Interfaces,
             direction: Direction::Both,
             traffic: format!("{} flows", self.flows.len().max(1)),
             size: None,
@@ -108,6 +109,7 @@ impl Throughput {
             batch: 0,
             offered_pps: None,
             goal: None,
+            way: None,
             measured,
             env: format!("imported from {}", self.tool),
         }

@@ -131,7 +131,7 @@ impl FromStr for MemorySubject {
         let protocol = protocols.into_iter().find(|p| p.name() == protocol).ok_or_else(wrong)?;
         let shapes = [Shape::Tunnel, Shape::Transport, Shape::Beet];
         let shape = shapes.into_iter().find(|shape| mode_name(*shape) == mode).ok_or_else(wrong)?;
-        let engine = if what == "skeleton" { Engine::Null } else { Engine::AwsLc };
+        let engine = if what == "skeleton" { Engine::Null } else { Engine::best() };
         let subject = Subject { v6, udp, esn, ..Subject::new(protocol, shape, suite, engine) };
         match what {
             "weir" | "skeleton" => Ok(Self::Path(subject)),

@@ -70,6 +70,11 @@ impl Latency {
         (self.count() as f64 >= least.min(1e18)).then(|| self.0.value_at_percentile(percentile))
     }
 
+    /// Times with the packets that took them, in nanoseconds.
+    pub fn points(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        self.0.iter_recorded().map(|v| (v.value_iterated_to() as f64, v.count_at_value() as f64))
+    }
+
     /// Packet delay variation (RFC 5481 §4.2): the 99.9 % point over the smallest, in nanoseconds.
     pub fn pdv_ns(&self) -> Option<u64> {
         Some(self.percentile_ns(99.9)?.saturating_sub(self.min_ns()))

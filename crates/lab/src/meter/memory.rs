@@ -11,6 +11,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use dataplane::Batch;
 
@@ -18,8 +19,8 @@ use super::device::{Device, MemorySubject};
 use super::latency::Latency;
 use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
-use crate::host::Observer;
 use crate::host::clock::thread_ns;
+use crate::host::{Gauge, Observer};
 use crate::pair::PairError;
 use crate::stats::quantile_sorted;
 use crate::traffic::{Checker, Due, Generator, Rate};
@@ -31,6 +32,8 @@ const CHECK_EVERY: u64 = 64;
 const MAX_SAMPLES: usize = 1 << 20;
 /// A trial that saturates ends at the latest after so many times its duration, preparation included.
 const MAX_WALL: u32 = 8;
+/// Fewer batches on a core of our own say nothing by themselves.
+const FEWEST_FREE: usize = 8;
 /// Time that others ran is told from the resolution of the clocks by being longer than this, in nanoseconds.
 const PREEMPTED_NS: u64 = 3_000;
 
@@ -60,6 +63,9 @@ pub struct MemoryOptions {
     /// Whether time that other processes ran while the subject was at work counts as the subject's. Otherwise such a
     /// batch counts for the time that our thread ran, and `preempted_ns` of a trial says how much was left out.
     pub count_preemption: bool,
+    /// Longest time in a saturating trial that batches wait for the core to be ours alone ([`Gauge`]). Batches at whose begin
+    /// and end it was are also kept apart: [`MemoryMeter::FREE`].
+    pub patience: Duration,
     /// Set by who wants trials to end.
     pub stop: Arc<AtomicBool>,
 }
@@ -73,6 +79,7 @@ impl Default for MemoryOptions {
             ring: 512,
             real_time: false,
             count_preemption: false,
+            patience: Duration::ZERO,
             stop: Arc::default(),
         }
     }
@@ -86,6 +93,7 @@ pub struct MemoryMeter {
     /// Batches that saturating trials go through in turn; paced ones use the first.
     batches: Vec<Batch>,
     observer: Observer,
+    gauge: Gauge,
 }
 
 impl MemoryMeter {
@@ -101,7 +109,7 @@ impl MemoryMeter {
             Memory::Bytes(all) => all.div_ceil(bytes).clamp(1, 4096),
         };
         let batches = (0..count).map(|_| Batch::new(options.batch, options.packet_bytes)).collect();
-        Ok(Self { subject, options, device, batches, observer: Observer::open() })
+        Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::open() })
     }
 
     /// What it measures.
@@ -112,12 +120,20 @@ impl MemoryMeter {
     /// Where saturating trials store ticks per packet of their batches, in [`Measurement::values`].
     pub const TICKS: [&'static str; 4] = ["ticks_min", "ticks_p10", "ticks_median", "ticks_mean"];
 
+    /// Where saturating trials store what is said by the batches during which the core was ours alone, if there were at least
+    /// [`FEWEST_FREE`]: their number, their median in ticks per packet, and what the fixed work of the [`Gauge`] takes at the clock rate that
+    /// both of these are for.
+    pub const FREE: [&'static str; 3] = ["free_batches", "free_ticks", "free_core_ticks"];
+
     fn saturate(&mut self, load: &Load, generator: &mut Generator) -> Result<Measurement, MeterError> {
         let checker = generator.checker();
         let target = self.observer.ticks.ticks(load.duration.as_nanos() as u64);
-        let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL;
+        let wall_limit = std::time::Instant::now() + load.duration * MAX_WALL + self.options.patience;
         let mut tally = Tally::default();
         let mut samples: Vec<f64> = Vec::new();
+        // Ticks per packet, and what the gauge read at both ends.
+        let mut gauged: Vec<(f64, [u64; 2])> = Vec::new();
+        let mut patience = self.options.patience;
         let lost_before = self.device.lost();
         let mut turn = 0;
         let mut spent = 0;
@@ -135,11 +151,15 @@ impl MemoryMeter {
             for at in 0..self.batches.len() {
                 let sent = self.batches[at].len() as u64;
                 let bytes_in: u64 = self.batches[at].packets().iter().map(|packet| packet.len() as u64).sum();
+                self.gauge.wait(&mut patience);
                 let took = self.pass(at, load.direction);
                 tally.add(sent, self.batches[at].len() as u64, bytes_in, &took);
                 spent += took.ticks;
                 if samples.len() < MAX_SAMPLES {
                     samples.push(took.ticks as f64 / sent as f64);
+                    if took.others_ns == 0 {
+                        gauged.push((took.ticks as f64 / sent as f64, took.core));
+                    }
                 }
                 if tally.verified * CHECK_EVERY < tally.sent {
                     tally.verified += self.verify(at, load.direction, &checker)?;
@@ -153,6 +173,14 @@ impl MemoryMeter {
         let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
         measured.values.extend(Self::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
         measured.values.insert("batches".into(), samples.len() as f64);
+        let full = self.gauge.full() as f64;
+        let alone = gauged.iter().filter(|(_, core)| core.iter().all(|took| self.gauge.free(*took)));
+        let mut free: Vec<f64> = alone.map(|(ticks, core)| ticks * self.gauge.to_full(*core)).collect();
+        if free.len() >= FEWEST_FREE {
+            free.sort_by(f64::total_cmp);
+            let figures = [free.len() as f64, quantile_sorted(&free, 0.5), full];
+            measured.values.extend(Self::FREE.iter().map(|key| (*key).to_owned()).zip(figures));
+        }
         Ok(measured)
     }
 
@@ -163,19 +191,21 @@ impl MemoryMeter {
         if direction == Direction::In {
             self.device.protect(batch);
         }
+        let before = self.gauge.read();
         let cpu = thread_ns();
         self.observer.resume();
         let out = if direction == Direction::In { 0 } else { self.device.protect(batch) };
         let back = if direction == Direction::Out { 0 } else { self.device.open(batch) };
         self.observer.pause();
         let cpu_ns = thread_ns() - cpu;
+        let core = [before, self.gauge.read()];
         let ticks = (out + back).saturating_sub(self.observer.ticks.read_ticks as u64);
         let ns = self.observer.ticks.ns(ticks);
         let preempted = ns > cpu_ns + cpu_ns / 50 + PREEMPTED_NS;
         if preempted && !self.options.count_preemption {
-            return Took { ticks: self.observer.ticks.ticks(cpu_ns), ns: cpu_ns, cpu_ns, others_ns: ns - cpu_ns };
+            return Took { ticks: self.observer.ticks.ticks(cpu_ns), ns: cpu_ns, cpu_ns, others_ns: ns - cpu_ns, core };
         }
-        Took { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0 }
+        Took { ticks, ns, cpu_ns: cpu_ns.min(ns), others_ns: 0, core }
     }
 
     /// Checks every packet of batch `at`; what was only protected is opened first.
@@ -319,6 +349,8 @@ struct Took {
     cpu_ns: u64,
     /// Time that others ran and that is not counted.
     others_ns: u64,
+    /// What the gauge read before and after it.
+    core: [u64; 2],
 }
 
 /// Sums of a trial.
@@ -442,6 +474,23 @@ mod tests {
         assert!(measured.values["batches"] >= meter.batches.len() as f64);
         let ticks = MemoryMeter::TICKS.map(|key| measured.values[key]);
         assert!(ticks[0] <= ticks[1] && ticks[1] <= ticks[2], "{ticks:?}");
+    }
+
+    #[test]
+    fn batches_on_a_core_of_our_own_are_kept_apart() {
+        let options = MemoryOptions { patience: Duration::from_millis(200), ..MemoryOptions::default() };
+        let mut meter = meter("weir-esp-tunnel-aes128gcm16", options);
+        let measured = meter.trial(&load("512", Direction::Out, 20)).unwrap();
+        // A neighbour may be there all the time; without one nearly all batches are free.
+        if let Some(free) = measured.values.get("free_batches") {
+            assert!(*free >= FEWEST_FREE as f64 && *free <= measured.values["batches"]);
+            assert!(measured.values["free_ticks"] >= 0.8 * measured.values["ticks_min"]);
+            assert!(measured.values["free_core_ticks"] > 0.0);
+        }
+        // On no core: batches wait as long as they may, once, and are measured all the same.
+        meter.gauge = Gauge::stuck();
+        let measured = meter.trial(&load("512", Direction::Out, 20)).unwrap();
+        assert!(measured.received > 0 && !measured.values.contains_key("free_ticks"), "{:?}", measured.values);
     }
 
     #[test]

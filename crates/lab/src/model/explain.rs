@@ -86,7 +86,10 @@ pub fn explain(trials: &[Trial], profiles: &[Profile], link_mbps: Option<f64>) -
     let mut groups: Vec<(String, Vec<&Trial>)> = vec![];
     for trial in trials.iter().filter(|t| t.measured.received > 0 && t.measured.dur_ns > 0) {
         let direction = format!("{:?}", trial.direction).to_lowercase();
-        let what = format!("{} {direction} {} on {} cores", trial.subject, trial.traffic, trial.cores);
+        let mut what = format!("{} {direction} {} on {} cores", trial.subject, trial.traffic, trial.cores);
+        if let Some(way) = trial.way {
+            what += &format!(", {way}");
+        }
         match groups.iter_mut().find(|(known, _)| *known == what) {
             Some((_, group)) => group.push(trial),
             None => groups.push((what, vec![trial])),
@@ -175,12 +178,13 @@ fn by_model(ns: f64, model: Option<(f64, Parts)>, ring: f64) -> (Term, String) {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::super::profile::tests::calibration;
     use super::*;
     use crate::trial::{Lost, Measurement};
 
-    fn trial(size: u64, ns: u64) -> Trial {
+    /// 1000 packets of `size` bytes at `ns` each.
+    pub(in crate::model) fn trial(size: u64, ns: u64) -> Trial {
         let line = r#"{"schema":1,"run":"r","session":0,"round":0,"order":0,"seed":1,"at_ms":1,"study":"sizes","subject":"x",
             "protocol":"esp","mode":"tunnel","suite":"aes128gcm16","direction":"out","traffic":"t","cores":1,"sas":1,"replay":64,
             "batch":256,"sent":1,"received":1,"received_bytes":1,"verified":1,"lost":{"ring":0,"replay":0,"auth":0,"other":0},

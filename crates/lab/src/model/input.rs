@@ -5,14 +5,14 @@ use std::path::{Path, PathBuf};
 
 use super::equation::time_ns;
 use super::fit::Sample;
-use crate::trial::{Direction, SCHEMA, Trial};
+use crate::trial::{Direction, Place, SCHEMA, Trial};
 
 /// One measurement with where it comes from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// Size and time.
     pub sample: Sample,
-    /// Run and session, which must differ between calibration and validation.
+    /// Run, session and when it began, which must differ between calibration and validation.
     pub session: String,
     /// Round within the session.
     pub round: u32,
@@ -55,6 +55,8 @@ pub struct Selection {
     pub direction: Option<Direction>,
     /// Only these sessions; all when empty.
     pub sessions: Vec<u32>,
+    /// Only these studies; all when empty.
+    pub studies: Vec<String>,
 }
 
 /// Why a file gives no measurements.
@@ -130,9 +132,15 @@ pub fn read_trials(path: &Path, text: &str) -> Result<(Vec<Trial>, Vec<String>),
     Ok((trials, notes))
 }
 
-/// Trials that say what a packet of one size costs: as many as go, one size, something came out.
+/// Trials that say what a packet of one size costs: in memory, one SA, as many as go, one size, something came out.
 fn says_cost(trial: &Trial) -> bool {
-    trial.size.is_some() && trial.offered_pps.is_none() && trial.measured.received > 0 && trial.measured.dur_ns > 0
+    let alone = trial.place == Place::Memory && trial.sas <= 1 && trial.goal.is_none() && trial.way.is_none();
+    alone && trial.size.is_some() && saturates(trial)
+}
+
+/// As many packets as go, and something came out.
+pub(super) fn saturates(trial: &Trial) -> bool {
+    trial.offered_pps.is_none() && trial.measured.received > 0 && trial.measured.dur_ns > 0
 }
 
 /// Measurements of the one subject and direction that `selection` leaves.
@@ -141,10 +149,12 @@ fn says_cost(trial: &Trial) -> bool {
 /// A sentence: nothing left, or several subjects, which it names.
 pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<String>) -> Result<Measurements, String> {
     let mut groups: BTreeMap<Identity, Vec<&Trial>> = BTreeMap::new();
-    for trial in trials.iter().filter(|t| says_cost(t)) {
+    let kept = undisturbed(trials);
+    for trial in kept.iter().filter(|t| says_cost(t)) {
         let wanted = selection.subject.as_ref().is_none_or(|s| *s == trial.subject)
             && selection.direction.is_none_or(|d| d == trial.direction)
-            && (selection.sessions.is_empty() || selection.sessions.contains(&trial.session));
+            && (selection.sessions.is_empty() || selection.sessions.contains(&trial.session))
+            && (selection.studies.is_empty() || selection.studies.contains(&trial.study));
         if wanted {
             groups.entry(identity(trial)).or_default().push(trial);
         }
@@ -167,11 +177,31 @@ pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<Strin
     if others > 0 {
         notes.push(format!("{others} trials of other subjects, loads or mixes were left aside"));
     }
-    let rows = group.iter().map(|t| measured(t)).collect();
+    let sessions = session_names(trials);
+    let rows = group.iter().map(|t| measured(t, &sessions)).collect();
     Ok(Measurements { identity, rows, notes })
 }
 
-fn identity(trial: &Trial) -> Identity {
+/// Names of sessions by run and number. Two runs of one campaign number their sessions alike, so a name also says when the
+/// session began.
+pub(super) fn session_names(trials: &[Trial]) -> Sessions {
+    let mut starts: BTreeMap<(String, u32), u64> = BTreeMap::new();
+    for trial in trials {
+        let start = starts.entry((trial.run.clone(), trial.session)).or_insert(trial.at_ms);
+        *start = (*start).min(trial.at_ms);
+    }
+    starts
+}
+
+/// First millisecond of each session.
+pub(super) type Sessions = BTreeMap<(String, u32), u64>;
+
+pub(super) fn session_name(trial: &Trial, sessions: &Sessions) -> String {
+    let start = sessions.get(&(trial.run.clone(), trial.session)).copied().unwrap_or(trial.at_ms);
+    format!("{}/{}@{start}", trial.run, trial.session)
+}
+
+pub(super) fn identity(trial: &Trial) -> Identity {
     let direction = match trial.direction {
         Direction::Out => "out",
         Direction::In => "in",
@@ -187,13 +217,65 @@ fn identity(trial: &Trial) -> Identity {
     }
 }
 
-fn measured(trial: &Trial) -> Measured {
-    // Per core: several cores at once take as much time each.
-    let time_ns = trial.measured.dur_ns as f64 * f64::from(trial.cores.max(1)) / trial.measured.received as f64;
+pub(super) fn measured(trial: &Trial, sessions: &Sessions) -> Measured {
     Measured {
-        sample: Sample::new(f64::from(trial.size.unwrap_or_default()), time_ns),
-        session: format!("{}/{}", trial.run, trial.session),
+        sample: Sample::new(f64::from(trial.size.unwrap_or_default()), packet_ns(trial)),
+        session: session_name(trial, sessions),
         round: trial.round,
+    }
+}
+
+/// Name of the value of a `cipher` trial that holds the time of `bytes` bytes.
+pub fn cost_key(bytes: f64) -> String {
+    format!("cipher_{bytes:05}_ns")
+}
+
+pub(super) fn cost_bytes(key: &str) -> Option<f64> {
+    key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok()
+}
+
+/// Levels of the gauge that differ by more, a share, are not both those of a core without a neighbour.
+const SAME_LEVEL: f64 = 0.08;
+
+/// Leaves aside the saturating trials whose core was shared with a neighbour, wherever the same was measured without one. Times
+/// of the others become those of one clock rate, the highest that was seen in the same environment.
+pub(super) fn undisturbed(trials: &[Trial]) -> Vec<Trial> {
+    let level = |t: &Trial| t.measured.values.get("free_core_ticks").copied();
+    let mut best: BTreeMap<&str, f64> = BTreeMap::new();
+    for (env, ticks) in trials.iter().filter_map(|t| Some((t.env.as_str(), level(t)?))) {
+        best.entry(env).and_modify(|least| *least = least.min(ticks)).or_insert(ticks);
+    }
+    let free = |t: &Trial| level(t).is_some_and(|ticks| ticks <= best[t.env.as_str()] * (1.0 + SAME_LEVEL));
+    let cell = |t: &Trial| {
+        let memory = t.measured.values.get("memory_mib").copied().unwrap_or(0.0) as u64;
+        let name = format!("{} {} {} {:?}", t.study, t.subject, t.traffic, t.direction);
+        (name, [u64::from(t.batch), u64::from(t.cores), u64::from(t.sas), u64::from(t.replay), memory])
+    };
+    let measured_free: BTreeSet<_> = trials.iter().filter(|t| free(t)).map(cell).collect();
+    let kept = trials.iter().filter(|t| !saturates(t) || free(t) || !measured_free.contains(&cell(t)));
+    kept.map(|trial| {
+        let mut trial = trial.clone();
+        if let Some(ticks) = level(&trial) {
+            let to_best = best[trial.env.as_str()] / ticks;
+            let times = trial.measured.values.iter_mut();
+            times.filter(|(key, _)| *key == "free_ticks" || cost_bytes(key).is_some()).for_each(|(_, t)| *t *= to_best);
+        }
+        trial
+    })
+    .collect()
+}
+
+/// Nanoseconds that a packet took a core: the median over batches while no neighbour shared the core, if there were any; the tenth
+/// percentile over all batches of the trial, where they were kept apart. Whatever else a machine does makes a batch slower,
+/// never faster; the mean of a trial would model the machine's other work.
+pub(super) fn packet_ns(trial: &Trial) -> f64 {
+    let measured = &trial.measured;
+    let (ns, cores) = (measured.dur_ns as f64, f64::from(trial.cores.max(1)));
+    let ticks = measured.values.get("free_ticks").or_else(|| measured.values.get("ticks_p10"));
+    match (ticks, measured.tsc) {
+        (Some(ticks), Some(tsc)) if tsc > 0 && cores == 1.0 => ticks * ns / tsc as f64,
+        // Per core: several cores at once take as much time each.
+        _ => ns * cores / measured.received as f64,
     }
 }
 
@@ -216,8 +298,10 @@ pub fn read_scaling(path: &Path, selection: &Selection) -> Result<Vec<(f64, f64)
         .filter(|t| selection.subject.as_ref().is_none_or(|s| *s == t.subject))
         .filter(|t| selection.direction.is_none_or(|d| d == t.direction))
         .collect();
-    let kinds: BTreeSet<String> =
-        wanted.iter().map(|t| format!("{} {} {}", t.subject, identity(t).direction, t.traffic)).collect();
+    let kinds: BTreeSet<String> = wanted
+        .iter()
+        .map(|t| [format!("{} {} {}", t.subject, identity(t).direction, t.traffic), way(t)].concat())
+        .collect();
     match kinds.len() {
         0 => Err(file("no trial that sends as many packets as go".into())),
         1 => Ok(wanted.iter().map(|t| (f64::from(t.cores), t.measured.pps())).collect()),
@@ -226,6 +310,11 @@ pub fn read_scaling(path: &Path, selection: &Selection) -> Result<Vec<(f64, f64)
             kinds.into_iter().collect::<Vec<_>>().join(", ")
         ))),
     }
+}
+
+/// How the cores of a trial divided its work, behind a blank; empty where they had no choice.
+fn way(trial: &Trial) -> String {
+    trial.way.map_or_else(String::new, |way| format!(" {way}"))
 }
 
 fn scaling_table(text: &str) -> Result<Vec<(f64, f64)>, String> {

@@ -4,6 +4,7 @@
 //! [`validate()`] judges it by measurements it has not seen, [`plan()`] sizes a gateway with it, [`explain()`] names what binds.
 //! [`verify`] recomputes the tables of the paper that the model comes from.
 
+mod beyond;
 mod cost;
 mod engine;
 mod equation;
@@ -17,15 +18,19 @@ mod mix;
 mod paper;
 mod plan;
 mod profile;
+mod quantile;
 mod queue;
+mod run;
 mod scaling;
 pub mod simulate;
 mod size;
 mod spline;
 mod two_point;
 mod validate;
+mod vector;
 mod verify;
 
+pub use beyond::*;
 pub use cost::*;
 pub use engine::*;
 pub use equation::*;
@@ -37,10 +42,13 @@ pub use measure::*;
 pub use mix::*;
 pub use plan::*;
 pub use profile::*;
+pub use quantile::*;
 pub use queue::*;
+pub use run::*;
 pub use scaling::*;
 pub use size::*;
 pub use spline::*;
 pub use two_point::*;
 pub use validate::*;
+pub use vector::*;
 pub use verify::*;

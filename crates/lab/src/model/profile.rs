@@ -3,7 +3,7 @@
 //! `weir lab model fit` makes it, `validate` judges it, `plan` and `explain` read it. Changing a parameter by hand breaks the
 //! hash, so a profile says what was measured or is refused.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use crypto::ike::Hash;
@@ -11,15 +11,22 @@ use serde::{Deserialize, Serialize};
 
 use super::equation::Synchronous;
 use super::fit::{Interval, LackOfFit, Sample, SignRuns, huber, lack_of_fit, medians, sign_runs, theil_sen, weighted};
-use super::form::{Baseline, Basis, Candidate, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
+use super::form::{Baseline, Basis, Candidate, Curve, Errors, Family, Fitted, Form, choose, held_out, two_point_sizes};
 use super::input::{Identity, Measurements};
+use super::quantile::{Weighted, quantile_line};
 use super::size::Layout;
+use super::vector::VectorCost;
+use crate::campaign::env::Environment;
+use crate::stats::{Rng, over_clusters};
 
 /// Version of the file.
 pub const PROFILE_SCHEMA: u32 = 1;
 
 /// Distinct sizes without which nothing is fitted.
 pub const MIN_SIZES: usize = 4;
+
+/// Packets per batch that a calibration is measured with.
+pub const CALIBRATION_BATCH: u32 = 256;
 
 /// Sizes and sessions that a calibration should have.
 pub const CALIBRATION: (usize, usize) = (7, 5);
@@ -33,6 +40,14 @@ pub struct Machine {
     pub tsc_hz: f64,
     /// Commit of Weir.
     pub commit: String,
+}
+
+impl Machine {
+    /// The one that a run was measured on.
+    pub fn of(environment: &Environment) -> Self {
+        let fixed = &environment.fixed;
+        Self { cpu: fixed.cpu.clone(), tsc_hz: environment.tsc_hz, commit: fixed.commit.clone() }
+    }
 }
 
 /// The paper's model beside the chosen one.
@@ -76,6 +91,9 @@ pub struct Profile {
     /// What the protocol adds on the wire, where known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Layout>,
+    /// What a batch costs besides its packets, where that was measured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub vector: Option<VectorCost>,
 }
 
 /// Why there is no profile.
@@ -126,6 +144,8 @@ pub struct Calibration {
     pub line: LineFit,
     /// Baselines with their errors.
     pub baselines: Vec<(Baseline, Errors)>,
+    /// Parameters of the chosen form, 95 % over sessions; empty for a spline, and where there is one session.
+    pub parameters: Vec<Interval>,
     /// Residuals of the chosen form, in order of size, in percent.
     pub residuals: Vec<(f64, f64)>,
     /// Their signs.
@@ -135,9 +155,9 @@ pub struct Calibration {
 /// The line and its robust counterparts.
 #[derive(Clone, Debug)]
 pub struct LineFit {
-    /// Fixed time in nanoseconds, 95 %.
+    /// Fixed time in nanoseconds, 95 % over sessions; over measurements where there is one session.
     pub fixed_ns: Interval,
-    /// Nanoseconds per byte of the size function, 95 %.
+    /// Nanoseconds per byte of the size function, with the same interval.
     pub per_byte_ns: Interval,
     /// Correlation of both.
     pub correlation: f64,
@@ -145,8 +165,32 @@ pub struct LineFit {
     pub huber: (f64, f64),
     /// Theil and Sen's.
     pub theil_sen: (f64, f64),
+    /// Lines through the tenth percentile and the median of all measurements: share, fixed, per byte.
+    pub quantiles: Vec<(f64, f64, f64)>,
     /// Lack of fit, where sizes were measured more than once.
     pub lack_of_fit: Option<LackOfFit>,
+}
+
+/// A profile with the forms that it was chosen from.
+struct Choice {
+    profile: Profile,
+    candidates: Vec<Candidate>,
+    chosen: usize,
+    baselines: Vec<(Baseline, Errors)>,
+}
+
+/// Fits a profile, without what is worth printing about it.
+///
+/// # Errors
+/// [`ProfileError`].
+pub fn fit_profile(
+    measurements: &Measurements,
+    basis: Basis,
+    layout: Option<Layout>,
+    machine: Machine,
+    family: Option<Family>,
+) -> Result<Profile, ProfileError> {
+    Ok(choice(measurements, basis, layout, machine, family)?.profile)
 }
 
 /// Fits a profile.
@@ -160,6 +204,26 @@ pub fn calibrate(
     machine: Machine,
     family: Option<Family>,
 ) -> Result<Calibration, ProfileError> {
+    let Choice { profile, candidates, chosen, baselines } = choice(measurements, basis, layout, machine, family)?;
+    let samples: Vec<Sample> = measurements.rows.iter().map(|m| m.sample).collect();
+    let line = line_fit(&profile.basis, measurements, &samples).ok_or(ProfileError::NoForm)?;
+    let error = |p: Sample| (p.size, 100.0 * (profile.time_ns(p.size) / p.time_ns - 1.0));
+    let residuals: Vec<(f64, f64)> = medians(&samples).into_iter().map(error).collect();
+    let runs = sign_runs(&residuals.iter().map(|r| r.1).collect::<Vec<_>>());
+    let parameters = match &profile.fitted.curve {
+        Curve::Linear { form, .. } => over_sessions(form, &profile.basis, measurements).unwrap_or_default(),
+        Curve::Spline(_) => vec![],
+    };
+    Ok(Calibration { profile, candidates, chosen, line, baselines, parameters, residuals, runs })
+}
+
+fn choice(
+    measurements: &Measurements,
+    basis: Basis,
+    layout: Option<Layout>,
+    machine: Machine,
+    family: Option<Family>,
+) -> Result<Choice, ProfileError> {
     let samples: Vec<Sample> = measurements.rows.iter().map(|m| m.sample).collect();
     let points = medians(&samples);
     if points.len() < MIN_SIZES {
@@ -182,14 +246,9 @@ pub fn calibrate(
             Some((b, errors))
         })
         .collect();
-    let line = line_fit(&basis, &samples).ok_or(ProfileError::NoForm)?;
     let two = Baseline::TwoPoint.fit(&basis, &samples).ok_or(ProfileError::NoForm)?;
     let two_sizes = two_point_sizes(&points).ok_or(ProfileError::NoForm)?.map(|s| s.size);
     let two_errors = baselines.iter().find(|(b, _)| *b == Baseline::TwoPoint).map(|(_, e)| *e);
-    let fitted = candidates[chosen].fitted.clone();
-    let residuals: Vec<(f64, f64)> =
-        points.iter().map(|p| (p.size, 100.0 * (fitted.time_ns(&basis, p.size) / p.time_ns - 1.0))).collect();
-    let runs = sign_runs(&residuals.iter().map(|r| r.1).collect::<Vec<_>>());
     let mut profile = Profile {
         schema: PROFILE_SCHEMA,
         hash: String::new(),
@@ -200,24 +259,57 @@ pub fn calibrate(
         identity: measurements.identity.clone(),
         machine,
         held_out: candidates[chosen].held_out,
-        fitted,
+        fitted: candidates[chosen].fitted.clone(),
         two_point: TwoPointLine { sizes: two_sizes, line: two, held_out: two_errors.unwrap_or_default() },
         basis,
         layout,
+        vector: None,
     };
     profile.hash = profile.digest();
-    Ok(Calibration { profile, candidates, chosen, line, baselines, residuals, runs })
+    Ok(Choice { profile, candidates, chosen, baselines })
 }
 
-fn line_fit(basis: &Basis, samples: &[Sample]) -> Option<LineFit> {
+/// Parameters of `form`, fitted to the medians of sizes, with intervals from drawing whole sessions. `None` for one session.
+fn over_sessions(form: &Form, basis: &Basis, measurements: &Measurements) -> Option<Vec<Interval>> {
+    let mut sessions: BTreeMap<&str, Vec<Sample>> = BTreeMap::new();
+    for row in &measurements.rows {
+        sessions.entry(&row.session).or_default().push(row.sample);
+    }
+    if sessions.len() < 2 {
+        return None;
+    }
+    let fit = |drawn: &[Sample]| {
+        let points = medians(drawn);
+        let rows: Vec<Vec<f64>> = points.iter().map(|s| form.row(basis, s.size)).collect();
+        weighted(&rows, &points).map(|fit| fit.coef)
+    };
+    let sessions: Vec<Vec<Sample>> = sessions.into_values().collect();
+    let found = over_clusters(&sessions, fit, &mut Rng::new(1))?;
+    Some(found.into_iter().map(|e| Interval { value: e.value, low: e.low, high: e.high }).collect())
+}
+
+/// Shares of measurements that lines of their own go through: what a packet costs undisturbed, and typically.
+const QUANTILES: [f64; 2] = [0.1, 0.5];
+
+fn line_fit(basis: &Basis, measurements: &Measurements, samples: &[Sample]) -> Option<LineFit> {
     let rows: Vec<Vec<f64>> = samples.iter().map(|s| Form::Line.row(basis, s.size)).collect();
     let fit = weighted(&rows, samples)?;
     let huber = huber(&rows, samples, None)?;
     let (x, y): (Vec<f64>, Vec<f64>) =
         medians(samples).iter().map(|s| (basis.size_fn.bytes(s.size), s.time_ns)).unzip();
+    let clustered = over_sessions(&Form::Line, basis, measurements);
+    let interval = |i: usize| {
+        let own = fit.parameter(i, 0.95);
+        clustered.as_ref().map_or(own, |of| Interval { value: own.value, ..of[i] })
+    };
+    // Relative errors: a small packet counts as much as a large one.
+    let point = |s: &Sample| Weighted { x: basis.size_fn.bytes(s.size), y: s.time_ns, weight: s.weight / s.time_ns };
+    let points: Vec<Weighted> = samples.iter().map(point).collect();
+    let quantile = |tau: f64| quantile_line(&points, tau).map(|(fixed, per_byte)| (tau, fixed, per_byte));
     Some(LineFit {
-        fixed_ns: fit.parameter(0, 0.95),
-        per_byte_ns: fit.parameter(1, 0.95),
+        fixed_ns: interval(0),
+        per_byte_ns: interval(1),
+        quantiles: QUANTILES.into_iter().filter_map(quantile).collect(),
         correlation: fit.correlation(),
         huber: (huber.coef[0], huber.coef[1]),
         theil_sen: theil_sen(&x, &y)?,
@@ -226,6 +318,12 @@ fn line_fit(basis: &Basis, samples: &[Sample]) -> Option<LineFit> {
 }
 
 impl Profile {
+    /// Adds what batches cost.
+    pub fn set_vector(&mut self, vector: Option<VectorCost>) {
+        self.vector = vector;
+        self.hash = self.digest();
+    }
+
     /// Time of a packet of `size` bytes in nanoseconds.
     pub fn time_ns(&self, size: f64) -> f64 {
         self.fitted.time_ns(&self.basis, size)
@@ -296,7 +394,6 @@ pub(super) mod tests {
     use super::*;
     use crate::model::input::Measured;
     use crate::model::size::SizeFn;
-    use crate::stats::Rng;
 
     /// Five sessions of 100 + 0.4·L with 0.2 % of noise.
     pub(in crate::model) fn measurements(sizes: &[f64], sessions: std::ops::Range<u32>) -> Measurements {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use super::fit::{Sample, medians};
-use super::form::{Curve, Errors, Form};
+use super::form::{Baseline, Curve, Errors, Form};
 use super::input::Measured;
 use super::profile::Profile;
 use crate::stats::{Rng, median};
@@ -45,6 +45,8 @@ pub struct Validation {
     pub at_switch: Option<Errors>,
     /// Errors of the two-point line at the same sizes.
     pub two_point: Errors,
+    /// Errors of every packet taking the same time, and of every byte taking the same time.
+    pub constant: [Errors; 2],
     /// Median disagreement of the two halves of the measurements of a size, in percent; `None` without repetitions.
     pub repeatability: Option<f64>,
     /// p95 with shuffled sizes, in percent.
@@ -73,7 +75,9 @@ pub enum ValidationError {
 /// # Errors
 /// [`ValidationError`].
 pub fn validate(profile: &Profile, rows: &[Measured]) -> Result<Validation, ValidationError> {
-    let unseen: Vec<&Measured> = rows.iter().filter(|m| !profile.sizes.contains(&m.sample.size)).collect();
+    // Larger packets than any that was calibrated with are a matter of their own.
+    let unseen: Vec<&Measured> =
+        rows.iter().filter(|m| !profile.sizes.contains(&m.sample.size) && m.sample.size <= profile.range[1]).collect();
     let samples: Vec<Sample> = unseen.iter().map(|m| m.sample).collect();
     let held_out = medians(&samples);
     if held_out.is_empty() {
@@ -86,6 +90,12 @@ pub fn validate(profile: &Profile, rows: &[Measured]) -> Result<Validation, Vali
     let line = profile.two_point.line;
     let two_point: Vec<f64> =
         held_out.iter().map(|s| error(line.time_ns(profile.basis.size_fn.bytes(s.size)), s)).collect();
+    let seen: Vec<Sample> = profile.sizes.iter().map(|size| Sample::new(*size, profile.time_ns(*size))).collect();
+    let constant = [Baseline::ConstantPps, Baseline::ConstantBps].map(|baseline| {
+        let line = baseline.fit(&profile.basis, &seen);
+        let time = |s: &Sample| line.map_or(f64::NAN, |l| l.time_ns(profile.basis.size_fn.bytes(s.size)));
+        Errors::of(&held_out.iter().map(|s| error(time(s), s)).collect::<Vec<_>>())
+    });
     let mut validation = Validation {
         errors: of(&plain),
         points: held_out
@@ -94,6 +104,7 @@ pub fn validate(profile: &Profile, rows: &[Measured]) -> Result<Validation, Vali
             .collect(),
         at_switch: (!switch.is_empty()).then(|| of(&switch)),
         two_point: Errors::of(&two_point),
+        constant,
         repeatability: repeatability(&unseen),
         shuffled_p95: shuffled(profile, &held_out).p95,
         criteria: vec![],
@@ -151,9 +162,9 @@ fn criteria(profile: &Profile, rows: &[&Measured], v: &Validation) -> Vec<Criter
             profile.sizes.len() >= min_sizes && profile.sessions.len() >= min_sessions,
         ),
         one(
-            "at least 12 sizes that the calibration has not seen, of 8 or more residues mod 16",
+            "at least 12 sizes that the calibration has not seen, of 8 or more residues mod 16 (all from 20 sizes on)",
             format!("{} sizes, {} residues", v.points.len(), residues.len()),
-            v.points.len() >= MIN_HELD_OUT && residues.len() >= 8,
+            v.points.len() >= MIN_HELD_OUT && residues.len() >= if v.points.len() < 20 { 8 } else { 16 },
         ),
         one("measured in other sessions", format!("{shared} of {} shared", sessions.len()), shared == 0),
         one(

@@ -11,9 +11,10 @@ use std::fmt::Write;
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
+use crate::demo::relay::Punctuality;
 use crate::demo::world::End;
 use crate::stats::{Estimate, Judged};
-pub(crate) use study::run;
+pub(crate) use study::{ping, run};
 
 /// What to measure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -30,7 +31,7 @@ pub struct Options {
     pub sessions: u32,
     /// Ratio that does not matter, less 1: 0.05 is 5 %.
     pub margin: f64,
-    /// Delay that each host adds to what it sends, in milliseconds.
+    /// Time that the cable holds every frame back, in milliseconds.
     pub delay_ms: u32,
     /// Seed of order and intervals.
     pub seed: u64,
@@ -134,6 +135,9 @@ pub struct Outcome {
     pub rows: Vec<Row>,
     /// Transport over tunnel, with and without UDP.
     pub comparisons: Vec<Comparison>,
+    /// How the cable kept time, where it holds frames back.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) relay: Option<Punctuality>,
 }
 
 impl Outcome {
@@ -183,7 +187,28 @@ impl Outcome {
             100.0 * self.options.margin,
             self.options.delay_ms
         );
+        if let Some(relay) = &self.relay {
+            text += &self.delay_text(relay);
+        }
         text
+    }
+}
+
+impl Outcome {
+    /// What the delay really was: by the relay's own clock, and by the round trips without anything but the cable.
+    fn delay_text(&self, relay: &Punctuality) -> String {
+        let us = |late: Option<f64>| late.map_or("–".to_owned(), |us| format!("{us:.0}"));
+        let [median, p99, largest] = relay.late_us.map(us);
+        let asked = 2000.0 * f64::from(self.options.delay_ms);
+        let plain: Vec<f64> =
+            self.rows.iter().filter(|row| row.variant == Variant::Plain).filter_map(|row| row.us[0]).collect();
+        format!(
+            "the cable held {} frames back, which left {median} µs late (median; 99th percentile {p99}, largest {largest}), and dropped {}; \
+             a round trip over the cable alone took {:.0} µs more than both delays (median)\n",
+            relay.forwarded,
+            relay.dropped,
+            crate::stats::median(&plain) - asked
+        )
     }
 }
 

@@ -8,6 +8,7 @@ use super::{Comparison, ENDS, Options, Outcome, PERCENTILES, Row, Variant};
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
 use crate::demo::ping::RoundTrips;
+use crate::demo::relay::Tally;
 use crate::demo::world::{ETHERNET, End};
 use crate::stats::{Limits, Ratio, Rng, judge_all, mirrored, paired, quantile_sorted};
 use crate::subject::{Subject, SubjectMeter};
@@ -46,6 +47,7 @@ pub(crate) fn run(
     mut say: impl FnMut(&str),
 ) -> Result<Outcome, DemoError> {
     let mut seen: BTreeMap<Cell, Seen> = BTreeMap::new();
+    let mut relays = Tally::default();
     for session in 0..options.sessions {
         let mut meters = Vec::new();
         for (number, variant) in Variant::ALL.into_iter().enumerate() {
@@ -55,8 +57,8 @@ pub(crate) fn run(
                 .map_err(|error| DemoError::Unable(format!("--suite {}: {error}", options.suite)))?;
             say(&format!("session {} of {}: starting {}", session + 1, options.sessions, variant.label()));
             let folder = dir.join(format!("{session}-{number}"));
-            let meter = SubjectMeter::start(&subject, &folder, interrupt)?;
-            delay(&meter, options.delay_ms)?;
+            let delay = Duration::from_millis(options.delay_ms.into());
+            let meter = SubjectMeter::start_over(&subject, &folder, interrupt, delay)?;
             meters.push((meter, subject));
         }
         // Every variant stands twice in a round, so the rounds that were asked for are twice as long.
@@ -82,34 +84,15 @@ pub(crate) fn run(
                 ));
             }
         }
+        meters.iter().filter_map(|(meter, _)| meter.world().relay.as_ref()).for_each(|relay| relays.add(relay));
     }
     let comparisons = compare(options, &seen);
-    Ok(Outcome { options: options.clone(), rows: rows(&seen), comparisons })
-}
-
-/// Lets both hosts hold back what they send.
-fn delay(meter: &SubjectMeter, ms: u32) -> Result<(), DemoError> {
-    if ms == 0 {
-        return Ok(());
-    }
-    for end in ENDS {
-        let mut command = meter.world().command(end, "tc");
-        command.args(["qdisc", "add", "dev", crate::demo::world::CABLE, "root", "netem", "limit", "100000", "delay"]);
-        let output = command.arg(format!("{ms}ms")).output();
-        let output = output.map_err(|error| DemoError::Unable(format!("cannot run tc: {error}")))?;
-        if !output.status.success() {
-            let why = String::from_utf8_lossy(&output.stderr);
-            return Err(DemoError::Unable(format!(
-                "--delay needs the kernel's netem (CONFIG_NET_SCH_NETEM, modprobe sch_netem): {}",
-                why.trim()
-            )));
-        }
-    }
-    Ok(())
+    let relay = (options.delay_ms > 0).then(|| relays.punctuality());
+    Ok(Outcome { options: options.clone(), rows: rows(&seen), comparisons, relay })
 }
 
 /// Round trips of one cell, with packets and bytes that the asking host put on the cable meanwhile.
-fn ping(
+pub(crate) fn ping(
     meter: &mut SubjectMeter,
     subject: &Subject,
     end: End,
@@ -124,10 +107,13 @@ fn ping(
     let payload = (u64::from(size) - 8 - world.plan.ip_header()).to_string();
     let mut command = world.command(end, "ping");
     let count = options.count.to_string();
-    command.args(["-n", "-c", &count, "-i", INTERVAL, "-W", "2", "-s", &payload, "-I", &source, &target]);
+    // An answer comes two delays later.
+    let patience = Duration::from_secs(2) + Duration::from_millis(u64::from(options.delay_ms) * 2);
+    let seconds = patience.as_secs_f64().to_string();
+    command.args(["-n", "-c", &count, "-i", INTERVAL, "-W", &seconds, "-s", &payload, "-I", &source, &target]);
     let before = crate::subject::cable(world, end)?;
     let mut running = Running::start(command, &dir.join("ping.txt"))?;
-    running.wait(interrupt, GRACE + Duration::from_millis(u64::from(options.count) * 4), || Ok(()))?;
+    running.wait(interrupt, GRACE + patience + Duration::from_millis(u64::from(options.count) * 4), || Ok(()))?;
     let sent = crate::subject::cable(world, end)?.since(before);
     meter.check()?;
     let output = running.output();

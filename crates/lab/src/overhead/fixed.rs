@@ -51,30 +51,64 @@ impl FixedCost {
     }
 }
 
-/// Compares both for every subject and direction of `rows` that was measured at three sizes or more.
-pub fn fixed_costs(rows: &[Row]) -> Vec<FixedCost> {
-    let mut keys: Vec<(&str, Direction)> = Vec::new();
-    for row in rows {
-        if !keys.contains(&(&row.subject, row.direction)) {
-            keys.push((&row.subject, row.direction));
-        }
-    }
-    keys.into_iter().filter_map(|(subject, direction)| fixed_cost(rows, subject, direction)).collect()
+/// What one size costs: all that the comparison needs. Ticks per packet.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SizeCost {
+    /// Name of the subject.
+    pub subject: String,
+    /// Direction.
+    pub direction: Direction,
+    /// Inner packet in bytes.
+    pub size: f64,
+    /// The whole path.
+    pub path: f64,
+    /// The path with the null engine.
+    pub path_null: f64,
+    /// The engine alone.
+    pub engine: f64,
+    /// A call of the null engine.
+    pub engine_call: f64,
 }
 
-fn fixed_cost(rows: &[Row], subject: &str, direction: Direction) -> Option<FixedCost> {
-    let of: Vec<&Row> = rows.iter().filter(|row| row.subject == subject && row.direction == direction).collect();
+impl From<&Row> for SizeCost {
+    fn from(row: &Row) -> Self {
+        Self {
+            subject: row.subject.clone(),
+            direction: row.direction,
+            size: f64::from(row.size),
+            path: row.path.value,
+            path_null: row.path_null.value,
+            engine: row.engine.value,
+            engine_call: row.engine_call.value,
+        }
+    }
+}
+
+/// Compares both for every subject and direction of `costs` that was measured at three sizes or more.
+pub fn fixed_costs(costs: &[SizeCost]) -> Vec<FixedCost> {
+    let mut keys: Vec<(&str, Direction)> = Vec::new();
+    for cost in costs {
+        if !keys.contains(&(&cost.subject, cost.direction)) {
+            keys.push((&cost.subject, cost.direction));
+        }
+    }
+    keys.into_iter().filter_map(|(subject, direction)| fixed_cost(costs, subject, direction)).collect()
+}
+
+fn fixed_cost(costs: &[SizeCost], subject: &str, direction: Direction) -> Option<FixedCost> {
+    let of: Vec<&SizeCost> =
+        costs.iter().filter(|cost| cost.subject == subject && cost.direction == direction).collect();
     if of.len() < 3 {
         return None;
     }
-    let column = |value: fn(&Row) -> f64| of.iter().map(|row| (f64::from(row.size), value(row))).collect::<Vec<_>>();
-    let (regression, _) = line(&column(|row| row.path.value))?;
-    let (engine, _) = line(&column(|row| row.engine.value - row.engine_call.value))?;
-    let (_, slope_without_engine) = line(&column(|row| row.path_null.value))?;
-    let null: f64 = of.iter().map(|row| row.path_null.value).sum::<f64>() / of.len() as f64;
+    let column = |value: fn(&SizeCost) -> f64| of.iter().map(|cost| (cost.size, value(cost))).collect::<Vec<_>>();
+    let (regression, _) = line(&column(|cost| cost.path))?;
+    let (engine, _) = line(&column(|cost| cost.engine - cost.engine_call))?;
+    let (_, slope_without_engine) = line(&column(|cost| cost.path_null))?;
+    let null: f64 = of.iter().map(|cost| cost.path_null).sum::<f64>() / of.len() as f64;
     let skeleton = null + engine;
     let difference_percent = (skeleton / regression - 1.0) * 100.0;
-    let largest = of.iter().map(|row| row.path.value).fold(0.0, f64::max);
+    let largest = of.iter().map(|cost| cost.path).fold(0.0, f64::max);
     Some(FixedCost {
         subject: subject.to_owned(),
         direction,
@@ -106,27 +140,10 @@ fn line(points: &[(f64, f64)]) -> Option<(f64, f64)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Estimate;
 
-    fn row(size: u16, path: f64, path_null: f64, engine: f64) -> Row {
-        let sure = |value| Estimate { value, low: value, high: value };
-        Row {
-            subject: "s".into(),
-            direction: Direction::Out,
-            size,
-            rungs: vec![],
-            added: vec![],
-            stages: vec![],
-            path: sure(path),
-            path_null: sure(path_null),
-            engine: sure(engine),
-            engine_least: sure(0.0),
-            engine_call: sure(10.0),
-            touch: sure(0.0),
-            port: [sure(0.0); 2],
-            probe_cost: 0.0,
-            stamp: 0.0,
-        }
+    fn row(size: u16, path: f64, path_null: f64, engine: f64) -> SizeCost {
+        let (subject, direction, size) = ("s".into(), Direction::Out, f64::from(size));
+        SizeCost { subject, direction, size, path, path_null, engine, engine_call: 10.0 }
     }
 
     #[test]
@@ -139,14 +156,14 @@ mod tests {
     #[test]
     fn agreement_needs_no_words_and_disagreement_gets_them() {
         let size = |size: u16| f64::from(size);
-        let agree: Vec<Row> = [64, 512, 1400].map(|s| row(s, 150.0 + size(s), 70.0, 90.0 + size(s))).into();
+        let agree: Vec<SizeCost> = [64, 512, 1400].map(|s| row(s, 150.0 + size(s), 70.0, 90.0 + size(s))).into();
         let cost = &fixed_costs(&agree)[0];
         assert!((cost.regression - 150.0).abs() < 1e-6 && (cost.skeleton - 150.0).abs() < 1e-6, "{cost:?}");
         assert_eq!(cost.explanation(), None);
-        let differ: Vec<Row> = [64, 512, 1400].map(|s| row(s, 200.0 + size(s), 70.0, 90.0 + size(s))).into();
+        let differ: Vec<SizeCost> = [64, 512, 1400].map(|s| row(s, 200.0 + size(s), 70.0, 90.0 + size(s))).into();
         let words = fixed_costs(&differ)[0].explanation().unwrap();
         assert!(words.starts_with("the line says 50 ticks more") && !words.contains("1 %"), "{words}");
-        let steep: Vec<Row> =
+        let steep: Vec<SizeCost> =
             [64, 512, 1400].map(|s| row(s, 100.0 + 90.0 * size(s), 70.0, 90.0 + 90.0 * size(s))).into();
         let words = fixed_costs(&steep)[0].explanation().unwrap();
         assert!(words.ends_with("moves either line's end by as much as 1261"), "{words}");

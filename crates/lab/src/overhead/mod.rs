@@ -9,11 +9,11 @@ mod skeleton;
 mod stage;
 mod study;
 
-pub use fixed::{FixedCost, fixed_costs};
+pub use fixed::{FixedCost, SizeCost, fixed_costs};
 pub use ping::{Fall, PING_BYTES, Ping, ping};
 pub use skeleton::{LADDER, Switches};
 pub use stage::{IN, OUT, STEPS, Stage};
-pub use study::{Options, Row, StudyError, measure};
+pub use study::{Methods, Options, Row, StudyError, both_methods, measure, methods_explained};
 
 use crypto::{Engine, Suite};
 use ipsec::Protocol;
@@ -25,15 +25,15 @@ pub const PAPER_SUITES: [&str; 3] = ["3des-md5", "aes128-md5", "aes256-md5"];
 
 /// Every protocol with every suite that it has, in tunnel mode (AH in transport mode): those of the paper first.
 pub fn every_subject() -> Vec<Subject> {
-    let esp = |suite: &str| Subject::new(Protocol::Esp, Shape::Tunnel, suite, Engine::AwsLc);
+    let esp = |suite: &str| Subject::new(Protocol::Esp, Shape::Tunnel, suite, Engine::best());
     let mut subjects: Vec<Subject> = PAPER_SUITES.map(esp).into();
     let rest = Suite::all_esp().map(|suite| suite.to_string());
     subjects.extend(rest.filter(|suite| !PAPER_SUITES.contains(&suite.as_str())).map(|suite| esp(&suite)));
     let ah = Suite::all_ah().map(|suite| suite.to_string());
-    subjects.extend(ah.map(|suite| Subject::new(Protocol::Ah, Shape::Transport, &suite, Engine::AwsLc)));
+    subjects.extend(ah.map(|suite| Subject::new(Protocol::Ah, Shape::Transport, &suite, Engine::best())));
     let eesp = Suite::all_esp().filter(Suite::is_aead).map(|suite| suite.to_string());
-    subjects.extend(eesp.map(|suite| Subject::new(Protocol::Eesp, Shape::Tunnel, &suite, Engine::AwsLc)));
-    subjects.extend(PSP_SUITES.map(|suite| Subject::new(Protocol::Psp, Shape::Tunnel, suite, Engine::AwsLc)));
+    subjects.extend(eesp.map(|suite| Subject::new(Protocol::Eesp, Shape::Tunnel, &suite, Engine::best())));
+    subjects.extend(PSP_SUITES.map(|suite| Subject::new(Protocol::Psp, Shape::Tunnel, suite, Engine::best())));
     subjects
 }
 
@@ -50,7 +50,7 @@ pub fn usual_subjects() -> Vec<Subject> {
     ];
     let paper = PAPER_SUITES.map(|suite| (Protocol::Esp, Shape::Tunnel, suite));
     let all = paper.into_iter().chain(usual);
-    all.map(|(protocol, shape, suite)| Subject::new(protocol, shape, suite, Engine::AwsLc)).collect()
+    all.map(|(protocol, shape, suite)| Subject::new(protocol, shape, suite, Engine::best())).collect()
 }
 
 #[cfg(test)]

@@ -200,7 +200,7 @@ mod tests {
             (Protocol::Eesp, Shape::Tunnel, "aes256gcm16"),
             (Protocol::Psp, Shape::Tunnel, "aes128gcm16"),
         ] {
-            let subject = Subject::new(protocol, shape, suite, Engine::AwsLc);
+            let subject = Subject::new(protocol, shape, suite, Engine::best());
             let ping = ping(&subject, 15, 1).unwrap();
             assert!(ping.native.value < ping.skeleton.value, "{ping:?}");
             // Fast ciphers are within the noise of a build without optimisation.
@@ -215,7 +215,7 @@ mod tests {
 
     #[test]
     fn a_reply_is_a_valid_packet() {
-        let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+        let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
         let mut packet = echo_request(&subject);
         assert!(checksum::is_valid(&packet[..IPV4_HEADER]) && checksum::is_valid(&packet[IPV4_HEADER..]));
         answer(&mut packet);

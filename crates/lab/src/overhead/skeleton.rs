@@ -474,7 +474,7 @@ mod tests {
             (Protocol::Eesp, Shape::Tunnel, "aes256gcm16"),
             (Protocol::Psp, Shape::Transport, "aes128gcm16"),
         ]
-        .map(|(protocol, shape, suite)| Subject::new(protocol, shape, suite, Engine::AwsLc))
+        .map(|(protocol, shape, suite)| Subject::new(protocol, shape, suite, Engine::best()))
         .into()
     }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::campaign::env::Environment;
 use crate::campaign::store::Problem;
-use crate::campaign::{Campaign, Kind};
+use crate::campaign::{Campaign, Kind, Place, Study};
 use crate::stats::{Estimate, Rng, median, over_units};
 use crate::trial::{Direction, Trial};
 
@@ -20,17 +20,32 @@ pub(crate) struct Folder {
     pub(crate) environments: Vec<Environment>,
 }
 
-/// What is compared: a subject with one traffic in one direction.
+/// What is compared: a subject with one traffic in one direction at one place.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     pub(super) subject: String,
     pub(super) traffic: String,
     pub(super) direction: Direction,
+    pub(super) place: Place,
 }
 
 impl Key {
     pub(super) fn of(trial: &Trial) -> Self {
-        Self { subject: trial.subject.clone(), traffic: trial.traffic.clone(), direction: trial.direction }
+        Self {
+            subject: trial.subject.clone(),
+            traffic: trial.traffic.clone(),
+            direction: trial.direction,
+            place: trial.place,
+        }
+    }
+
+    /// The subject for people, with where it ran unless that was in memory.
+    pub(super) fn shown(&self) -> String {
+        match self.place {
+            Place::Memory => shown(&self.subject),
+            Place::Namespaces => format!("{}, between hosts", shown(&self.subject)),
+            Place::Interfaces => format!("{}, between interfaces", shown(&self.subject)),
+        }
     }
 }
 
@@ -50,18 +65,44 @@ pub(super) struct Cost {
 }
 
 impl Folder {
-    /// Trials of studies of a kind, in the order in which they were measured.
-    pub(super) fn of(&self, kind: Kind) -> Vec<&Trial> {
+    /// Trials of studies of a kind, in the order in which they were measured, wherever that was.
+    pub(super) fn everywhere(&self, kind: Kind) -> Vec<&Trial> {
         let names: Vec<&str> =
             self.campaign.studies.iter().filter(|study| study.kind == kind).map(|study| study.name.as_str()).collect();
         self.trials.iter().filter(|trial| names.contains(&trial.study.as_str())).collect()
     }
 
+    /// Those that ran in memory.
+    pub(super) fn of(&self, kind: Kind) -> Vec<&Trial> {
+        self.everywhere(kind).into_iter().filter(|trial| trial.place == Place::Memory).collect()
+    }
+
+    /// Those that ran between hosts or interfaces.
+    pub(super) fn outside(&self, kind: Kind) -> Vec<&Trial> {
+        self.everywhere(kind).into_iter().filter(|trial| trial.place != Place::Memory).collect()
+    }
+
+    /// Studies of a kind that run in memory.
+    pub(super) fn studies(&self, kind: Kind) -> impl Iterator<Item = &Study> {
+        self.campaign.studies.iter().filter(move |study| study.kind == kind && study.place == Place::Memory)
+    }
+
     /// Why there are no trials of a kind.
     pub(super) fn why_not(&self, kind: Kind) -> String {
-        let studies: Vec<_> = self.campaign.studies.iter().filter(|study| study.kind == kind).collect();
+        self.why_none(kind, |_| true)
+    }
+
+    /// Why there are no trials of a kind between hosts or interfaces.
+    pub(super) fn why_not_outside(&self, kind: Kind) -> String {
+        self.why_none(kind, |place| place != Place::Memory)
+    }
+
+    fn why_none(&self, kind: Kind, there: fn(Place) -> bool) -> String {
+        let studies: Vec<_> =
+            self.campaign.studies.iter().filter(|study| study.kind == kind && there(study.place)).collect();
         if studies.is_empty() {
-            return format!("This campaign has no study of the kind '{}'.", kind.name());
+            let with = if there(Place::Memory) { "" } else { " with place = \"namespaces\" or \"interfaces\"" };
+            return format!("This campaign has no study of the kind '{}'{with}.", kind.name());
         }
         let mut why: Vec<String> = self
             .problems
@@ -184,17 +225,21 @@ pub(super) fn typical(sessions: &[Vec<f64>]) -> Estimate {
 
 /// The cost of `a` over that of `b`: the geometric mean of ratios within rounds, with its 95 % interval over sessions.
 pub(super) fn ratio(a: &[&Trial], b: &[&Trial]) -> Estimate {
+    over_sessions(&log_ratios(a, b, ticks)).map(f64::exp)
+}
+
+/// Logarithms of `figure` of `a` over that of `b` in the same round, by session.
+pub(super) fn log_ratios(a: &[&Trial], b: &[&Trial], figure: impl Fn(&Trial) -> Option<f64>) -> Vec<Vec<f64>> {
     let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+    let round = |t: &Trial| (t.session, t.round, t.traffic.clone(), t.direction, t.place);
     for x in a {
-        let partner = b
-            .iter()
-            .find(|y| (y.session, y.round, &y.traffic, y.direction) == (x.session, x.round, &x.traffic, x.direction));
-        let pair = partner.and_then(|y| Some((ticks(x)?, ticks(y)?)));
-        if let Some((x_ticks, y_ticks)) = pair {
-            sessions.entry(x.session).or_default().push((x_ticks / y_ticks).ln());
+        let partner = b.iter().find(|y| round(y) == round(x));
+        let pair = partner.and_then(|y| Some((figure(x)?, figure(y)?)));
+        if let Some((x_figure, y_figure)) = pair {
+            sessions.entry(x.session).or_default().push((x_figure / y_figure).ln());
         }
     }
-    over_sessions(&sessions.into_values().collect::<Vec<_>>()).map(f64::exp)
+    sessions.into_values().collect()
 }
 
 /// A subject's name for people: `ESP tunnel AES-128-GCM`.

@@ -12,7 +12,7 @@ const TOP: f64 = 12.0;
 const LOWER: f64 = HEIGHT - 38.0;
 
 /// Colours, shapes and dashes that series can have.
-pub(super) const STYLES: usize = 8;
+pub(super) const STYLES: usize = 10;
 
 /// How values become places.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -212,7 +212,7 @@ impl Chart {
     }
 }
 
-/// The mark of a style: eight shapes.
+/// The mark of a style: a shape for each.
 fn mark(svg: &mut Svg, (x, y): (f64, f64), style: usize, hollow: bool) {
     let class = if hollow { format!("hollow s{style}-line") } else { format!("s{style}-fill") };
     let r = 3.4;
@@ -224,6 +224,8 @@ fn mark(svg: &mut Svg, (x, y): (f64, f64), style: usize, hollow: bool) {
         5 => &[(-1.3, -0.5), (1.3, -0.5), (1.3, 0.5), (-1.3, 0.5)],
         6 => &[(-0.5, -1.3), (0.5, -1.3), (0.5, 1.3), (-0.5, 1.3)],
         7 => &[(-1.2, -1.2), (0.0, -0.4), (1.2, -1.2), (0.4, 0.0), (1.2, 1.2), (0.0, 0.4), (-1.2, 1.2), (-0.4, 0.0)],
+        8 => &[(-1.2, -1.1), (1.2, -1.1), (-1.2, 1.1), (1.2, 1.1)],
+        9 => &[(-1.2, 1.0), (-1.2, -0.6), (0.0, 0.3), (1.2, -0.6), (1.2, 1.0)],
         _ => return svg.circle(x, y, r, &class),
     };
     svg.polygon(&shape.iter().map(|(dx, dy)| (x + dx * r, y + dy * r)).collect::<Vec<_>>(), &class);

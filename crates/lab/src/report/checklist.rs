@@ -120,8 +120,12 @@ fn fill(text: &str, facts: &BTreeMap<&'static str, String>) -> (String, bool) {
     while let Some((before, after)) = rest.split_once('{') {
         let (name, behind) = after.split_once('}').unwrap_or((after, ""));
         filled.push_str(before);
+        // What a row can do without stands behind the rest.
+        let (name, optional) = name.strip_prefix('?').map_or((name, false), |name| (name, true));
         match facts.get(name) {
+            Some(fact) if optional => filled.push_str(&format!("; {fact}")),
             Some(fact) => filled.push_str(fact),
+            None if optional => {}
             None => {
                 missing = true;
                 let study = facts::study(name).unwrap_or("?");
@@ -177,10 +181,17 @@ mod tests {
         let every: BTreeSet<&str> = facts::NAMES.iter().map(|(name, _)| *name).collect();
         for entry in entries() {
             for place in entry.ours.split('{').skip(1) {
-                let name = place.split('}').next().unwrap_or_default();
+                let name = place.split('}').next().unwrap_or_default().trim_start_matches('?');
                 assert!(every.contains(name), "{}: {name}", entry.id);
             }
         }
+    }
+
+    #[test]
+    fn what_a_row_can_do_without_is_left_out() {
+        let facts = BTreeMap::from([("noise", "quiet".to_owned())]);
+        assert_eq!(fill("a {noise}{?search}", &facts), ("a quiet".into(), false));
+        assert_eq!(fill("a{?noise}", &facts), ("a; quiet".into(), false));
     }
 
     #[test]
@@ -188,7 +199,7 @@ mod tests {
         let mut folder = synthetic::folder();
         let facts = facts::of(&folder);
         for (name, study) in facts::NAMES {
-            assert!(facts.contains_key(name) || study == "scaling", "{name}");
+            assert!(facts.contains_key(name), "{name}, of '{study}'");
         }
         folder.trials.clear();
         let rows = rows(&folder);

@@ -10,7 +10,7 @@ use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use serde_json::Value;
 
-use crate::trial::{Direction, Trial};
+use crate::trial::{Direction, Place, Trial};
 
 /// What a column holds.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -52,10 +52,18 @@ fn direction(direction: Direction) -> &'static str {
     }
 }
 
+fn place(place: Place) -> &'static str {
+    match place {
+        Place::Memory => "memory",
+        Place::Namespaces => "namespaces",
+        Place::Interfaces => "interfaces",
+    }
+}
+
 type Column = (&'static str, Type, fn(&Trial) -> Cell);
 
 /// The columns; `values` of studies follow as JSON in the last one.
-const COLUMNS: [Column; 40] = [
+const COLUMNS: [Column; 45] = [
     ("schema", Type::Whole, |t| whole(t.schema.into())),
     ("run", Type::Text, |t| Cell::Text(t.run.clone())),
     ("session", Type::Whole, |t| whole(t.session.into())),
@@ -69,6 +77,7 @@ const COLUMNS: [Column; 40] = [
     ("protocol", Type::Text, |t| Cell::Text(t.protocol.clone())),
     ("mode", Type::Text, |t| Cell::Text(t.mode.clone())),
     ("suite", Type::Text, |t| Cell::Text(t.suite.clone())),
+    ("place", Type::Text, |t| Cell::Text(place(t.place).into())),
     ("direction", Type::Text, |t| Cell::Text(direction(t.direction).into())),
     ("traffic", Type::Text, |t| Cell::Text(t.traffic.clone())),
     ("size", Type::Whole, |t| t.size.map_or(Cell::None, |size| whole(size.into()))),
@@ -95,6 +104,10 @@ const COLUMNS: [Column; 40] = [
     ("instructions", Type::Whole, |t| t.measured.instructions.map_or(Cell::None, whole)),
     ("joules", Type::Number, |t| t.measured.joules.map_or(Cell::None, Cell::Number)),
     ("latency_hdr", Type::Text, |t| t.measured.latency.clone().map_or(Cell::None, Cell::Text)),
+    ("scheduler", Type::Text, |t| t.way.map_or(Cell::None, |way| Cell::Text(way.scheduler.name().into()))),
+    ("set", Type::Text, |t| t.way.map_or(Cell::None, |way| Cell::Text(way.set.name().into()))),
+    ("spread", Type::Text, |t| t.way.map_or(Cell::None, |way| Cell::Text(way.spread.name().into()))),
+    ("flows", Type::Whole, |t| t.way.map_or(Cell::None, |way| whole(way.flows.into()))),
     ("env", Type::Text, |t| Cell::Text(t.env.clone())),
     ("values", Type::Text, |t| values(&t.measured.values)),
 ];
@@ -180,7 +193,7 @@ mod tests {
         let rows: Vec<_> = reader.records().map(Result::unwrap).collect();
         assert_eq!(rows.len(), trials.len());
         assert_eq!(rows[0][8], trials[0].subject);
-        assert_eq!(rows[0][36], *"", "joules were not measured");
+        assert_eq!(rows[0][37], *"", "joules were not measured");
     }
 
     #[test]
@@ -194,7 +207,7 @@ mod tests {
         assert_eq!(reader.metadata().file_metadata().num_rows(), trials.len() as i64);
         let row = reader.get_row_iter(None).unwrap().next().unwrap().unwrap();
         assert_eq!(row.get_string(8).unwrap(), &trials[0].subject);
-        assert_eq!(row.get_long(21).unwrap(), trials[0].measured.sent as i64);
+        assert_eq!(row.get_long(22).unwrap(), trials[0].measured.sent as i64);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::stats::Estimate;
 use crate::trial::{Direction, Trial};
 
 /// Every fact, and the kind of study that it needs.
-pub(super) const NAMES: [(&str, &str); 22] = [
+pub(super) const NAMES: [(&str, &str); 31] = [
     ("noise", "noise"),
     ("rates", "sizes"),
     ("suites", "sizes"),
@@ -20,8 +20,10 @@ pub(super) const NAMES: [(&str, &str); 22] = [
     ("line_error", "sizes"),
     ("psp_esp", "sizes"),
     ("cipher_share", "sizes"),
+    ("rivals", "sizes"),
     ("held_out", "validate"),
     ("loss", "loss"),
+    ("search", "search"),
     ("latency", "loss"),
     ("stages", "overheads"),
     ("layers", "overheads"),
@@ -31,8 +33,15 @@ pub(super) const NAMES: [(&str, &str); 22] = [
     ("wire", "wire"),
     ("replay", "replay"),
     ("sas", "sas"),
+    ("crossover", "sas"),
     ("keying", "keying"),
     ("rekey", "keying"),
+    ("scaling", "scaling"),
+    ("law", "scaling"),
+    ("schedulers", "scaling"),
+    ("cores_by_size", "scaling"),
+    ("spread", "scaling"),
+    ("sub_sas", "scaling"),
 ];
 
 /// The kind of study that a fact needs.
@@ -51,7 +60,9 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     add("noise", folder.noise().map(|noise| format!("noise floor ±{} %", short(noise * 100.0))));
     sizes(folder, &mut add);
     add("held_out", held_out(folder));
+    add("rivals", rivals(folder));
     add("loss", loss(folder));
+    add("search", search(folder));
     add("latency", latency(folder));
     for (name, prefix) in [("stages", "stage."), ("layers", "rung.")] {
         add(name, parts(&folder.of(Kind::Overheads), prefix));
@@ -62,6 +73,8 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     add("wire", wire(folder));
     add("replay", sweep(&folder.of(Kind::Replay), |trial| trial.replay, "window"));
     add("sas", sweep(&folder.of(Kind::Sas), |trial| trial.sas, "SAs"));
+    add("crossover", super::figures::crossover(folder));
+    super::figures::cores_facts(folder).into_iter().for_each(|(name, text)| add(name, Some(text)));
     let keying = folder.of(Kind::Keying);
     let rate = |name: &str| over_sessions(&values(&keying, |trial| trial.measured.values.get(name).copied())).value;
     let ms = |name: &str| Some(rate(name)).filter(|rate| rate.is_finite()).map(|rate| 1000.0 / rate);
@@ -91,8 +104,7 @@ fn short3(value: f64) -> String {
 fn sizes(folder: &Folder, add: &mut impl FnMut(&'static str, Option<String>)) {
     let trials = folder.of(Kind::Sizes);
     let all = costs(&trials, folder.hz());
-    let Some(first) = folder.campaign.studies.iter().find(|s| s.kind == Kind::Sizes).map(|s| s.subjects[0].clone())
-    else {
+    let Some(first) = folder.studies(Kind::Sizes).next().map(|study| study.subjects[0].clone()) else {
         return;
     };
     let direction =
@@ -208,6 +220,33 @@ fn loss(folder: &Folder) -> Option<String> {
     })
 }
 
+/// What each subject lets through between hosts, at the traffic that most of them have.
+fn rivals(folder: &Folder) -> Option<String> {
+    let all = super::figures::through(folder);
+    let traffic = all.first()?.key.traffic.clone();
+    let list: Vec<String> = all
+        .iter()
+        .filter(|through| through.key.traffic == traffic)
+        .map(|through| format!("{} {}", shown(&through.key.subject), short(through.gbps.value)))
+        .collect();
+    Some(format!("between hosts, Gbit/s at {traffic} B: {}", list.join(", ")))
+}
+
+/// Throughput of the first subject that was searched, for each goal.
+fn search(folder: &Folder) -> Option<String> {
+    let all = super::figures::throughputs(folder);
+    let first = all.first()?.key.clone();
+    let list: Vec<String> = all
+        .iter()
+        .filter(|found| found.key == first)
+        .map(|found| {
+            let kpps = found.pps.map(|pps| pps / 1e3);
+            format!("{} {} [{}, {}]", found.allows, short(kpps.value), short(kpps.low), short(kpps.high))
+        })
+        .collect();
+    Some(format!("RFC 9971, kpps of {} at {}: {}", first.shown(), first.traffic, list.join(", ")))
+}
+
 fn latency(folder: &Folder) -> Option<String> {
     super::figures::latency_words(folder)
 }
@@ -235,7 +274,17 @@ fn parts(trials: &[&Trial], prefix: &str) -> Option<String> {
     (!list.is_empty()).then(|| format!("{} B, ticks: {}", key.traffic, list.join(", ")))
 }
 
+/// Cost in memory and round trips between hosts, as far as either was measured.
 fn modes(folder: &Folder) -> Option<String> {
+    let round_trip = super::figures::pairs(folder).into_iter().next().map(|pair| {
+        let (ratio, verdict) = (interval(pair.ratio.ratio), pair.judged.verdict);
+        format!("median round trip of transport over tunnel between hosts, {}: {ratio}, {verdict}", pair.said())
+    });
+    let both: Vec<String> = modes_in_memory(folder).into_iter().chain(round_trip).collect();
+    (!both.is_empty()).then(|| both.join("; "))
+}
+
+fn modes_in_memory(folder: &Folder) -> Option<String> {
     let trials = folder.of(Kind::Modes);
     let all = keys(&trials);
     let tunnel = all.iter().find(|key| key.subject.contains("-tunnel-"))?;
@@ -255,16 +304,37 @@ fn modes(folder: &Folder) -> Option<String> {
 }
 
 fn series(folder: &Folder) -> Option<String> {
-    let trials = folder.of(Kind::Series);
-    let first = trials.first()?.subject.clone();
-    let rates: Vec<f64> = trials.iter().filter(|t| t.subject == first).map(|t| t.measured.bps() / 1e9).collect();
-    let mean = rates.iter().sum::<f64>() / rates.len() as f64;
-    let cv = (rates.iter().map(|r| (r / mean - 1.0).powi(2)).sum::<f64>() / rates.len() as f64).sqrt();
-    Some(format!("{}: {} Gbit/s over {} samples, CV {} %", shown(&first), short(mean), rates.len(), short(cv * 100.0)))
+    let trials = over_time(folder);
+    let mut all = keys(&trials);
+    let first = Key::of(trials.first()?);
+    // What was measured first is named first: plain forwarding, where it is there.
+    all.sort_by_key(|key| *key != first);
+    let one = |key: &Key| {
+        let mut rates: Vec<f64> =
+            trials.iter().filter(|t| Key::of(t) == *key).map(|t| t.measured.bps() / 1e9).collect();
+        let change = crate::series::analyse(&rates, None, &mut crate::stats::Rng::new(1));
+        let levels = change.map_or(1, |analysis| analysis.phases.len());
+        let samples = rates.len();
+        let mean = rates.iter().sum::<f64>() / samples as f64;
+        rates.iter_mut().for_each(|rate| *rate = (*rate / mean - 1.0).powi(2));
+        let cv = (rates.iter().sum::<f64>() / samples as f64).sqrt();
+        let levels = if levels > 1 { format!(", {levels} levels") } else { String::new() };
+        format!("{}: {} Gbit/s over {samples} samples, CV {} %{levels}", key.shown(), short(mean), short(cv * 100.0))
+    };
+    Some(all.iter().take(4).map(one).collect::<Vec<_>>().join("; "))
+}
+
+/// Samples of TCP between hosts, where there are any: that is what the thesis measured.
+fn over_time(folder: &Folder) -> Vec<&Trial> {
+    let hosts = folder.outside(Kind::Series);
+    if hosts.is_empty() { folder.of(Kind::Series) } else { hosts }
 }
 
 fn cores(folder: &Folder) -> Option<String> {
-    let trials = folder.of(Kind::Series);
+    let all = over_time(folder);
+    // The last: the first one may be plain forwarding.
+    let last = Key::of(all.last()?);
+    let trials: Vec<&Trial> = all.into_iter().filter(|trial| Key::of(trial) == last).collect();
     let busy: Vec<String> = (0..64)
         .map_while(|core| {
             let name = format!("cpu{core}_busy_percent");
@@ -272,7 +342,7 @@ fn cores(folder: &Folder) -> Option<String> {
             (!seen.is_empty()).then(|| format!("{:.0}", seen.iter().sum::<f64>() / seen.len() as f64))
         })
         .collect();
-    (!busy.is_empty()).then(|| format!("busy per core, %: {}", busy.join(", ")))
+    (!busy.is_empty()).then(|| format!("busy per core, %, with {}: {}", last.shown(), busy.join(", ")))
 }
 
 fn wire(folder: &Folder) -> Option<String> {

@@ -158,7 +158,7 @@ impl fmt::Display for Verification {
 pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
     let folder = read(dir)?;
     let outputs = Outputs::of(&folder)?;
-    let files: Vec<Checked> = outputs
+    let mut files: Vec<Checked> = outputs
         .files
         .iter()
         .map(|(name, computed)| {
@@ -170,6 +170,7 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
             Checked { file: name, same, said }
         })
         .collect();
+    files.extend(searches(&folder));
     let raw = std::fs::read(dir.join(store::TRIALS)).unwrap_or_default();
     let mut notes = Vec::new();
     let version = env!("CARGO_PKG_VERSION");
@@ -180,6 +181,39 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
         ));
     }
     Ok(Verification { trials: env::short_hash(&raw), count: folder.trials.len(), files, notes })
+}
+
+/// What searches wrote down, found again from their trials; `None` without any.
+fn searches(folder: &Folder) -> Option<Checked> {
+    let all = figures::searches(folder);
+    let mut wrong = Vec::new();
+    for searched in &all {
+        for (found, said) in searched.found.iter().zip(searched.results()) {
+            let says = |name: &str| said.measured.values.get(name).copied();
+            for (name, found) in
+                [("lower_pps", found.lower), ("upper_pps", found.upper), ("conditional_pps", found.conditional)]
+            {
+                if !alike(says(name), found) {
+                    let number = |value: Option<f64>| value.map_or_else(|| "none".into(), |v| v.to_string());
+                    let (there, computed) = (number(says(name)), number(found));
+                    wrong.push(format!("session {}: {name}: there {there}, computed {computed}", said.session));
+                }
+            }
+        }
+    }
+    let said = match wrong.first() {
+        Some(first) => first.clone(),
+        None => format!("the same bounds from the trials of {} searches", all.len()),
+    };
+    (!all.is_empty()).then_some(Checked { file: "searches", same: wrong.is_empty(), said })
+}
+
+/// Equal but for what writing a number down may cost it.
+fn alike(a: Option<f64>, b: Option<f64>) -> bool {
+    match (a, b) {
+        (Some(a), Some(b)) => (a - b).abs() <= 1e-12 * b.abs(),
+        (a, b) => a == b,
+    }
 }
 
 /// Where two files differ first: by line for text, by byte otherwise.

@@ -193,11 +193,12 @@ fn provenance(page: &mut String, folder: &Folder) {
     page.push_str("<section id=\"provenance\"><h2>Provenance</h2>\n");
     for env in &folder.environments {
         let fixed = &env.fixed;
-        let rows: [(&str, String); 17] = [
+        let rows: [(&str, String); 18] = [
             ("environment", env.hash.clone()),
             ("processor", fixed.cpu.clone()),
             ("microcode", fixed.microcode.clone()),
             ("instruction sets", fixed.isa.join(" ")),
+            ("engine", fixed.engine.clone()),
             ("processors", fixed.cpus.to_string()),
             ("frequency policy", fixed.governor.clone()),
             ("hypervisor", fixed.hypervisor.clone()),
@@ -238,7 +239,7 @@ mod tests {
         let page = html(&folder);
         assert_well_formed(&page.replace("<link rel=\"icon\" href=\"data:,\">", ""));
         assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"));
-        assert!(page.contains("Processor &amp; Co") && page.contains("not built: &lt;schedulers&gt;"));
+        assert!(page.contains("Processor &amp; Co") && page.contains("128 cores: &lt;8&gt; may be used here"));
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
         assert!(at("id=\"verdict\"") < at("id=\"papers\"") && at("id=\"papers\"") < at("id=\"throughput-out\""));
         assert_eq!(page, html(&folder), "the same folder gives the same page");

@@ -19,12 +19,12 @@ directions = ["out"]
 [[study]]
 kind = "sizes"
 subjects = ["weir-esp-tunnel-aes128gcm16", "weir-psp-tunnel-aes128gcm16", "cipher-esp-tunnel-aes128gcm16"]
-traffic = [64, 512, 1400, "imix"]
+traffic = [64, 512, 1024, 1400, "imix"]
 directions = ["out", "in"]
 [[study]]
 kind = "validate"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
-traffic = [97, 449, 915]
+traffic = [97, 449, 915, "imix"]
 directions = ["out"]
 [[study]]
 kind = "loss"
@@ -33,9 +33,45 @@ traffic = [512]
 directions = ["out"]
 loads = [0.1, 0.5, 0.9, 1.1]
 [[study]]
+kind = "search"
+subjects = ["weir-esp-tunnel-aes128gcm16"]
+traffic = [512]
+directions = ["out"]
+goals = ["0.1f0.1d0l50e", "0.1f0.1d0.5l50e"]
+rounds = 1
+[[study]]
+name = "between"
+kind = "sizes"
+place = "namespaces"
+subjects = ["weir-esp-tunnel-aes128gcm16", "wireguard-go"]
+traffic = [1400]
+rounds = 2
+[[study]]
+name = "rtt-noise"
+kind = "noise"
+place = "namespaces"
+subjects = ["weir-esp-tunnel-aes128gcm16"]
+traffic = [160]
+directions = ["out"]
+[[study]]
+name = "rtt"
+kind = "modes"
+place = "namespaces"
+subjects = ["weir-esp-tunnel-aes128gcm16", "weir-esp-transport-aes128gcm16"]
+traffic = [160]
+directions = ["out", "in"]
+[[study]]
+name = "tcp"
+kind = "series"
+place = "namespaces"
+subjects = ["weir-esp-tunnel-aes128gcm16"]
+sessions = 1
+rounds = 20
+duration_ms = 1000
+[[study]]
 kind = "overheads"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
-traffic = [736]
+traffic = [64, 736, 1400]
 directions = ["out", "in"]
 [[study]]
 kind = "modes"
@@ -60,12 +96,17 @@ directions = ["in"]
 replay = [32, 1024, 65536]
 [[study]]
 kind = "sas"
-subjects = ["weir-esp-tunnel-aes128gcm16"]
-sas = [1, 100]
+subjects = ["weir-esp-tunnel-aes128gcm16", "weir-psp-tunnel-aes128gcm16"]
+directions = ["in"]
+sas = [1, 1000]
 [[study]]
 kind = "scaling"
-subjects = ["weir-esp-tunnel-aes128gcm16"]
-cores = [1, 2]
+subjects = ["weir-esp-tunnel-aes128gcm16", "weir-eesp-tunnel-aes128gcm16", "weir-psp-tunnel-aes128gcm16"]
+traffic = [64]
+cores = [1, 2, 3, 4, 6, 8]
+spreads = ["ideal", "worst"]
+flows = [64]
+rounds = 1
 [[study]]
 kind = "keying"
 subjects = ["weir-esp-tunnel-aes128gcm16"]
@@ -77,17 +118,19 @@ pub(crate) fn campaign() -> Campaign {
     format::parse("synthetic.toml", TEXT).expect("it is right")
 }
 
-/// Its trials; those of the study `scaling` are missing.
+/// Its trials.
 pub(crate) fn trials() -> Vec<Trial> {
     let campaign = campaign();
     let mut rng = Rng::new(5);
     let mut trials = Vec::new();
-    for study in campaign.studies.iter().filter(|study| study.kind != Kind::Scaling) {
+    for (number, study) in campaign.studies.iter().enumerate() {
         // Few sessions: intervals are the dearest part of a report.
         for session in 0..study.sessions.min(3) {
             for planned in schedule::session(study, campaign.seed, session) {
                 let noise = (rng.next_u64() % 1000) as f64 / 100_000.0;
-                trials.push(trial(study, session, &planned, noise));
+                // Every study has processes of its own.
+                let trial = trial(study, 10 * number as u32 + session, &planned, noise);
+                if study.kind == Kind::Search { trials.extend(searched(study, &trial)) } else { trials.push(trial) }
             }
         }
     }
@@ -116,12 +159,33 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         tsc: Some((ticks * received as f64) as u64),
         ..Default::default()
     };
+    if study.place != crate::campaign::Place::Memory {
+        (measured.tsc, measured.cpu_ns) = (None, Some(received * 4000));
+        measured.dur_ns *= 10;
+    }
     let values = &mut measured.values;
     let mut value = |name: &str, number: f64| {
         values.insert(name.to_owned(), number);
     };
     match study.kind {
-        Kind::Noise => value("arm", cell.arm.map_or(0.0, f64::from)),
+        Kind::Noise => {
+            value("arm", cell.arm.map_or(0.0, f64::from));
+            value("rtt_p50_us", (ticks / 5.0).round());
+            value("rtt_p99_us", (ticks / 2.0).round());
+        }
+        Kind::Modes => {
+            value("rtt_p50_us", (ticks / 5.0).round());
+            value("rtt_p99_us", (ticks / 2.0).round());
+            value("wire_bytes", bytes + 57.0);
+            measured.latency = latency(0.5, planned.seed);
+        }
+        // Each SA costs more than the one before, unless its key is derived.
+        Kind::Sas => {
+            let extra = if cell.subject.contains("psp") { 0.0 } else { f64::from(cell.sas) };
+            measured.tsc = Some(((ticks + extra) * received as f64) as u64);
+            value("sa_bytes_sender", 1500.0);
+            value("sa_bytes_receiver", if cell.subject.contains("psp") { 1.0 } else { 1400.0 });
+        }
         Kind::Loss => {
             let load = cell.load.unwrap_or(1.0);
             value("load", load);
@@ -136,12 +200,32 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
             }
             for (layer, ticks) in [("native", 60.0), ("header", 140.0), ("cipher", 590.0)] {
                 value(&format!("rung.{layer}_ticks"), ticks * (1.0 + noise));
+                value(&format!("added.{layer}_ticks"), 0.5 * ticks);
             }
+            let whole = [
+                ("path", 300.0 + 0.4 * bytes),
+                ("path_null", 200.0),
+                ("engine", 110.0 + 0.4 * bytes),
+                ("engine_call", 10.0),
+            ];
+            whole.into_iter().for_each(|(name, ticks)| value(&format!("{name}_ticks"), ticks));
         }
         Kind::Wire => value("wire_bytes", bytes + if cell.subject.contains("psp") { 64.0 } else { 57.0 }),
         Kind::Series => {
             value("cpu0_busy_percent", 95.0 + noise);
             value("cpu1_busy_percent", 20.0 + noise);
+        }
+        Kind::Scaling => {
+            let (way, cores) = (cell.way.expect("it has one"), f64::from(cell.cores));
+            // A serial share of 5 %, and a pipeline that starts lower.
+            let start = if way.scheduler == crate::bench::Scheduler::Pipeline { 0.8 } else { 1.0 };
+            let reached = way.ceiling(cell.cores).min(cores) * start / (1.0 + 0.05 * (cores - 1.0)) * (1.0 + noise);
+            measured.dur_ns = (received as f64 * ticks / 2.5 / reached) as u64;
+            let used = if way.ceiling(cell.cores) > 1.0 { cores } else { 1.0 };
+            value("used_queues", used);
+            value("jain", used / cores);
+            value("wrong_core", 0.0);
+            value("disordered", 0.0);
         }
         Kind::Keying => {
             value("ike_sas_per_s", 900.0 * (1.0 + noise));
@@ -163,18 +247,54 @@ fn trial(study: &crate::campaign::Study, session: u32, planned: &schedule::Plann
         protocol: if cell.subject.starts_with("cipher-") { "cipher".into() } else { "esp".into() },
         mode: "tunnel".into(),
         suite: "aes128gcm16".into(),
+        place: study.place,
         direction: cell.direction,
         traffic: cell.traffic.clone(),
         size,
         cores: cell.cores,
         sas: cell.sas,
         replay: cell.replay,
-        batch: study.batch,
+        batch: cell.batch,
         offered_pps: cell.load.map(|load| load * 1e6),
         goal: None,
+        way: cell.way,
         measured,
         env: "0011223344556677".into(),
     }
+}
+
+/// A search by hand: a load with too much loss, one with little, one without; latency, and what was found.
+fn searched(study: &crate::campaign::Study, like: &Trial) -> Vec<Trial> {
+    use crate::campaign::search::{PART, recompute};
+    let row = |part: f64, goal: Option<usize>, offered: Option<f64>, loss: f64| {
+        let mut row = like.clone();
+        row.goal = goal.map(|at| study.goals[at].code());
+        row.offered_pps = offered;
+        row.measured.received = (row.measured.sent as f64 * (1.0 - loss)) as u64;
+        row.measured.dur_ns = 100_000_000;
+        row.measured.values = [(PART.to_owned(), part)].into();
+        row
+    };
+    let mut rows = vec![row(0.0, None, None, 0.2)];
+    for (pps, loss) in [(1.0e6, 0.1), (0.905e6, 0.001), (0.909e6, 0.1), (0.9e6, 0.0)] {
+        rows.push(row(1.0, Some(0), Some(pps), loss));
+    }
+    rows.push(row(2.0, None, Some(1.2e6), 0.3));
+    for share in [0.1, 0.5, 0.9] {
+        let mut row = row(3.0, None, Some(0.905e6 * share), 0.0);
+        row.measured.values.insert("load".into(), share);
+        row.measured.latency = latency(share, like.seed);
+        rows.push(row);
+    }
+    let found = recompute(&study.goals, &rows.iter().collect::<Vec<_>>());
+    for (at, found) in found.iter().enumerate() {
+        let mut row = row(4.0, Some(at), None, 0.0);
+        let bounds = [("lower_pps", found.lower), ("upper_pps", found.upper), ("conditional_pps", found.conditional)];
+        row.measured.values.extend(bounds.into_iter().filter_map(|(name, value)| Some((name.to_owned(), value?))));
+        row.measured.values.insert("regular".into(), 1.0);
+        rows.push(row);
+    }
+    rows
 }
 
 fn latency(load: f64, seed: u64) -> Option<String> {
@@ -200,7 +320,7 @@ pub(crate) fn folder() -> Folder {
     let problem = Problem {
         study: "scaling".into(),
         subject: "weir-esp-tunnel-aes128gcm16".into(),
-        why: "not built: <schedulers>".into(),
+        why: "128 cores: <8> may be used here".into(),
         failed: false,
     };
     Folder { campaign: campaign(), trials: trials(), problems: vec![problem], environments: vec![environment] }

@@ -72,7 +72,7 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
         .filter(|column| all.iter().any(|c| c.key.direction == direction && same_traffic(column, &c.key.traffic)))
         .collect();
     let mut subjects: Vec<String> = Vec::new();
-    for subject in folder.campaign.studies.iter().filter(|study| study.kind == Kind::Sizes).flat_map(|s| &s.subjects) {
+    for subject in folder.studies(Kind::Sizes).flat_map(|study| &study.subjects) {
         if !subjects.contains(subject) {
             subjects.push(subject.clone());
         }

@@ -93,6 +93,17 @@ impl Controller {
         None
     }
 
+    /// Lets the search go on beyond its largest load, to `factor` times that, for the goals of which even that was no upper
+    /// bound. False when there are none.
+    pub fn raise(&mut self, factor: f64) -> bool {
+        let stopped = self.done.iter_mut().filter(|done| **done == Some(Some(NO_UPPER)));
+        let raised = stopped.map(|done| *done = None).count() > 0;
+        if raised {
+            self.max *= factor;
+        }
+        raised
+    }
+
     /// Takes the result of a trial.
     pub fn tell(&mut self, point: Point) {
         self.spent_s += point.duration_s;

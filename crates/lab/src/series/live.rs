@@ -1,12 +1,14 @@
 //! A transfer over time, measured here: iperf through a subject, and every core sampled meanwhile without gaps. What it
 //! yields is what an import of the same files would: one analysis serves both.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
-use crate::demo::world::End;
+use crate::demo::world::{End, World};
 use crate::host::cpu::{CpuSample, CpuSampler};
 use crate::import::{Cpu, Imported, parse};
 use crate::subject::{Subject, SubjectMeter};
@@ -15,6 +17,103 @@ use crate::subject::{Subject, SubjectMeter};
 const GRACE: Duration = Duration::from_secs(20);
 /// Where iperf listens, as /proc/net/tcp writes it: port 5001, state LISTEN.
 const LISTENING: (&str, &str) = (":1389", " 0A ");
+
+/// TCP from sun to moon, by iperf. Dropping it ends both programs.
+pub(crate) struct Transfer {
+    client: Running,
+    _server: Running,
+    flows: usize,
+    sample: Duration,
+}
+
+impl Transfer {
+    /// Starts a server on moon and then, on sun, a client that sends to `target` in `flows` flows for the first of `times` and
+    /// says how much in every interval of the second. Files are written in `dir`; `begin` is called right before the first packet.
+    pub(crate) fn begin(
+        world: &World,
+        target: IpAddr,
+        flows: u32,
+        [whole, sample]: [Duration; 2],
+        dir: &Path,
+        interrupt: &Interrupt,
+        begin: impl FnOnce(),
+    ) -> Result<Self, DemoError> {
+        let family = target.is_ipv6().then_some("-V");
+        let mut command = world.command(End::Moon, "iperf");
+        command.arg("-s").args(family);
+        let server = Running::start(command, &dir.join("server.txt"))?;
+        let limit = Instant::now() + GRACE;
+        loop {
+            let sockets = world.read(End::Moon, &["/proc/net/tcp", "/proc/net/tcp6"])?;
+            if sockets.lines().any(|line| line.contains(LISTENING.0) && line.contains(LISTENING.1)) {
+                break;
+            }
+            if Instant::now() > limit {
+                return Err(DemoError::Row(format!("iperf does not listen: {}", server.errors().trim())));
+            }
+            interrupt.tick()?;
+        }
+        let mut command = world.command(End::Sun, "iperf");
+        let seconds = |time: Duration| time.as_secs_f64().to_string();
+        command.args(["-c", &target.to_string(), "-P", &flows.to_string(), "-t", &seconds(whole)]);
+        // Its times have no zone: they shall be those of the samples.
+        command.args(["-i", &seconds(sample), "-y", "C"]).args(family).env("TZ", "UTC");
+        begin();
+        let client = Running::start(command, &dir.join("client.csv"))?;
+        Ok(Self { client, _server: server, flows: flows as usize, sample })
+    }
+
+    /// Bits per second of each flow in sample `number`, as soon as all flows have said it. `meanwhile` is called while
+    /// nothing is there; its error ends the waiting.
+    pub(crate) fn sample(
+        &mut self,
+        number: usize,
+        late: Duration,
+        interrupt: &Interrupt,
+        mut meanwhile: impl FnMut() -> Result<(), DemoError>,
+    ) -> Result<Vec<f64>, DemoError> {
+        let limit = Instant::now() + self.sample + late;
+        loop {
+            let ended = self.client.poll();
+            if let Some(rates) = sample(&self.client.output(), number, self.sample, self.flows) {
+                return Ok(rates);
+            }
+            let why = match ended {
+                Some(status) => format!("iperf ended with {status} before sample {number}"),
+                None if Instant::now() > limit => format!("iperf said nothing of sample {number}"),
+                None => {
+                    meanwhile()?;
+                    interrupt.tick()?;
+                    continue;
+                }
+            };
+            return Err(DemoError::Row(format!("{why}: {}", self.client.errors().trim())));
+        }
+    }
+}
+
+/// Bits per second of each flow in the interval `number` of iperf's CSV; `None` until all `flows` have a line of it.
+fn sample(csv: &str, number: usize, length: Duration, flows: usize) -> Option<Vec<f64>> {
+    let length = length.as_secs_f64();
+    let mut rates: BTreeMap<i64, f64> = BTreeMap::new();
+    // The last line may be half written.
+    let whole = csv.rfind('\n').map_or("", |end| &csv[..end]);
+    for line in whole.lines() {
+        let mut fields = line.split(',').skip(5);
+        let (Some(flow), Some(interval), _, Some(bits)) = (fields.next(), fields.next(), fields.next(), fields.next())
+        else {
+            continue;
+        };
+        let ends = interval.split_once('-').and_then(|(a, b)| Some((a.parse::<f64>().ok()?, b.parse::<f64>().ok()?)));
+        let (Some((start, end)), Ok(flow), Ok(bits)) = (ends, flow.parse::<i64>(), bits.parse()) else { continue };
+        // Neither the sum over all flows, numbered -1, nor the line over the whole time.
+        let own = flow >= 0 && end - start < 1.5 * length && (start / length).round() == number as f64;
+        if own {
+            rates.insert(flow, bits);
+        }
+    }
+    (rates.len() >= flows).then(|| rates.into_values().collect())
+}
 
 /// Sends TCP in `flows` flows from sun to moon for so many seconds, with files in `dir`.
 ///
@@ -28,39 +127,39 @@ pub(crate) fn record(
     interrupt: &Interrupt,
 ) -> Result<[Imported; 2], DemoError> {
     let mut meter = SubjectMeter::start(subject, &dir.join("subject"), interrupt)?;
-    let world = meter.world();
-    let target = subject.address(world, End::Moon).to_string();
-    let family = subject.is_v6().then_some("-V");
-    let mut command = world.command(End::Moon, "iperf");
-    command.arg("-s").args(family);
-    let server = Running::start(command, &dir.join("server.txt"))?;
-    let limit = Instant::now() + GRACE;
-    loop {
-        let sockets = world.read(End::Moon, &["/proc/net/tcp", "/proc/net/tcp6"])?;
-        if sockets.lines().any(|line| line.contains(LISTENING.0) && line.contains(LISTENING.1)) {
-            break;
-        }
-        if Instant::now() > limit {
-            return Err(DemoError::Row(format!("iperf does not listen: {}", server.errors().trim())));
-        }
-        interrupt.tick()?;
-    }
-    let mut command = world.command(End::Sun, "iperf");
-    let (flows, time) = (flows.to_string(), seconds.to_string());
-    // Its times have no zone: they shall be those of the samples.
-    command.args(["-c", &target, "-P", &flows, "-t", &time, "-i", "1", "-y", "C"]).args(family).env("TZ", "UTC");
     let sampler = CpuSampler::start(Duration::from_secs(1));
     let began_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
-    let mut client = Running::start(command, &dir.join("client.csv"))?;
-    let status = client.wait(interrupt, Duration::from_secs(seconds.into()) + GRACE, || Ok(()))?;
+    let csv = transfer(&mut meter, subject, seconds, flows, dir, interrupt, || {});
     let samples = sampler.map(CpuSampler::finish).unwrap_or_default();
+    let failed = |error: &dyn std::fmt::Display| DemoError::Row(format!("{subject}: {error}"));
+    let transfer = parse(&format!("{subject}.csv"), &csv?).map_err(|error| failed(&error))?;
+    Ok([transfer, Imported::Cpu(cores(&samples, began_s))])
+}
+
+/// Sends TCP through a subject that runs already, and returns what iperf wrote: CSV, one line a second for each flow.
+/// `begin` is called when the server listens, right before the first packet.
+///
+/// # Errors
+/// The subject ended, iperf failed, or a signal.
+pub(crate) fn transfer(
+    meter: &mut SubjectMeter,
+    subject: &Subject,
+    seconds: u32,
+    flows: u32,
+    dir: &Path,
+    interrupt: &Interrupt,
+    begin: impl FnOnce(),
+) -> Result<String, DemoError> {
+    let target = subject.address(meter.world(), End::Moon);
+    let (whole, second) = (Duration::from_secs(seconds.into()), Duration::from_secs(1));
+    let mut transfer = Transfer::begin(meter.world(), target, flows, [whole, second], dir, interrupt, begin)?;
+    let status = transfer.client.wait(interrupt, whole + GRACE, || Ok(()))?;
     meter.check()?;
     if !status.success() {
-        return Err(DemoError::Row(format!("{subject}: iperf ended with {status}: {}", client.errors().trim())));
+        let why = transfer.client.errors();
+        return Err(DemoError::Row(format!("{subject}: iperf ended with {status}: {}", why.trim())));
     }
-    let failed = |error: &dyn std::fmt::Display| DemoError::Row(format!("{subject}: {error}"));
-    let transfer = parse(&format!("{subject}.csv"), &client.output()).map_err(|error| failed(&error))?;
-    Ok([transfer, Imported::Cpu(cores(&samples, began_s))])
+    Ok(transfer.client.output())
 }
 
 /// Percent busy of each core in each second. Both hosts share the cores.
@@ -99,5 +198,24 @@ mod tests {
         assert_eq!(cpu.busy, [[25.0, 0.0], [100.0, 0.0]]);
         assert_eq!(cpu.at_s, [1001.0, 1002.0]);
         assert_eq!(cores(&[], 0.0).cores.len(), 0);
+    }
+
+    /// iperf 2.1.8, two flows, half-second samples; the second sample is not whole yet, and a line is cut short.
+    const CSV: &str = "\
+20261121113117,10.1.0.1,58116,10.2.0.1,5001,1,0.0-0.5,62500,1000000
+20261121113117,10.1.0.1,58118,10.2.0.1,5001,2,0.0-0.5,125000,2000000
+20261121113117,10.1.0.1,0,10.2.0.1,5001,-1,0.0-0.5,187500,3000000
+20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.5-1.0,62500,1000000
+20261121113118,10.1.0.1,58118,10.2.0.1,5001,2,0.5-1.0,125000,200";
+
+    #[test]
+    fn a_sample_is_there_when_all_flows_have_said_it() {
+        let half = Duration::from_millis(500);
+        assert_eq!(sample(CSV, 0, half, 2), Some(vec![1e6, 2e6]));
+        assert_eq!(sample(CSV, 1, half, 2), None);
+        let whole = format!("{CSV}0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
+        assert_eq!(sample(&whole, 1, half, 2), Some(vec![1e6, 2e6]));
+        assert_eq!(sample(&whole, 0, half, 2), Some(vec![1e6, 2e6]));
+        assert_eq!(sample("", 0, half, 1), None);
     }
 }

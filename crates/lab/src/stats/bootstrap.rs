@@ -85,6 +85,42 @@ fn units_interval(units: &[f64], resamples: usize, rng: &mut Rng) -> Estimate {
     Estimate { low: drawn.low.min(drawn.value - student), high: drawn.high.max(drawn.value + student), ..drawn }
 }
 
+/// Figures of all measurements together, each with a 95 % interval from drawing whole clusters (sessions), never single
+/// measurements of them: what sessions have in common stays together.
+///
+/// `figures` gets every measurement of the clusters that were drawn, one drawn twice counting twice; `None` leaves a
+/// draw out. For few clusters the quantiles are moved outwards as in [`over_units`]. `None` when `figures` says nothing about
+/// all of them; without interval (`NaN`) for fewer than two clusters.
+pub fn over_clusters<T: Copy>(
+    clusters: &[Vec<T>],
+    figures: impl Fn(&[T]) -> Option<Vec<f64>>,
+    rng: &mut Rng,
+) -> Option<Vec<Estimate>> {
+    let values = figures(&clusters.concat())?;
+    let n = clusters.len();
+    let mut drawn: Vec<Vec<f64>> = vec![vec![]; values.len()];
+    if n > 1 {
+        let mut sample = Vec::new();
+        for _ in 0..CLUSTER_RESAMPLES {
+            sample.clear();
+            (0..n).for_each(|_| sample.extend_from_slice(&clusters[rng.below(n)]));
+            for (column, value) in drawn.iter_mut().zip(figures(&sample).unwrap_or_default()) {
+                column.push(value);
+            }
+        }
+    }
+    let tail = if n < ENOUGH { expanded_tail(n.max(2)) } else { 0.025 };
+    let interval = |(value, mut column): (f64, Vec<f64>)| {
+        column.retain(|v| v.is_finite());
+        column.sort_by(f64::total_cmp);
+        percentiles(value, &column, tail, 1.0 - tail)
+    };
+    Some(values.into_iter().zip(drawn).map(interval).collect())
+}
+
+/// Resamples of [`over_clusters`], whose figures may be fits.
+const CLUSTER_RESAMPLES: usize = 1000;
+
 /// A mean with its standard error.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Centre {
@@ -262,6 +298,24 @@ mod tests {
         let values = [1.0, 1.0, 1.1, 1.2, 5.0, 9.0];
         let e = bca(&values, median, &mut Rng::new(1));
         assert!(e.low <= e.value && e.value <= e.high, "{e:?}");
+    }
+
+    /// Sessions that differ more than their trials do: drawing trials would cover the truth in a fifth of the cases.
+    #[test]
+    fn an_interval_over_clusters_covers_what_sessions_do() {
+        let covered = coverage(120, |rng| {
+            let clusters: Vec<Vec<f64>> = (0..6)
+                .map(|_| {
+                    let session = normals(1, rng)[0];
+                    normals(20, rng).iter().map(|n| session + 0.2 * n).collect()
+                })
+                .collect();
+            over_clusters(&clusters, |all| Some(vec![mean(all)]), &mut Rng::new(3)).unwrap()[0]
+        });
+        assert!((0.88..=1.0).contains(&covered), "{covered}");
+        let one = over_clusters(&[vec![1.0, 3.0]], |all| Some(vec![mean(all)]), &mut Rng::new(3)).unwrap()[0];
+        assert!(one.value == 2.0 && one.low.is_nan());
+        assert_eq!(over_clusters(&[vec![1.0]], |_| None, &mut Rng::new(3)), None);
     }
 
     #[test]

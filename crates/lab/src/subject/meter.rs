@@ -43,7 +43,21 @@ impl SubjectMeter {
     /// # Errors
     /// The kernel refuses namespaces, the subject is missing, or nothing arrives.
     pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt) -> Result<Self, DemoError> {
-        let mut world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU })?;
+        Self::start_over(subject, dir, interrupt, Duration::ZERO)
+    }
+
+    /// The same over a cable that holds every frame back for `delay`.
+    ///
+    /// # Errors
+    /// As [`SubjectMeter::start`].
+    pub(crate) fn start_over(
+        subject: &Subject,
+        dir: &Path,
+        interrupt: &Interrupt,
+        delay: Duration,
+    ) -> Result<Self, DemoError> {
+        let plan = Plan { v6: subject.is_v6(), mtu: CABLE_MTU };
+        let mut world = World::build_over(plan, delay)?;
         let started = subject.start(&mut world, dir, interrupt)?;
         let place = |end| Place {
             addr: subject.address(&world, end),
@@ -62,9 +76,13 @@ impl SubjectMeter {
     /// # Errors
     /// It does not answer.
     pub(crate) fn effort(&self) -> Result<Effort, DemoError> {
+        Ok(Effort { cpu_s: self.cpu_s(), counters: self.started.counters(&self.world)? })
+    }
+
+    /// Processor time of the subject's processes so far, in seconds; `None` where the kernel does the work.
+    pub(crate) fn cpu_s(&self) -> Option<f64> {
         let processes = self.started.processes();
-        let cpu_s = (!processes.is_empty()).then(|| processes.into_iter().map(process_seconds).sum());
-        Ok(Effort { cpu_s, counters: self.started.counters(&self.world)? })
+        (!processes.is_empty()).then(|| processes.into_iter().map(process_seconds).sum())
     }
 
     /// That the subject still runs.
@@ -101,7 +119,7 @@ impl Meter for SubjectMeter {
         let rx = ReceivePort::open(&self.target, self.source.addr).map_err(io("receive"))?;
         let tx = SendPort::open(&self.source, self.target.addr, load.traffic.flows).map_err(io("send"))?;
         let addresses = Addresses { src: self.source.addr, dst: self.target.addr };
-        let options = PortOptions::default();
+        let options = PortOptions { stop: self.interrupt.flag(), ..PortOptions::default() };
         let lost = Box::new(Lost::default);
         let mut ports = PortMeter::new(&self.name, Box::new(tx), Box::new(rx), addresses, lost, options);
         self.interrupt.check().map_err(|error| self.subject_error(error))?;

@@ -150,7 +150,7 @@ impl Session {
         let own = certificates::own(store, local.or(connection.local.first()), now)?;
         let auth = connection.remote.get(round).ok_or("the connection has no such section remote")?;
         let verifier = Arc::new(Verifier::new(store, auth.clone(), now));
-        let mut config = ServerConfig::builder_with_provider(certificates::provider())
+        let mut config = ServerConfig::builder_with_provider(crate::tls::provider())
             .with_safe_default_protocol_versions()
             .map_err(|fault| fault.to_string())?
             .with_client_cert_verifier(verifier)
@@ -172,7 +172,7 @@ impl Session {
         let own = certificates::own(store, Some(auth), now)?;
         let remote = connection.remote.first().ok_or("the connection has no section remote")?;
         let verifier = Arc::new(Verifier::new(store, remote.clone(), now).only(remote.id.clone()));
-        let mut config = ClientConfig::builder_with_provider(certificates::provider())
+        let mut config = ClientConfig::builder_with_provider(crate::tls::provider())
             .with_safe_default_protocol_versions()
             .map_err(|fault| fault.to_string())?
             .dangerous()

@@ -127,42 +127,15 @@ pub(super) fn esp() -> ChildProposal {
 
 pub(super) fn child_config(name: &str, local: &str, remote: &str) -> ChildConfig {
     ChildConfig {
-        name: name.to_owned(),
         proposals: vec![esp()],
         local_ts: vec![ts_config(local)],
         remote_ts: vec![ts_config(remote)],
-        mode: ChildMode::Tunnel,
-        time: Life::default(),
-        bytes: Life::default(),
-        packets: Life::default(),
-        dpd_action: Action::Clear,
-        start_action: StartAction::default(),
-        close_action: Action::Clear,
-        inactivity: Duration::ZERO,
-        priority: 0,
-        interface: None,
-        reqid: 0,
-        replay_window: 32,
-        per_cpu_sas: PerCpuSas::No,
-        tfc_padding: 0,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp: true,
-        sha256_96: false,
-        eesp_max_sub_sa_id: None,
-        eesp_max_crypt_offset: None,
-        updown: None,
+        ..ChildConfig::new(name)
     }
 }
 
 pub(super) fn connection(children: Vec<ChildConfig>) -> Connection {
     Connection {
-        name: "t".to_owned(),
-        version: Version::V2,
-        local_addrs: vec![],
-        remote_addrs: vec![],
-        local_port: 500,
-        remote_port: 500,
         proposals: vec![IkeProposal {
             enc: vec![aes()],
             integ: vec![],
@@ -170,32 +143,8 @@ pub(super) fn connection(children: Vec<ChildConfig>) -> Connection {
             ke: vec![KeMethod::from_name("x25519").expect("in the table")],
             additional: Default::default(),
         }],
-        vips: vec![],
-        aggressive: false,
-        pull: true,
-        encap: false,
-        mobike: true,
-        dpd_delay: Duration::ZERO,
-        dpd_timeout: Duration::ZERO,
-        fragmentation: Fragmentation::Yes,
-        childless: Childless::Allow,
-        dns: true,
-        send_certreq: true,
-        send_cert: SendCert::IfAsked,
-        ppk_id: None,
-        ppk_required: false,
-        keyingtries: 1,
-        unique: Unique::No,
-        reauth_time: Duration::ZERO,
-        rekey_time: Duration::ZERO,
-        over_time: Duration::ZERO,
-        rand_time: Duration::ZERO,
-        dscp: 0,
-        pools: vec![],
-        local: vec![],
-        remote: vec![],
         children: children.into_iter().map(Arc::new).collect(),
-        retransmit: Retransmit::default(),
+        ..Connection::new("t")
     }
 }
 
@@ -538,7 +487,7 @@ impl Pair {
         for host in &self.hosts {
             let known = host.live().map_or(0, |sa| sa.children.len());
             assert_eq!((known, host.plane.len()), (children, children), "no Child SA is left over");
-            assert_eq!(host.names.child_spis.len(), children, "every SPI that is not used was given back");
+            assert_eq!(host.names.spis_in_use(), children, "every SPI that is not used was given back");
             assert!(host.live().is_none_or(|sa| sa.children.iter().all(|child| child.state == ChildState::Installed)));
             assert!(host.live().is_none_or(|sa| sa.tasks.is_empty()));
         }

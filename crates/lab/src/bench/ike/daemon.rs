@@ -244,8 +244,14 @@ struct Peers {
 
 impl Peers {
     fn open(who: Credentials) -> anyhow::Result<Self> {
-        let config =
-            TunConfig { name: DEVICE.to_owned(), mtu: 1500, addresses: vec![(GATEWAY.ip(), 32)], queues: 1, v6: false };
+        let config = TunConfig {
+            name: DEVICE.to_owned(),
+            mtu: 1500,
+            addresses: vec![(GATEWAY.ip(), 32)],
+            queues: 1,
+            v6: false,
+            offload: false,
+        };
         let device = TunPort::open(&config)?.pop().context("a device without queue")?;
         for of in ["all", DEVICE] {
             let _ = fs::write(format!("/proc/sys/net/ipv4/conf/{of}/rp_filter"), "0");

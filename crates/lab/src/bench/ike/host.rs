@@ -124,86 +124,32 @@ pub(super) fn address(number: usize) -> SocketAddr {
 }
 
 fn connection(name: &str, own: &str) -> Connection {
-    let auth = |id: IdPattern| Auth {
-        method: AuthMethod::PublicKey(Vec::new()),
-        id,
-        eap_id: None,
-        xauth_id: None,
-        certs: Vec::new(),
-        cacerts: Vec::new(),
-        pubkeys: Vec::new(),
-        groups: Vec::new(),
-        cert_policy: Vec::new(),
-        revocation: Revocation::Relaxed,
-    };
+    let auth = |id: IdPattern| Auth::new(AuthMethod::PublicKey(Vec::new()), id);
     Connection {
-        name: name.to_owned(),
-        version: Version::V2,
-        local_addrs: Vec::new(),
-        remote_addrs: Vec::new(),
-        local_port: 500,
-        remote_port: 500,
         proposals: vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519").expect("a proposal")],
-        vips: Vec::new(),
-        aggressive: false,
-        pull: true,
-        encap: false,
-        mobike: true,
-        dpd_delay: Duration::ZERO,
-        dpd_timeout: Duration::ZERO,
-        fragmentation: Fragmentation::Yes,
-        childless: Childless::Allow,
-        dns: true,
         send_certreq: false,
         send_cert: SendCert::Never,
-        ppk_id: None,
-        ppk_required: false,
-        keyingtries: 1,
-        unique: Unique::No,
-        reauth_time: Duration::ZERO,
         rekey_time: Duration::from_secs(14_400),
         over_time: Duration::from_secs(1_440),
         rand_time: Duration::from_secs(1_440),
-        dscp: 0,
-        pools: Vec::new(),
         local: vec![auth(IdPattern::Like(Identity::parse(own).expect("an identity")))],
         remote: vec![auth(IdPattern::Any)],
         children: vec![Arc::new(child())],
-        retransmit: Retransmit::default(),
+        ..Connection::new(name)
     }
 }
 
 fn child() -> ChildConfig {
     ChildConfig {
-        name: "net".to_owned(),
         proposals: vec![ChildProposal::parse(ChildProtocol::Esp, "aes128gcm16-x25519").expect("a proposal")],
         local_ts: vec![TsConfig { addrs: None, proto: None, ports: PortRange::ANY }],
         remote_ts: vec![TsConfig { addrs: None, proto: None, ports: PortRange::ANY }],
-        mode: ChildMode::Tunnel,
         time: Life {
             rekey: Duration::from_secs(3_600),
             life: Duration::from_secs(3_960),
             rand: Duration::from_secs(360),
         },
-        bytes: Life::default(),
-        packets: Life::default(),
-        dpd_action: Action::Clear,
-        start_action: StartAction::default(),
-        close_action: Action::Clear,
-        inactivity: Duration::ZERO,
-        priority: 0,
-        interface: None,
-        reqid: 0,
-        replay_window: 32,
-        per_cpu_sas: PerCpuSas::No,
-        tfc_padding: 0,
-        copy_df: true,
-        copy_ecn: true,
-        copy_dscp: false,
-        sha256_96: false,
-        eesp_max_sub_sa_id: None,
-        eesp_max_crypt_offset: None,
-        updown: None,
+        ..ChildConfig::new("net")
     }
 }
 

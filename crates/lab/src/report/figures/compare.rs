@@ -3,7 +3,7 @@
 use super::{cells, exact, style};
 use crate::campaign::Kind;
 use crate::report::analysis::{Folder, Key, keys, ratio, shown, way};
-use crate::report::chart::{WIDTH, short};
+use crate::report::chart::{STYLES, WIDTH, short};
 use crate::report::figure::{Data, Figure};
 use crate::stats::Estimate;
 use crate::svg::{Anchor, Svg};
@@ -17,11 +17,11 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
 }
 
 /// A row of a forest plot.
-struct Row {
-    name: String,
-    style: usize,
-    ratio: Estimate,
-    said: &'static str,
+pub(super) struct Row {
+    pub(super) name: String,
+    pub(super) style: usize,
+    pub(super) ratio: Estimate,
+    pub(super) said: &'static str,
 }
 
 /// What a ratio says, given the band of noise.
@@ -37,8 +37,7 @@ fn said(ratio: Estimate, noise: f64) -> &'static str {
 fn forest(folder: &Folder) -> Figure {
     let (id, title) = ("forest", "Time per packet against the first subject");
     let trials = folder.of(Kind::Sizes);
-    let Some(first) = folder.campaign.studies.iter().find(|s| s.kind == Kind::Sizes).map(|s| s.subjects[0].clone())
-    else {
+    let Some(first) = folder.studies(Kind::Sizes).next().map(|study| study.subjects[0].clone()) else {
         return Figure::absent(id, title, &folder.why_not(Kind::Sizes));
     };
     let noise = folder.noise().unwrap_or(0.0);
@@ -145,7 +144,7 @@ fn modes(folder: &Folder) -> Figure {
     Figure::drawn(id, title, text, draw(title, &rows, MARGIN), data)
 }
 
-fn draw(title: &str, rows: &[Row], band: f64) -> String {
+pub(super) fn draw(title: &str, rows: &[Row], band: f64) -> String {
     const PITCH: f64 = 34.0;
     let height = rows.len() as f64 * PITCH + 24.0;
     let mut svg = Svg::new(WIDTH, height);
@@ -173,7 +172,7 @@ fn draw(title: &str, rows: &[Row], band: f64) -> String {
             for end in [row.ratio.low, row.ratio.high] {
                 svg.line((x(end), y + 18.0), (x(end), y + 26.0), "whisker");
             }
-            svg.rect(x(row.ratio.value) - 3.5, y + 18.5, 7.0, 7.0, &format!("s{}-fill", row.style % 8));
+            svg.rect(x(row.ratio.value) - 3.5, y + 18.5, 7.0, 7.0, &format!("s{}-fill", row.style % STYLES));
         }
     }
     svg.finish(title)

@@ -2,7 +2,6 @@
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
-use crate::model::{Basis, CostTable, Family, Fitted, Sample, SizeFn};
 use crate::report::analysis::{Cost, Folder, shown};
 use crate::report::chart::{Axis, Chart, Rule, Series, exactly, short};
 use crate::report::figure::{Data, Figure};
@@ -69,7 +68,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         let why = folder.why_not(Kind::Sizes);
         let mut absent: Vec<Figure> = titles.map(|(id, title)| Figure::absent(id, title, &why)).into();
         absent.push(Figure::absent("ticks", "Time per packet, and the model", &why));
-        absent.push(Figure::absent("residuals", "What the model misses", &why));
+        absent.push(Figure::absent("residuals", "What the line misses", &why));
         return absent;
     }
     let mut figures = Vec::new();
@@ -205,58 +204,19 @@ fn ticks(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
     Figure::drawn("ticks", title, text, chart.draw(), data)
 }
 
-/// A model of one subject and direction.
-enum Model {
-    Line(Line),
-    /// a + b·L + k·C: beside the line the measured cost of the bare cipher.
-    Curve {
-        fitted: Box<Fitted>,
-        basis: Basis,
-    },
-}
-
-impl Model {
-    /// Ticks of a packet of `bytes`.
-    fn at(&self, bytes: f64, hz: f64) -> f64 {
-        match self {
-            Self::Line(line) => line.at(bytes),
-            Self::Curve { fitted, basis } => fitted.time_ns(basis, bytes) * hz / 1e9,
-        }
-    }
-
-    /// The curve, where the bare cipher of the same suite was measured at enough sizes.
-    fn curve(fitting: &[Cost], all: &[&Cost], subject: &str, direction: Direction, hz: f64) -> Option<Self> {
-        let suite = subject.split(',').next()?.splitn(4, '-').nth(3)?;
-        let ns = |cost: &Cost| cost.ticks.value / hz * 1e9;
-        let cipher = |cost: &&&Cost| {
-            cost.key.direction == direction
-                && cost.key.subject.strip_prefix("cipher-").is_some_and(|name| name.ends_with(suite))
-        };
-        let points = all.iter().filter(cipher).filter_map(|cost| Some((f64::from(cost.size?), ns(cost))));
-        let cost = CostTable::new(suite, points.collect()).ok()?;
-        let mine = fitting.iter().filter(|cost| cost.key.subject == subject && cost.key.direction == direction);
-        let samples: Vec<Sample> = mine.filter_map(|cost| Some(Sample::new(f64::from(cost.size?), ns(cost)))).collect();
-        let basis = Basis { size_fn: SizeFn::len(), cost: Some(cost) };
-        let fitted = Fitted::best(Family::Crypto, &basis, &samples)?;
-        Some(Self::Curve { fitted: Box::new(fitted), basis })
-    }
-}
-
 fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
-    let title = "What the model misses";
+    let title = "What the line misses";
     let held_out = folder.costs(Kind::Validate);
     let everything: Vec<&Cost> = sized.iter().copied().chain(&held_out).collect();
-    let y = Axis::linear("measured over model, %").covering(-3.0, 3.0);
+    let y = Axis::linear("measured over line, %").covering(-3.0, 3.0);
     let mut chart = Chart::new(title, size_axis(&everything), y);
     chart.rules = vec![
         Rule::Horizontal(2.0, "+2 %".into()),
         Rule::Horizontal(0.0, String::new()),
         Rule::Horizontal(-2.0, "−2 %".into()),
     ];
-    let head =
-        ["subject", "direction", "bytes", "fitted to it", "model", "measured, ticks", "model, ticks", "error, %"];
+    let head = ["subject", "direction", "bytes", "fitted to it", "measured, ticks", "line, ticks", "error, %"];
     let mut data = Data::new(&head);
-    let hz = folder.hz();
     // What was held out, or everything when nothing was.
     let judged = |cost: &&&Cost| {
         !cost.key.subject.starts_with("cipher-")
@@ -269,46 +229,37 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
     let direction = sized[0].key.direction;
     let mut number = 0;
     for subject in subjects {
-        let line = Line::of(costs, subject, direction).map(Model::Line);
-        let curve = Model::curve(costs, &everything, subject, direction, hz);
-        for (name, model) in [("line", line), ("line and cipher curve", curve)] {
-            let Some(model) = model else { continue };
-            for (inside, all) in [("yes", sized.to_vec()), ("no", held_out.iter().collect())] {
-                let points: Vec<&Cost> = all
-                    .into_iter()
-                    .filter(|cost| cost.key.subject == subject && cost.key.direction == direction)
-                    .collect();
-                // The fit to its own points is worth showing for the line only: the curve has nearly as many parameters.
-                if points.is_empty() || (inside == "yes" && name != "line") {
-                    continue;
-                }
-                let unseen = if inside == "yes" { "" } else { ", unseen sizes" };
-                let named = format!("{}, {name}{unseen}", shown(subject));
-                let mut series = Series { joined: false, hollow: inside == "no", ..Series::new(&named, number) };
-                number += 1;
-                for cost in points {
-                    let size = f64::from(cost.size.unwrap_or(0));
-                    let said = model.at(size, hz);
-                    let error = (cost.ticks.value / said - 1.0) * 100.0;
-                    series.points.push((size, exactly(error)));
-                    data.push([
-                        shown(subject),
-                        super::way(direction).into(),
-                        exact(size),
-                        inside.into(),
-                        name.into(),
-                        exact(cost.ticks.value),
-                        exact(said),
-                        short(error),
-                    ]);
-                }
-                chart.series.push(series);
+        let Some(line) = Line::of(costs, subject, direction) else { continue };
+        for (inside, all) in [("yes", sized.to_vec()), ("no", held_out.iter().collect())] {
+            let points: Vec<&Cost> =
+                all.into_iter().filter(|cost| cost.key.subject == subject && cost.key.direction == direction).collect();
+            if points.is_empty() {
+                continue;
             }
+            let unseen = if inside == "yes" { "" } else { ", unseen sizes" };
+            let named = format!("{}{unseen}", shown(subject));
+            let mut series = Series { joined: false, hollow: inside == "no", ..Series::new(&named, number) };
+            number += 1;
+            for cost in points {
+                let size = f64::from(cost.size.unwrap_or(0));
+                let said = line.at(size);
+                let error = (cost.ticks.value / said - 1.0) * 100.0;
+                series.points.push((size, exactly(error)));
+                data.push([
+                    shown(subject),
+                    super::way(direction).into(),
+                    exact(size),
+                    inside.into(),
+                    exact(cost.ticks.value),
+                    exact(said),
+                    short(error),
+                ]);
+            }
+            chart.series.push(series);
         }
     }
-    let text = "Filled: sizes that the line was fitted to. Hollow: sizes that the model has not seen, measured in other processes. Modern \
-                ciphers work in strides of several blocks, so their time is a saw-tooth in size that no line follows; the cost of the \
-                bare cipher, measured on the same machine, has the same teeth. 'weir lab model' calibrates and judges models by these trials.";
+    let text = "Filled: sizes that the line was fitted to. Hollow: sizes that it has not seen, measured in other processes. Modern \
+                ciphers work in strides of several blocks, so their time is a saw-tooth in size that no line follows; the models below do.";
     Figure::drawn("residuals", title, text, chart.draw(), data)
 }
 

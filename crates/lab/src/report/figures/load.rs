@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::exact;
 use crate::campaign::Kind;
 use crate::meter::Latency;
-use crate::report::analysis::{Folder, over_sessions, shown, values, way};
+use crate::report::analysis::{Folder, Key, over_sessions, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::stats::Estimate;
@@ -17,7 +17,7 @@ const PDR_PERCENT: f64 = 0.5;
 const LATENCY_LOADS: [f64; 3] = [0.1, 0.5, 0.9];
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
-    let trials = folder.of(Kind::Loss);
+    let trials = folder.everywhere(Kind::Loss);
     if trials.is_empty() {
         let why = folder.why_not(Kind::Loss);
         return vec![
@@ -25,7 +25,9 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             Figure::absent("latency", "Latency by percentile", &why),
         ];
     }
-    vec![loss(&trials), latency(&trials)]
+    let text = "From the time at which a packet was meant to leave until it came out, so that waiting in front of a busy subject \
+                counts. A percentile with fewer than a hundred samples behind it is left out.";
+    vec![loss(&trials), latency("latency", "Latency by percentile", text, &trials)]
 }
 
 /// Load, as a key that sorts: thousandths of the capacity.
@@ -33,14 +35,13 @@ fn load_of(trial: &Trial) -> Option<u32> {
     trial.measured.values.get("load").map(|load| (load * 1000.0).round() as u32)
 }
 
-type Group<'a> = BTreeMap<(String, String, crate::trial::Direction), BTreeMap<u32, Vec<&'a Trial>>>;
+type Group<'a> = BTreeMap<Key, BTreeMap<u32, Vec<&'a Trial>>>;
 
 fn groups<'a>(trials: &[&'a Trial]) -> Group<'a> {
     let mut groups = Group::new();
     for trial in trials {
         let Some(load) = load_of(trial) else { continue };
-        let key = (trial.subject.clone(), trial.traffic.clone(), trial.direction);
-        groups.entry(key).or_default().entry(load).or_default().push(trial);
+        groups.entry(Key::of(trial)).or_default().entry(load).or_default().push(trial);
     }
     groups
 }
@@ -67,8 +68,8 @@ fn loss(trials: &[&Trial]) -> Figure {
         "ICV",
         "other",
     ]);
-    for (index, ((subject, traffic, direction), loads)) in groups(trials).into_iter().enumerate() {
-        let mut series = Series::new(&format!("{}, {traffic} B, {}", shown(&subject), way(direction)), index);
+    for (index, (key, loads)) in groups(trials).into_iter().enumerate() {
+        let mut series = Series::new(&format!("{}, {} B, {}", key.shown(), key.traffic, way(key.direction)), index);
         for (load, mine) in loads {
             let lost = over_sessions(&values(&mine, |trial| Some(trial.measured.loss_ratio() * 100.0)));
             let lost = Estimate { low: lost.low.max(0.0), ..lost };
@@ -78,9 +79,9 @@ fn loss(trials: &[&Trial]) -> Figure {
                 mine.iter().map(|t| read(&t.measured.lost)).sum::<u64>().to_string()
             };
             let mut row = vec![
-                shown(&subject),
-                way(direction).into(),
-                traffic.clone(),
+                key.shown(),
+                way(key.direction).into(),
+                key.traffic.clone(),
                 exact(f64::from(load) / 10.0),
                 exact(offered / 1e6),
             ];
@@ -95,7 +96,7 @@ fn loss(trials: &[&Trial]) -> Figure {
     Figure::drawn("loss", title, text, chart.draw(), data)
 }
 
-fn histogram(trials: &[&Trial]) -> Option<Latency> {
+pub(super) fn histogram(trials: &[&Trial]) -> Option<Latency> {
     let mut all = Latency::default();
     for trial in trials {
         all.merge(&Latency::decode(trial.measured.latency.as_ref()?)?);
@@ -103,8 +104,8 @@ fn histogram(trials: &[&Trial]) -> Option<Latency> {
     (all.count() > 0).then_some(all)
 }
 
-fn latency(trials: &[&Trial]) -> Figure {
-    let title = "Latency by percentile";
+/// Histograms of trials by the share of something that was offered, which stands in `load`.
+pub(super) fn latency(id: &'static str, title: &str, text: &str, trials: &[&Trial]) -> Figure {
     const PERCENTILES: [f64; 9] = [0.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999];
     let place = |percent: f64| 1.0 / (1.0 - percent / 100.0);
     let text_of = |at: f64| match at {
@@ -117,23 +118,23 @@ fn latency(trials: &[&Trial]) -> Figure {
     let mut data =
         Data::new(&["subject", "direction", "traffic", "load, %", "percentile", "µs", "samples", "samples behind it"]);
     let mut index = 0;
-    for ((subject, traffic, direction), loads) in groups(trials) {
+    for (key, loads) in groups(trials) {
         for (load, mine) in loads {
             if !LATENCY_LOADS.iter().any(|wanted| (wanted * 1000.0 - f64::from(load)).abs() < 1.0) {
                 continue;
             }
             let Some(histogram) = histogram(&mine) else { continue };
             let load = f64::from(load) / 10.0;
-            let mut series = Series::new(&format!("{}, {} % load", shown(&subject), trimmed(load)), index);
+            let mut series = Series::new(&format!("{}, {} % load", key.shown(), trimmed(load)), index);
             index += 1;
             for percent in PERCENTILES {
                 let Some(ns) = histogram.percentile_ns(percent) else { break };
                 let (us, behind) = (ns as f64 / 1000.0, (histogram.count() as f64 * (1.0 - percent / 100.0)).floor());
                 series.push(place(percent), us.max(0.001));
                 data.push([
-                    shown(&subject),
-                    way(direction).into(),
-                    traffic.clone(),
+                    key.shown(),
+                    way(key.direction).into(),
+                    key.traffic.clone(),
                     trimmed(load),
                     trimmed_percent(percent),
                     short(us),
@@ -145,11 +146,9 @@ fn latency(trials: &[&Trial]) -> Figure {
         }
     }
     if chart.series.is_empty() {
-        return Figure::absent("latency", title, "No trial of the study has a histogram of latencies.");
+        return Figure::absent(id, title, "No trial of the study has a histogram of latencies.");
     }
-    let text = "From the time at which a packet was meant to leave until it came out, so that waiting in front of a busy subject \
-                counts. A percentile with fewer than a hundred samples behind it is left out.";
-    Figure::drawn("latency", title, text, chart.draw(), data)
+    Figure::drawn(id, title, text, chart.draw(), data)
 }
 
 /// Median and 99th percentile at each load that is drawn, in words.

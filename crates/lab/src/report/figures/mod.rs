@@ -1,8 +1,12 @@
 //! All figures of a report, by section.
 
 mod compare;
+mod cores;
 mod cost;
+mod hosts;
 mod load;
+mod model;
+mod search;
 mod stages;
 mod sweeps;
 mod time;
@@ -13,8 +17,12 @@ use super::figure::Figure;
 use crate::stats::Estimate;
 use crate::trial::Direction;
 
+pub(super) use cores::facts as cores_facts;
 pub(super) use cost::Line;
+pub(super) use hosts::{pairs, through};
 pub(super) use load::words as latency_words;
+pub(super) use search::{searches, throughputs};
+pub(super) use sweeps::crossover;
 
 /// A part of the page.
 pub(super) struct Section {
@@ -27,11 +35,14 @@ pub(super) fn sections(folder: &Folder) -> Vec<Section> {
     let section = |title, figures| Section { title, figures };
     vec![
         section("Cost by size", cost::figures(folder)),
+        section("The model", model::figures(folder)),
         section("Comparison", compare::figures(folder)),
-        section("Load, loss, latency", load::figures(folder)),
+        section("Load, loss, latency", [load::figures(folder), search::figures(folder)].concat()),
         section("Where the time goes", stages::figures(folder)),
+        section("Between hosts", hosts::figures(folder)),
         section("Over time", time::figures(folder)),
         section("On the wire", wire::figures(folder)),
+        section("Cores", cores::figures(folder)),
         section("Sweeps", sweeps::figures(folder)),
     ]
 }
@@ -82,7 +93,7 @@ mod tests {
         for section in sections(&folder) {
             for figure in section.figures {
                 assert_well_formed(&figure.html());
-                let expected = !["scaling", "energy", "engine"].contains(&figure.id);
+                let expected = !["energy", "engine"].contains(&figure.id);
                 assert_eq!(figure.is_drawn(), expected, "{}: {}", figure.id, figure.html());
             }
         }

@@ -2,7 +2,7 @@
 
 use super::exact;
 use crate::campaign::Kind;
-use crate::overhead::{IN, LADDER, OUT};
+use crate::overhead::{IN, LADDER, OUT, SizeCost, both_methods, fixed_costs, methods_explained};
 use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, values, way};
 use crate::report::chart::{WIDTH, short};
 use crate::report::figure::{Data, Figure};
@@ -30,6 +30,8 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             false,
             "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far.",
         ),
+        methods(folder, &trials),
+        fixed(folder, &trials),
     ]
 }
 
@@ -68,6 +70,130 @@ fn parts(
             format!("No trial of the study has a value '{prefix}…'.")
         };
         return Figure::absent(id, title, &why);
+    }
+    Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
+}
+
+/// A figure of the trials of one key, the mean of sessions.
+fn figure_of(trials: &[&Trial], name: &str) -> f64 {
+    let key = format!("{name}_ticks");
+    over_sessions(&values(trials, |trial| trial.measured.values.get(&key).copied())).value
+}
+
+fn by_key<'a>(trials: &[&'a Trial]) -> Vec<(Key, Vec<&'a Trial>)> {
+    let of = |key: Key| {
+        let mine = trials.iter().filter(|trial| Key::of(trial) == key).copied().collect();
+        (key, mine)
+    };
+    keys(trials).into_iter().map(of).collect()
+}
+
+/// Both methods beside each other, and where they differ.
+fn methods(folder: &Folder, trials: &[&Trial]) -> Figure {
+    let (id, title) = ("methods", "Leaving out against timers");
+    let head = [
+        "subject",
+        "direction",
+        "bytes",
+        "part",
+        "left out, ticks",
+        "timers, ticks",
+        "all parts: difference, %",
+        "why",
+    ];
+    let mut data = Data::new(&head);
+    let mut drawings = Vec::new();
+    for (key, mine) in by_key(trials) {
+        let methods = both_methods(|name| figure_of(&mine, name));
+        let (left_out, stamped) = methods.iter().fold((0.0, 0.0), |sum, (_, a, b)| (sum.0 + a, sum.1 + b));
+        let difference = 100.0 * (stamped / left_out - 1.0);
+        if !difference.is_finite() {
+            continue;
+        }
+        let why = methods_explained(&methods).unwrap_or_else(|| "they agree within 5 %".into());
+        for (part, a, b) in &methods {
+            data.push([
+                shown(&key.subject),
+                way(key.direction).into(),
+                key.traffic.clone(),
+                (*part).into(),
+                exact(*a),
+                exact(*b),
+                format!("{difference:+.1}"),
+                why.clone(),
+            ]);
+        }
+        let name = format!("{}, {} B, {}: {difference:+.1} %", shown(&key.subject), key.traffic, way(key.direction));
+        let bars: Vec<(String, f64)> = methods
+            .iter()
+            .flat_map(|(part, a, b)| [(format!("{part}: left out"), *a), (format!("{part}: timers"), *b)])
+            .collect();
+        drawings.push(draw(&name, &bars, false));
+    }
+    let text = "What both methods can tell apart. They need not agree: a timer waits for everything before it. Where their sums differ by \
+                more than 5 % the table says in which part, and why.";
+    drawn_or_not(folder, id, title, text, drawings, data)
+}
+
+/// The fixed cost by a line through sizes and by the skeleton, and where they differ.
+fn fixed(folder: &Folder, trials: &[&Trial]) -> Figure {
+    let (id, title) = ("fixed-cost", "Fixed cost: line against skeleton");
+    let cost = |(key, mine): (Key, Vec<&Trial>)| {
+        let of = |name: &str| figure_of(&mine, name);
+        let cost = SizeCost {
+            size: f64::from(mine[0].size?),
+            subject: key.subject,
+            direction: key.direction,
+            path: of("path"),
+            path_null: of("path_null"),
+            engine: of("engine"),
+            engine_call: of("engine_call"),
+        };
+        [cost.path, cost.path_null, cost.engine, cost.engine_call].iter().all(|v| v.is_finite()).then_some(cost)
+    };
+    let costs: Vec<SizeCost> = by_key(trials).into_iter().filter_map(cost).collect();
+    let mut data = Data::new(&[
+        "subject",
+        "direction",
+        "line, ticks",
+        "skeleton, ticks",
+        "engine's part",
+        "difference, %",
+        "where",
+    ]);
+    let mut drawings = Vec::new();
+    for found in fixed_costs(&costs) {
+        data.push([
+            shown(&found.subject),
+            way(found.direction).into(),
+            exact(found.regression),
+            exact(found.skeleton),
+            exact(found.engine),
+            format!("{:+.1}", found.difference_percent),
+            found.explanation().unwrap_or_else(|| "they agree within 5 %".into()),
+        ]);
+        let name = format!("{}, {}: {:+.1} %", shown(&found.subject), way(found.direction), found.difference_percent);
+        let bars = [("line".to_owned(), found.regression), ("skeleton".to_owned(), found.skeleton)];
+        drawings.push(draw(&name, &bars, false));
+    }
+    if !trials.is_empty() && drawings.is_empty() {
+        return Figure::absent(id, title, "It needs overheads at three sizes or more.");
+    }
+    let text = "Line: where time over size meets size 0. Skeleton: the path with an engine that computes nothing, and the fixed part of the \
+                engine alone. Where they differ by more than 5 % the table says where that sits.";
+    drawn_or_not(folder, id, title, text, drawings, data)
+}
+
+fn drawn_or_not(
+    folder: &Folder,
+    id: &'static str,
+    title: &str,
+    text: &str,
+    drawings: Vec<String>,
+    data: Data,
+) -> Figure {
+    if drawings.is_empty() {
+        return Figure::absent(id, title, &folder.why_not(Kind::Overheads));
     }
     Figure { id, title: title.into(), text: text.into(), body: crate::report::figure::Body::Drawn(drawings, data) }
 }

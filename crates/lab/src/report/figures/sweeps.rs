@@ -1,14 +1,14 @@
-//! One factor at a time: replay windows, SAs, cores, rekeyings, energy.
+//! One factor at a time: replay windows, SAs, rekeyings, energy.
 
 use std::collections::BTreeMap;
 
 use super::{cells, exact, label, style};
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, over_sessions, ticks, typical, values};
+use crate::report::analysis::{Folder, Key, keys, over_sessions, shown, ticks, typical, values, way};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Data, Figure};
 use crate::svg::{Anchor, Svg};
-use crate::trial::Trial;
+use crate::trial::{Direction, Trial};
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![
@@ -28,9 +28,13 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             "Number of SAs",
             "SAs",
             |trial| trial.sas.into(),
-            "Packets go over all SAs in turn, so that each finds its SA as cold as it can be.",
+            &format!(
+                "Packets go over all SAs in turn, so that each finds its SA as cold as it can be. ESP and EESP store a key for each SA; \
+                 receivers of PSP derive it and keep a thousand.{}",
+                crossover(folder).map_or_else(String::new, |said| format!(" {said}."))
+            ),
         ),
-        scaling(folder),
+        memory(folder),
         keying(folder),
         energy(folder),
         Figure::absent(
@@ -52,7 +56,8 @@ fn sweep(
 ) -> Figure {
     let trials = folder.of(kind);
     let mut data = Data::new(&["subject", "direction", "traffic", axis, "ticks per packet", "low", "high"]);
-    let mut chart = Chart::new(title, Axis::log(axis), Axis::linear("ticks per packet").covering(0.0, 1.0));
+    let x = Axis { text: count, ..Axis::log(axis) };
+    let mut chart = Chart::new(title, x, Axis::linear("ticks per packet").covering(0.0, 1.0));
     for key in keys(&trials) {
         let mut by_factor: BTreeMap<u64, Vec<&Trial>> = BTreeMap::new();
         for trial in trials.iter().filter(|trial| Key::of(trial) == key) {
@@ -63,8 +68,7 @@ fn sweep(
             let ticks = typical(&values(&mine, ticks));
             // A window of none stands left of all others.
             series.points.push((value.max(1) as f64, ticks));
-            let mut row =
-                vec![key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), value.to_string()];
+            let mut row = vec![key.subject.clone(), way(key.direction).into(), key.traffic.clone(), value.to_string()];
             row.extend(cells(ticks));
             data.push(row);
         }
@@ -76,32 +80,83 @@ fn sweep(
     Figure::drawn(id, title, text, chart.draw(), data)
 }
 
-fn scaling(folder: &Folder) -> Figure {
-    let (id, title) = ("scaling", "Cores");
-    let trials = folder.of(Kind::Scaling);
-    if trials.is_empty() {
-        return Figure::absent(id, title, &folder.why_not(Kind::Scaling));
+/// `4096`, `10k`, `1M`.
+fn count(value: f64) -> String {
+    match value {
+        v if v >= 1e6 => format!("{}M", trimmed(v / 1e6)),
+        v if v >= 1e4 => format!("{}k", trimmed(v / 1e3)),
+        v => trimmed(v),
     }
-    let mut chart =
-        Chart::new(title, Axis::linear("cores").covering(0.0, 1.0), Axis::linear("Mpps").covering(0.0, 1.0));
-    let mut data = Data::new(&["subject", "direction", "traffic", "cores", "Mpps", "low", "high"]);
-    for key in keys(&trials) {
-        let mut by_cores: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
-        for trial in trials.iter().filter(|trial| Key::of(trial) == key) {
-            by_cores.entry(trial.cores).or_default().push(trial);
-        }
-        let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));
-        for (cores, mine) in by_cores {
-            let rate = over_sessions(&values(&mine, |trial| Some(trial.measured.pps() / 1e6)));
-            series.points.push((cores.into(), rate));
-            let mut row =
-                vec![key.subject.clone(), super::way(key.direction).into(), key.traffic.clone(), cores.to_string()];
-            row.extend(cells(rate));
-            data.push(row);
-        }
-        chart.series.push(series);
+}
+
+/// Ticks per packet by number of SAs, of the first subject whose name has this in it, opening or else both ways.
+fn by_sas(trials: &[&Trial], wanted: &str) -> Option<(Key, BTreeMap<u32, f64>)> {
+    let all = keys(trials);
+    let of = |direction| all.iter().find(|key| key.subject.contains(wanted) && key.direction == direction);
+    let key = of(Direction::In).or_else(|| of(Direction::Both))?.clone();
+    let mut by: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
+    for trial in trials.iter().filter(|trial| Key::of(trial) == key) {
+        by.entry(trial.sas).or_default().push(trial);
     }
-    Figure::drawn(id, title, "Packets per second by number of cores.", chart.draw(), data)
+    Some((key, by.into_iter().map(|(sas, mine)| (sas, typical(&values(&mine, ticks)).value)).collect()))
+}
+
+/// From how many SAs on deriving a key for a packet costs less than fetching a stored one.
+pub(in crate::report) fn crossover(folder: &Folder) -> Option<String> {
+    let trials = folder.of(Kind::Sas);
+    let ((_, stored), (key, derived)) = (by_sas(&trials, "-esp-")?, by_sas(&trials, "-psp-")?);
+    let both: Vec<(u32, f64, f64)> =
+        stored.iter().filter_map(|(sas, ticks)| Some((*sas, *ticks, *derived.get(sas)?))).collect();
+    let (last, stored, derived) = *both.last()?;
+    let way = way(key.direction);
+    let ends = format!(
+        "{} ticks with stored keys and {} with derived ones at {last} SAs, {way}",
+        short(stored),
+        short(derived)
+    );
+    // From there on, not only there.
+    let cheaper = both.iter().rev().take_while(|(_, stored, derived)| derived < stored).last();
+    Some(match cheaper {
+        Some((from, ..)) if *from == both[0].0 => {
+            format!("Derived keys (PSP) cost less than stored ones (ESP) at every number: {ends}")
+        }
+        Some((from, ..)) => format!("Derived keys (PSP) cost less than stored ones (ESP) from {from} SAs on: {ends}"),
+        None => format!("Stored keys (ESP) cost less than derived ones (PSP) up to {last} SAs: {ends}"),
+    })
+}
+
+fn memory(folder: &Folder) -> Figure {
+    let (id, title) = ("sa-memory", "Memory of an SA");
+    let trials = folder.of(Kind::Sas);
+    let mut data = Data::new(&["subject", "SAs", "bytes at the sender", "bytes at the receiver"]);
+    let axis = |label| Axis { text: count, ..Axis::log(label) };
+    let mut chart = Chart::new(title, axis("SAs"), Axis::linear("bytes per SA").covering(0.0, 1.0));
+    let mut by: BTreeMap<(usize, String), BTreeMap<u32, Vec<&Trial>>> = BTreeMap::new();
+    for trial in trials.iter().filter(|trial| trial.measured.values.contains_key("sa_bytes_sender")) {
+        let subject = by.entry((style(folder, &trial.subject), shown(&trial.subject))).or_default();
+        subject.entry(trial.sas).or_default().push(trial);
+    }
+    for ((style, name), numbers) in by {
+        let ends = [("sender", "sa_bytes_sender", false), ("receiver", "sa_bytes_receiver", true)];
+        let mut lines = ends.map(|(end, _, hollow)| Series { hollow, ..Series::new(&format!("{name}, {end}"), style) });
+        for (sas, mine) in numbers {
+            let bytes =
+                ends.map(|(_, value, _)| over_sessions(&values(&mine, |t| t.measured.values.get(value).copied())));
+            for (line, bytes) in lines.iter_mut().zip(bytes) {
+                line.points.push((f64::from(sas), bytes));
+            }
+            let bytes = bytes.map(|bytes| exact(bytes.value.round()));
+            data.push([vec![name.clone(), sas.to_string()], bytes.into()].concat());
+        }
+        chart.series.extend(lines);
+    }
+    if chart.series.is_empty() {
+        let why = if trials.is_empty() { folder.why_not(Kind::Sas) } else { "There are too few SAs to tell.".into() };
+        return Figure::absent(id, title, &why);
+    }
+    let text = "Resident memory before and after so many SAs were set up, over their number: SA, replay window of the study, expanded key, and \
+                the sender's policy for it. A receiver of PSP has one SA for all of a peer's SPIs, and no key.";
+    Figure::drawn(id, title, text, chart.draw(), data)
 }
 
 fn keying(folder: &Folder) -> Figure {
@@ -172,7 +227,7 @@ fn energy(folder: &Folder) -> Figure {
             series.points.push((f64::from(load) / 10.0, joules));
             data.push([
                 key.subject.clone(),
-                super::way(key.direction).into(),
+                way(key.direction).into(),
                 key.traffic.clone(),
                 trimmed(f64::from(load) / 10.0),
                 exact(joules.value),

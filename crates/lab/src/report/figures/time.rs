@@ -2,7 +2,7 @@
 
 use super::exact;
 use crate::campaign::Kind;
-use crate::report::analysis::{Folder, Key, keys, shown};
+use crate::report::analysis::{Folder, Key, keys};
 use crate::report::chart::{Axis, Chart, Rule, Series, WIDTH, short, trimmed};
 use crate::report::figure::{Body, Data, Figure};
 use crate::series::{Analysis, Phase, analyse};
@@ -12,7 +12,7 @@ use crate::trial::Trial;
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     let (id, title) = ("series", "Throughput and cores over time");
-    let trials = folder.of(Kind::Series);
+    let trials = folder.everywhere(Kind::Series);
     if trials.is_empty() {
         return vec![Figure::absent(id, title, &folder.why_not(Kind::Series))];
     }
@@ -30,8 +30,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         let at = |trial: &Trial| (trial.at_ms - start) as f64 / 1000.0;
         let rates: Vec<f64> = mine.iter().map(|trial| trial.measured.bps() / 1e9).collect();
         let Some(analysis) = analyse(&rates, None, &mut Rng::new(1)) else { continue };
-        let mut chart =
-            Chart::new(&shown(&key.subject), Axis::linear("seconds"), Axis::linear("Gbit/s").covering(0.0, 0.1));
+        let mut chart = Chart::new(&key.shown(), Axis::linear("seconds"), Axis::linear("Gbit/s").covering(0.0, 0.1));
         let mut series = Series { marked: rates.len() <= 60, ..Series::new("", super::style(folder, &key.subject)) };
         for (index, trial) in mine.iter().enumerate() {
             series.push(at(trial), rates[index]);
@@ -41,18 +40,18 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             let number = phase.map_or_else(String::new, |number| (number + 1).to_string());
             let cores = cores(trial).iter().map(|busy| format!("{busy:.0}")).collect::<Vec<_>>().join(" ");
             let seconds = exact(at(trial));
-            data.push([shown(&key.subject), first.to_string(), seconds, exact(rates[index]), number, mean, cores]);
+            data.push([key.shown(), first.to_string(), seconds, exact(rates[index]), number, mean, cores]);
         }
         for (change, phase) in analysis.changes.iter().zip(analysis.phases.iter().skip(1)) {
             chart.rules.push(Rule::Vertical(at(mine[change.at]), format!("then {} Gbit/s", short(phase.mean.value))));
         }
-        notes.push(words(&shown(&key.subject), &analysis));
+        notes.push(words(&key.shown(), &analysis));
         chart.series.push(series);
         let heat = heat_map(&mine, &at);
-        drawings.push(format!("<h4>{}</h4>{}{heat}", crate::svg::escape(&shown(&key.subject)), chart.draw()));
+        drawings.push(format!("<h4>{}</h4>{}{heat}", crate::svg::escape(&key.shown()), chart.draw()));
     }
     let text = format!(
-        "Bits of inner packets per second, trial by trial. A dotted line is a change point; each segment has its own mean. Below: how busy each core was, \
+        "Bits of inner packets per second, trial by trial; between hosts the bits that TCP carried in all flows together. A dotted line is a change point; each segment has its own mean. Below: how busy each core was, \
          in percent, steal not included; the figure in a field is its value. {}",
         notes.join(" ")
     );

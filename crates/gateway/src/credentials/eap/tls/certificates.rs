@@ -7,7 +7,6 @@ use crypto::ike::{Curve, Hash, PrivateKey, PublicKeyKind, SignatureScheme as Sch
 use ike::config::{Auth, AuthMethod};
 use ike::identity::IdPattern;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::sign::{CertifiedKey, Signer, SigningKey};
 use rustls::{DigitallySignedStruct, DistinguishedName, Error, OtherError, SignatureAlgorithm, SignatureScheme};
@@ -20,10 +19,7 @@ use super::super::super::store::{Store, Trust};
 use super::super::super::verify::trusted;
 use super::super::super::x509::Certificate;
 use super::fits;
-
-pub(super) fn provider() -> Arc<CryptoProvider> {
-    Arc::new(rustls::crypto::aws_lc_rs::default_provider())
-}
+use crate::tls::Own;
 
 /// The schemes of TLS that are used, best first; PKCS #1 v1.5 is TLS 1.2's alone.
 const SCHEMES: [(SignatureScheme, Scheme); 10] = [
@@ -49,9 +45,6 @@ fn fitting(kind: PublicKeyKind, scheme: Scheme) -> bool {
     }
 }
 
-/// This host's certificate for a handshake.
-pub(in crate::credentials) struct Own(pub(in crate::credentials) Arc<CertifiedKey>);
-
 /// Chooses a certificate of this host for a round of authentication.
 pub(in crate::credentials) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> Result<Own, String> {
     let pinned = auth.map_or(&[][..], |auth| &auth.certs);
@@ -74,28 +67,6 @@ pub(in crate::credentials) fn own(store: &Store, auth: Option<&Auth>, now: Durat
     let chain = store.chain(leaf);
     let cert = chain.iter().map(|certificate| CertificateDer::from(certificate.der().to_vec())).collect();
     Ok(Own(Arc::new(CertifiedKey { cert, key: Arc::new(Key(Arc::clone(key))), ocsp: None })))
-}
-
-impl std::fmt::Debug for Own {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("[certificate of this host]")
-    }
-}
-
-impl rustls::server::ResolvesServerCert for Own {
-    fn resolve(&self, _: rustls::server::ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
-    }
-}
-
-impl rustls::client::ResolvesClientCert for Own {
-    fn resolve(&self, _: &[&[u8]], _: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
-        Some(Arc::clone(&self.0))
-    }
-
-    fn has_certs(&self) -> bool {
-        true
-    }
 }
 
 /// A private key of the store.

@@ -1,0 +1,91 @@
+//! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
+//!
+//! `WEIR_IPSEC_MB` decides: `auto` (the default) takes the library where it is installed, `off` leaves it
+//! out, `require` fails without it, and a path is the prefix it is installed under (and required there).
+//! Only the static library is taken: the binary runs on hosts that have none. One that is installed after this crate was built is
+//! found when the variable changes, as to `require`, or after `cargo clean --package weir-crypto`.
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+fn main() {
+    println!("cargo:rustc-check-cfg=cfg(ipsec_mb, ipsec_mb_large)");
+    println!("cargo:rerun-if-env-changed=WEIR_IPSEC_MB");
+    println!("cargo:rerun-if-changed=src/engine/ipsec_mb/shim.c");
+    let wish = env::var("WEIR_IPSEC_MB").unwrap_or_default();
+    let found = match wish.as_str() {
+        "off" => return,
+        "" | "auto" | "require" => find(&[Path::new("/usr/local"), Path::new("/usr")]),
+        prefix => find(&[Path::new(prefix)]),
+    };
+    let required = !matches!(wish.as_str(), "" | "auto");
+    match found.and_then(|library| library.compile()) {
+        Ok(()) => println!("cargo:rustc-cfg=ipsec_mb"),
+        Err(why) if required => panic!(
+            "WEIR_IPSEC_MB={wish}: {why}; install libipsec-mb-dev (Debian's name), or set WEIR_IPSEC_MB to the \
+             prefix of a static build of intel-ipsec-mb 1.3 or later, or to off"
+        ),
+        Err(_) => {}
+    }
+}
+
+/// An installed library.
+struct Library {
+    include: PathBuf,
+    archive: PathBuf,
+}
+
+fn find(prefixes: &[&Path]) -> Result<Library, String> {
+    let target = |name: &str| env::var(format!("CARGO_CFG_TARGET_{name}")).unwrap_or_default();
+    if target("ARCH") != "x86_64" || target("OS") != "linux" || target("POINTER_WIDTH") != "64" {
+        return Err("intel-ipsec-mb is for x86-64".to_owned());
+    }
+    for prefix in prefixes {
+        let include = prefix.join("include");
+        let header = include.join("intel-ipsec-mb.h");
+        let places = ["lib/x86_64-linux-gnu", "lib64", "lib"].map(|dir| prefix.join(dir).join("libIPSec_MB.a"));
+        if let (true, Some(archive)) = (header.exists(), places.into_iter().find(|at| at.exists())) {
+            // Only what exists: cargo takes a missing file for a changed one and would compile all that builds upon this crate
+            // with every command.
+            println!("cargo:rerun-if-changed={}", header.display());
+            return Ok(Library { include, archive });
+        }
+    }
+    Err("no intel-ipsec-mb.h with a libIPSec_MB.a".to_owned())
+}
+
+/// Sizes of `gcm_key_data`: of version 1.3, of 1.4 to 2.0, and room for what comes. The shim compiles with the first one
+/// that suffices; every key of the gateway is that large.
+const GCM_KEY_BYTES: [&str; 3] = ["1008", "1264", "1536"];
+
+impl Library {
+    fn compile(&self) -> Result<(), String> {
+        let shim = |bytes: &str| {
+            cc::Build::new()
+                .file("src/engine/ipsec_mb/shim.c")
+                .include(&self.include)
+                .define("WEIR_GCM_KEY_BYTES", bytes)
+                .opt_level(2)
+                .warnings(false)
+                .cargo_warnings(false)
+                .try_compile("weir_ipsec_mb")
+                .map_err(|error| error.to_string())
+        };
+        let mut outcome = Err(String::new());
+        for bytes in GCM_KEY_BYTES {
+            outcome = shim(bytes).map(|()| bytes);
+            if outcome.is_ok() {
+                break;
+            }
+        }
+        let bytes = outcome?;
+        println!("cargo:rustc-env=WEIR_GCM_KEY_BYTES={bytes}");
+        if bytes != GCM_KEY_BYTES[0] {
+            println!("cargo:rustc-cfg=ipsec_mb_large");
+        }
+        println!("cargo:rustc-link-search=native={}", self.archive.parent().unwrap_or(Path::new("/")).display());
+        // Not copied into the crate's own archive: 20 MB that would be there once more.
+        println!("cargo:rustc-link-lib=static:-bundle=IPSec_MB");
+        Ok(())
+    }
+}

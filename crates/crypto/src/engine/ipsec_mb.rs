@@ -1,0 +1,356 @@
+//! intel-ipsec-mb: AES-GCM by direct calls, everything else in bursts that work on several packets at once.
+//!
+//! A key of this engine is [`Expanded`]. What the library has no function for, or cannot express for one
+//! packet, runs on the key of [`super::aws_lc`] that it keeps beside its own: AES-192-CCM, AH with extended
+//! sequence numbers, associated data in pieces, and few packets of a suite with a separate MAC, where one
+//! lane of many is slower than code for one. Which ways are faster here is measured once ([`Ways`]): it
+//! differs between versions of the library and between processors.
+
+mod sys;
+mod ways;
+
+use arrayvec::ArrayVec;
+
+use super::aws_lc::Aead;
+use super::ccm::AesCcm;
+use super::protect::{Cover, State, aead_spans, nonce, with_parts};
+use crate::{Aad, CipherKind, IntegAlg, IntegKind, Job, Key, KeyMaterial, Keys, Suite};
+use sys::{
+    AeadKeys, AesKey, Block, ChaChaKey, CipherKeys, DesKey, Gcm, GcmKey, HashState, Library, MacKeys, Manager, Op,
+};
+use ways::Ways;
+
+/// Operations that go to the library together.
+const BURST: usize = 64;
+
+/// A key of this engine.
+#[allow(clippy::large_enum_variant)] // One indirection per packet costs more than the bytes.
+pub(crate) enum Expanded {
+    /// AES-GCM and AES-GMAC.
+    Gcm {
+        key: GcmKey,
+        calls: Gcm,
+        key_len: u8,
+        gmac: bool,
+        salt: [u8; 4],
+    },
+    ChaCha {
+        key: ChaChaKey,
+        salt: [u8; 4],
+        single: Aead,
+    },
+    Ccm {
+        key: AesKey,
+        key_len: u8,
+        salt: [u8; 3],
+        single: AesCcm,
+    },
+    /// A cipher and a MAC, each with its own key. No key of these is ever derived on the packet path, so
+    /// that one may be made on the heap.
+    Separate(Box<Separate>),
+}
+
+/// A cipher with a separate MAC, or a MAC alone.
+pub(crate) struct Separate {
+    cipher: Cipher,
+    mac: Mac,
+    single: State,
+}
+
+enum Cipher {
+    Null,
+    AesCbc { keys: [AesKey; 2], key_len: usize },
+    AesCtr { key: AesKey, key_len: usize, nonce: [u8; 4] },
+    Des(DesKey),
+    TripleDes([DesKey; 3]),
+}
+
+enum Mac {
+    Hmac(sys::Hash, [HashState; 2]),
+    Xcbc(AesKey, [Block; 2]),
+    Cmac(AesKey, [Block; 2]),
+}
+
+/// Why the engine cannot run here; `None` when it can.
+pub(crate) fn unavailable() -> Option<&'static str> {
+    Library::get().is_none().then_some("intel-ipsec-mb finds no AES instructions here, or failed its self-test")
+}
+
+/// Version, instruction set and ways in one line; empty when the engine cannot run.
+pub(crate) fn describe() -> String {
+    Library::get().map_or_else(String::new, |library| {
+        format!("intel-ipsec-mb {}, {}, {}", library.version, library.arch, Ways::get())
+    })
+}
+
+/// The key of this engine, with `single` of [`super::aws_lc`] inside; `single` itself for a suite that the library does
+/// not have.
+pub(crate) fn expand(suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
+    // So that the first packet does not wait for it.
+    Ways::get();
+    expand_now(suite, material, single)
+}
+
+fn expand_now(suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
+    let Some(library) = Library::get() else { return single };
+    let expanded = match single {
+        State::Aead { aead, salt, gmac } => {
+            let key = &material.enc[..material.enc.len() - salt.len()];
+            let kind = suite.enc.map(|enc| enc.kind);
+            let gcm =
+                library.gcm(key.len()).zip(library.gcm_key(key)).filter(|_| kind != Some(CipherKind::ChaCha20Poly1305));
+            match (gcm, ChaChaKey::new(key)) {
+                (Some((calls, expanded)), _) => {
+                    Expanded::Gcm { key: expanded, calls, key_len: key.len() as u8, gmac, salt }
+                }
+                (None, Some(key)) => Expanded::ChaCha { key, salt, single: aead },
+                (None, None) => return State::Aead { aead, salt, gmac },
+            }
+        }
+        State::Ccm { ccm, salt } => {
+            let key = &material.enc[..material.enc.len() - salt.len()];
+            match library.aes_keys(key).filter(|_| key.len() != 24) {
+                Some([enc, _]) => Expanded::Ccm { key: enc, key_len: key.len() as u8, salt, single: ccm },
+                None => return State::Ccm { ccm, salt },
+            }
+        }
+        State::Separate { .. } => match separate(library, suite, material) {
+            Some((cipher, mac)) => Expanded::Separate(Box::new(Separate { cipher, mac, single })),
+            None => return single,
+        },
+        other => return other,
+    };
+    State::IpsecMb(expanded)
+}
+
+fn separate(library: &Library, suite: &Suite, material: KeyMaterial<'_>) -> Option<(Cipher, Mac)> {
+    let mac = mac(library, suite.integ?, material.integ)?;
+    let Some(enc) = suite.enc else { return Some((Cipher::Null, mac)) };
+    let (key, salt) = material.enc.split_at_checked(enc.key_len)?;
+    let key_len = key.len();
+    let cipher = match enc.kind {
+        CipherKind::Null => Cipher::Null,
+        CipherKind::AesCbc => Cipher::AesCbc { keys: library.aes_keys(key)?, key_len },
+        CipherKind::AesCtr => {
+            let [key, _] = library.aes_keys(key)?;
+            Cipher::AesCtr { key, key_len, nonce: salt.try_into().ok()? }
+        }
+        CipherKind::DesCbc => Cipher::Des(library.des_key(key.try_into().ok()?)),
+        CipherKind::TripleDesCbc => {
+            let ([one, two, three], []) = key.as_chunks::<8>() else { return None };
+            Cipher::TripleDes([one, two, three].map(|key| library.des_key(key)))
+        }
+        _ => return None,
+    };
+    Some((cipher, mac))
+}
+
+fn mac(library: &Library, alg: &IntegAlg, key: &[u8]) -> Option<Mac> {
+    let hash = match alg.kind {
+        IntegKind::HmacMd5 => sys::Hash::Md5,
+        IntegKind::HmacSha1 => sys::Hash::Sha1,
+        IntegKind::HmacSha256 => sys::Hash::Sha256,
+        IntegKind::HmacSha384 => sys::Hash::Sha384,
+        IntegKind::HmacSha512 => sys::Hash::Sha512,
+        IntegKind::AesXcbc => {
+            let (key, masks) = library.xcbc_keys(key.try_into().ok()?);
+            return Some(Mac::Xcbc(key, masks));
+        }
+        IntegKind::AesCmac => {
+            let (key, masks) = library.cmac_keys(key.try_into().ok()?);
+            return Some(Mac::Cmac(key, masks));
+        }
+    };
+    // Keys of IPsec are never longer than a block (RFC 2404, 4868), so none is hashed first.
+    let padded = |pad: u8| {
+        let mut block = zeroize::Zeroizing::new([pad; 128]);
+        block.get_mut(..key.len())?.iter_mut().zip(key).for_each(|(byte, key)| *byte ^= key);
+        library.hashed(hash, &block)
+    };
+    Some(Mac::Hmac(hash, [padded(0x36)?, padded(0x5c)?]))
+}
+
+/// Encrypts and writes the ICV of every job.
+pub(crate) fn seal(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    seal_by(keys, jobs, Ways::get());
+}
+
+/// [`seal`], by these ways.
+#[inline]
+fn seal_by(keys: Keys<'_>, jobs: &mut [Job<'_>], ways: &Ways) {
+    for at in 0..jobs.len() {
+        let job = &mut jobs[at];
+        (job.sealed, job.verified) = (false, false);
+        let Some(key) = keys.get(job.op.key) else { continue };
+        match &key.state {
+            State::IpsecMb(Expanded::Gcm { key: expanded, calls, gmac, salt, .. }) if !ways.gcm_in_bursts => {
+                let nonce = nonce::<4, 12>(salt, &job.op.iv);
+                let run = |aad: &[u8], body: &mut [u8], icv: &mut [u8]| calls.seal(expanded, &nonce, aad, body, icv);
+                job.sealed = with_parts(&job.op, job.packet, key.icv_len, *gmac, run);
+            }
+            _ => return burst(keys, &mut jobs[at..], true, ways),
+        }
+    }
+}
+
+/// Verifies and decrypts every job.
+pub(crate) fn open(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    let ways = Ways::get();
+    for at in 0..jobs.len() {
+        let job = &mut jobs[at];
+        (job.sealed, job.verified) = (false, false);
+        let Some(key) = keys.get(job.op.key) else { continue };
+        match &key.state {
+            State::IpsecMb(Expanded::Gcm { key: expanded, calls, gmac, salt, .. }) if !ways.gcm_in_bursts => {
+                let nonce = nonce::<4, 12>(salt, &job.op.iv);
+                let run = |aad: &[u8], body: &mut [u8], icv: &mut [u8]| calls.open(expanded, &nonce, aad, body, icv);
+                job.verified = with_parts(&job.op, job.packet, key.icv_len, *gmac, run);
+            }
+            _ => return burst(keys, &mut jobs[at..], false, ways),
+        }
+    }
+}
+
+/// Runs jobs of any kind: those that gain by it together.
+#[inline(never)]
+fn burst(keys: Keys<'_>, jobs: &mut [Job<'_>], encrypt: bool, ways: &Ways) {
+    for jobs in jobs.chunks_mut(BURST) {
+        let done = sys::with_manager(|manager| together(manager, keys, jobs, encrypt, ways)).unwrap_or([None; BURST]);
+        for (job, done) in jobs.iter_mut().zip(done) {
+            let ok = done.unwrap_or_else(|| keys.get(job.op.key).is_some_and(|key| key.alone(job, encrypt)));
+            (job.sealed, job.verified) = (ok && encrypt, ok && !encrypt);
+        }
+    }
+}
+
+/// Runs those of at most [`BURST`] jobs that the library takes; tells how each of them ended.
+fn together(
+    manager: &mut Manager,
+    keys: Keys<'_>,
+    jobs: &mut [Job<'_>],
+    encrypt: bool,
+    ways: &Ways,
+) -> [Option<bool>; BURST] {
+    let mut ops: ArrayVec<Op<'_>, BURST> = ArrayVec::new();
+    let mut of: ArrayVec<usize, BURST> = ArrayVec::new();
+    let few = jobs.len() < ways.fewest;
+    for (i, job) in jobs.iter_mut().enumerate() {
+        let Some(key) = keys.get(job.op.key) else { continue };
+        if let Some(op) = operation(key, job, encrypt, few, ways) {
+            ops.push(op);
+            of.push(i);
+        }
+    }
+    let mut done = [None; BURST];
+    if !ops.is_empty() {
+        manager.run(&mut ops);
+    }
+    for (op, i) in ops.iter_mut().zip(of) {
+        done[i] = op.finish();
+    }
+    done
+}
+
+/// The operation of `job` for the library; `None` when it is for [`Key::alone`]. `few`: too few jobs run at once to
+/// fill its lanes.
+fn operation<'p>(key: &'p Key, job: &'p mut Job<'_>, encrypt: bool, few: bool, ways: &Ways) -> Option<Op<'p>> {
+    let State::IpsecMb(expanded) = &key.state else { return None };
+    let (op, packet, icv_len) = (&job.op, &mut *job.packet, key.icv_len);
+    let aead = |packet: &'p mut [u8], keys: AeadKeys<'p>, nonce: &[u8]| {
+        let [aad, body, icv] = aead_spans(op, packet.len(), icv_len, false)?;
+        let aad = match &op.aad {
+            Aad::Inline(bytes) => Ok(&bytes[..]),
+            Aad::InPlace(_) => Err(aad),
+            _ => return None,
+        };
+        Op::aead(packet, encrypt, keys, nonce, aad, body, icv)
+    };
+    match expanded {
+        Expanded::Gcm { key, key_len, gmac: false, salt, .. } if ways.gcm_in_bursts => {
+            aead(packet, AeadKeys::Gcm(key, (*key_len).into()), &nonce::<4, 12>(salt, &op.iv))
+        }
+        // The library refuses an empty body, and the whole burst with it.
+        _ if op.body.is_empty() && key.suite.is_aead() => None,
+        Expanded::ChaCha { key, salt, .. } if op.body.len() >= ways.chacha_from => {
+            aead(packet, AeadKeys::ChaCha(key), &nonce::<4, 12>(salt, &op.iv))
+        }
+        Expanded::Ccm { key, key_len, salt, .. } => {
+            aead(packet, AeadKeys::Ccm(key, (*key_len).into()), &nonce::<3, 11>(salt, &op.iv))
+        }
+        Expanded::Separate(separate) if !few => {
+            let cover = Cover::new(op, packet.len(), icv_len).filter(|cover| cover.first_len == 0)?;
+            separate.operation(op.iv, packet, encrypt, cover)
+        }
+        _ => None,
+    }
+}
+
+impl Key {
+    /// Runs one job without the library's manager.
+    fn alone(&self, job: &mut Job<'_>, encrypt: bool) -> bool {
+        let (op, packet, icv_len) = (&job.op, &mut *job.packet, self.icv_len);
+        let State::IpsecMb(expanded) = &self.state else {
+            return if encrypt { self.state.seal(op, packet, icv_len) } else { self.state.open(op, packet, icv_len) };
+        };
+        match expanded {
+            Expanded::Gcm { key, calls, gmac, salt, .. } => {
+                let nonce = nonce::<4, 12>(salt, &op.iv);
+                with_parts(op, packet, icv_len, *gmac, |aad, body, icv| match encrypt {
+                    true => calls.seal(key, &nonce, aad, body, icv),
+                    false => calls.open(key, &nonce, aad, body, icv),
+                })
+            }
+            Expanded::ChaCha { salt, single, .. } => {
+                let nonce = nonce::<4, 12>(salt, &op.iv);
+                with_parts(op, packet, icv_len, false, |aad, body, icv| match encrypt {
+                    true => single.seal(&nonce, aad, body, icv),
+                    false => single.open(&nonce, aad, body, icv),
+                })
+            }
+            Expanded::Ccm { salt, single, .. } => {
+                let nonce = nonce::<3, 11>(salt, &op.iv);
+                with_parts(op, packet, icv_len, false, |aad, body, icv| match encrypt {
+                    true => single.seal(&nonce, aad, body, icv),
+                    false => single.open(&nonce, aad, body, icv),
+                })
+            }
+            Expanded::Separate(separate) if encrypt => separate.single.seal(op, packet, icv_len),
+            Expanded::Separate(separate) => separate.single.open(op, packet, icv_len),
+        }
+    }
+}
+
+impl Separate {
+    /// `None` when the library cannot express what is asked for; it must not see blocks that are broken or
+    /// an empty body, which it refuses together with the whole burst.
+    fn operation<'p>(&'p self, iv: [u8; 16], packet: &'p mut [u8], encrypt: bool, cover: Cover) -> Option<Op<'p>> {
+        let blocks = |len: usize| !cover.body.is_empty() && cover.body.len().is_multiple_of(len);
+        let mut counter = [0; 16];
+        let (cipher, iv) = match &self.cipher {
+            Cipher::Null => (CipherKeys::Null, &iv[..0]),
+            Cipher::AesCbc { keys, key_len } if blocks(16) => (CipherKeys::AesCbc(keys, *key_len), &iv[..]),
+            Cipher::Des(key) if blocks(8) => (CipherKeys::Des(key), &iv[..8]),
+            Cipher::TripleDes(keys) if blocks(8) => (CipherKeys::TripleDes(keys), &iv[..8]),
+            Cipher::AesCtr { key, key_len, nonce } if blocks(1) => {
+                counter[..4].copy_from_slice(nonce);
+                counter[4..12].copy_from_slice(&iv[..8]);
+                counter[15] = 1;
+                (CipherKeys::AesCtr(key, *key_len), &counter[..])
+            }
+            _ => return None,
+        };
+        let mac = match &self.mac {
+            Mac::Hmac(hash, states) => MacKeys::Hmac(*hash, states),
+            Mac::Xcbc(key, masks) => MacKeys::Xcbc(key, masks),
+            Mac::Cmac(key, masks) => MacKeys::Cmac(key, masks),
+        };
+        let covered = cover.before.start..cover.after.end;
+        Op::separate(
+            packet,
+            encrypt,
+            (cipher, iv, cover.body),
+            (mac, covered, cover.icv),
+            &cover.last[..cover.last_len],
+        )
+    }
+}

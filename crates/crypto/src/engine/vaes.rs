@@ -1,0 +1,203 @@
+//! AES-GCM and AES-GMAC by the processor's AES and carry-less multiplication, several packets of
+//! a batch at a time.
+//!
+//! A library is called packet by packet, and for small packets most of its time goes by in waiting:
+//! for ten rounds of AES that follow from one another, then for the sum and the reduction of the
+//! hash. Here the blocks of many packets go through AES side by side while others are hashed
+//! ([`pass`]). One algorithm serves three widths ([`lanes`]): one block per instruction (AES-NI),
+//! two or four (VAES). Which of them, the processor is asked once.
+//!
+//! This is one of the few places with `unsafe` code: the instructions exist on some processors
+//! only, and packets are read and written in vectors that do not stop at the end of a slice of
+//! theirs (never outside of the packet).
+#![allow(unsafe_code)]
+
+mod key;
+mod lanes;
+mod pass;
+
+use std::sync::LazyLock;
+
+pub(crate) use key::GcmKey;
+use lanes::{X1, X2, X4};
+use pass::{Begun, Parts, Width};
+
+use super::protect::State;
+use super::{Engine, ipsec_mb};
+use crate::{CipherKind, Job, KeyMaterial, Keys, Suite};
+
+/// Why the engine cannot run here; `None` when it can.
+pub(crate) fn unavailable() -> Option<&'static str> {
+    Form::best().is_none().then_some("this processor has not all of AVX, AES-NI and PCLMULQDQ")
+}
+
+/// The instructions that are used.
+pub(crate) fn describe() -> String {
+    Form::best().map_or_else(String::new, |form| format!("AES-GCM and AES-GMAC by {}", form.name()))
+}
+
+/// The key of this engine; for other suites than its own that of the engine they are left to, of which `other`
+/// is AWS-LC's.
+pub(crate) fn expand(suite: &Suite, material: KeyMaterial<'_>, other: State) -> State {
+    match Form::best().and_then(|form| form.expand(suite, material.enc)) {
+        Some(key) => State::Vaes(key),
+        None if ipsec_mb::unavailable().is_none() => ipsec_mb::expand(suite, material, other),
+        None => other,
+    }
+}
+
+/// Encrypts and writes the ICV of every job.
+pub(crate) fn seal(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    if let Some(form) = Form::best() {
+        form.run::<true>(keys, jobs);
+    }
+}
+
+/// Verifies and decrypts every job.
+pub(crate) fn open(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    if let Some(form) = Form::best() {
+        form.run::<false>(keys, jobs);
+    }
+}
+
+/// Jobs whose keys are none of this engine's.
+#[inline(never)]
+fn others<const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    let engine = if ipsec_mb::unavailable().is_none() { Engine::IpsecMb } else { Engine::AwsLc };
+    if SEAL { engine.seal(keys, jobs) } else { engine.open(keys, jobs) }
+}
+
+/// A width, by the instructions it takes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Form {
+    /// One block: AES-NI and PCLMULQDQ.
+    Xmm,
+    /// One block, and the 32 registers of AVX-512.
+    XmmVl,
+    /// Two blocks: VAES and VPCLMULQDQ.
+    Ymm,
+    /// Four blocks: the same with AVX-512.
+    Zmm,
+}
+
+/// What this processor runs, the widest last.
+static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
+    macro_rules! has {
+        ($($feature:tt)*) => { $(is_x86_feature_detected!($feature))&&* };
+    }
+    let one = has!("avx" "aes" "pclmulqdq" "ssse3" "sse4.1");
+    let vl = one && has!("avx512f" "avx512bw" "avx512vl");
+    let wide = one && has!("avx2" "vaes" "vpclmulqdq");
+    let found = [(one, Form::Xmm), (vl, Form::XmmVl), (wide, Form::Ymm), (wide && vl, Form::Zmm)];
+    found.into_iter().filter(|(has, _)| *has).map(|(_, form)| form).collect()
+});
+
+impl Form {
+    /// The widest that this processor runs; `None` when it runs none.
+    pub(crate) fn best() -> Option<Self> {
+        FORMS.last().copied()
+    }
+
+    /// All that this processor runs.
+    #[cfg(test)]
+    pub(crate) fn all() -> &'static [Self] {
+        &FORMS
+    }
+
+    /// Said in reports.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Xmm => "AES-NI, 128 bits",
+            Self::XmmVl => "AES-NI, 128 bits, AVX-512 registers",
+            Self::Ymm => "VAES, 256 bits",
+            Self::Zmm => "VAES, 512 bits",
+        }
+    }
+
+    /// Expands a key. `None` when the suite is another than AES-GCM or AES-GMAC.
+    pub(crate) fn expand(self, suite: &Suite, material: &[u8]) -> Option<GcmKey> {
+        let enc = suite.enc.filter(|enc| matches!(enc.kind, CipherKind::AesGcm | CipherKind::AesGmac))?;
+        let (key, salt) = material.split_at_checked(enc.key_len)?;
+        let gmac = enc.kind == CipherKind::AesGmac;
+        // SAFETY: every form includes AVX, AES and PCLMULQDQ, and a form exists where it runs.
+        unsafe { GcmKey::new(key, salt.try_into().ok()?, enc.icv_len, gmac) }
+    }
+
+    /// Seals or opens every job.
+    #[inline]
+    pub(crate) fn run<const SEAL: bool>(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+        // SAFETY: a form exists only where the processor has its features.
+        unsafe {
+            match self {
+                Self::Xmm => xmm::<SEAL>(keys, jobs),
+                Self::XmmVl => xmm_vl::<SEAL>(keys, jobs),
+                Self::Ymm => ymm::<SEAL>(keys, jobs),
+                Self::Zmm => zmm::<SEAL>(keys, jobs),
+            }
+        }
+    }
+}
+
+/// What a form runs: `pass`, inlined into functions that are compiled for its features.
+macro_rules! forms {
+    ($($name:ident $features:literal $lanes:ident $vectors:literal $run:ident;)*) => { $(
+        struct $name;
+
+        impl Width for $name {
+            type L = $lanes;
+            const N: usize = $vectors;
+
+            #[inline(always)]
+            unsafe fn begin_any<const SEAL: bool>(
+                key: &GcmKey,
+                job: &mut Job<'_>,
+                parts: &Parts,
+                stream: *mut u8,
+            ) -> Option<Begun> {
+                #[target_feature(enable = $features)]
+                #[inline(never)]
+                unsafe fn apart<const SEAL: bool>(
+                    key: &GcmKey,
+                    job: &mut Job<'_>,
+                    parts: &Parts,
+                    stream: *mut u8,
+                ) -> Option<Begun> {
+                    // SAFETY: the caller's promise; this function is compiled for the features.
+                    unsafe { pass::begin_any::<$name, SEAL>(key, job, parts, stream) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { apart::<SEAL>(key, job, parts, stream) }
+            }
+
+            #[inline(always)]
+            unsafe fn encrypt_some(key: &GcmKey, at: *mut u8, vectors: usize) {
+                #[target_feature(enable = $features)]
+                #[inline(never)]
+                unsafe fn apart(key: &GcmKey, at: *mut u8, vectors: usize) {
+                    // SAFETY: the caller's promise; this function is compiled for the features.
+                    unsafe { pass::encrypt_some::<$lanes>(key, at, vectors) }
+                }
+                // SAFETY: the caller's promise.
+                unsafe { apart(key, at, vectors) }
+            }
+        }
+
+        #[target_feature(enable = $features)]
+        unsafe fn $run<const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+            // SAFETY: this function is compiled for the features, and the caller has them.
+            unsafe { pass::run::<$name, SEAL>(keys, jobs) }
+        }
+    )* };
+}
+
+forms! {
+    Xmm "avx,aes,pclmulqdq,ssse3,sse4.1" X1 8 xmm;
+    XmmVl "avx,aes,pclmulqdq,ssse3,sse4.1,avx512f,avx512bw,avx512vl" X1 8 xmm_vl;
+    Ymm "avx2,aes,pclmulqdq,vaes,vpclmulqdq" X2 8 ymm;
+    Zmm "avx2,aes,pclmulqdq,vaes,vpclmulqdq,avx512f,avx512bw,avx512vl" X4 4 zmm;
+}
+
+#[cfg(test)]
+mod tests;
+#[cfg(all(test, target_os = "linux"))]
+mod trap;

@@ -1,0 +1,156 @@
+//! A key: AES round keys and the powers of the hash key.
+
+use std::arch::x86_64::*;
+
+use zeroize::Zeroize;
+
+use super::lanes::{Lanes, X1};
+use super::pass::Sums;
+
+/// Sixteen bytes.
+#[derive(Clone, Copy)]
+#[repr(C, align(16))]
+pub(super) struct Block(pub(super) [u8; 16]);
+
+impl Block {
+    pub(super) const ZERO: Self = Self([0; 16]);
+}
+
+/// Highest power of the hash key that is kept: before the up to sixteen blocks of a packet's last
+/// part comes one of associated data or the sum of all that went before, behind them the lengths.
+pub(super) const POWERS: usize = 18;
+
+/// The expanded key of AES-GCM or AES-GMAC: 0.6 KiB. Overwritten when dropped; has no `Debug`.
+#[repr(C)]
+pub(crate) struct GcmKey {
+    /// Round keys; the first `rounds + 1` are used.
+    schedule: [Block; 15],
+    /// The hash key to the power of 18, 17, … 1, in the form of POLYVAL (RFC 8452, appendix A):
+    /// GHASH of bytes as they come is then POLYVAL of reversed blocks, which needs no shift of
+    /// the product. The blocks behind them are zero and are met by zeros alone, where a vector is
+    /// longer than what is left.
+    powers: [Block; POWERS + 3],
+    pub(super) salt: [u8; 4],
+    rounds: u8,
+    pub(super) icv_len: u8,
+    pub(super) gmac: bool,
+}
+
+impl GcmKey {
+    /// `None` unless `key` is an AES key. ICVs have 8, 12 or 16 bytes.
+    ///
+    /// # Safety
+    /// The processor has AVX, AES and PCLMULQDQ.
+    pub(super) unsafe fn new(key: &[u8], salt: [u8; 4], icv_len: usize, gmac: bool) -> Option<Self> {
+        if !matches!(key.len(), 16 | 24 | 32) || !matches!(icv_len, 8 | 12 | 16) {
+            return None;
+        }
+        let mut made = Self {
+            schedule: [Block::ZERO; 15],
+            powers: [Block::ZERO; POWERS + 3],
+            salt,
+            rounds: key.len() as u8 / 4 + 6,
+            icv_len: icv_len as u8,
+            gmac,
+        };
+        // SAFETY: the caller promises the features.
+        unsafe {
+            made.expand(key);
+            made.raise();
+        }
+        Some(made)
+    }
+
+    /// Rounds of AES: 10, 12 or 14.
+    #[inline(always)]
+    pub(super) fn rounds(&self) -> usize {
+        usize::from(self.rounds)
+    }
+
+    /// The key of a round.
+    #[inline(always)]
+    pub(super) fn round_key(&self, round: usize) -> *const u8 {
+        self.schedule[round].0.as_ptr()
+    }
+
+    /// The powers `n`, `n - 1`, … of the hash key, one after the other.
+    #[inline(always)]
+    pub(super) fn powers_from(&self, n: usize) -> *const u8 {
+        debug_assert!((1..=POWERS).contains(&n));
+        // From the whole table, since a vector may take the zeros behind the last power too.
+        self.powers.as_ptr().wrapping_add(POWERS - n).cast()
+    }
+
+    /// The key schedule (FIPS 197 §5.2), word by word.
+    #[target_feature(enable = "avx,aes,pclmulqdq")]
+    unsafe fn expand(&mut self, key: &[u8]) {
+        let words = key.len() / 4;
+        let mut schedule = [0u32; 60];
+        for (word, bytes) in schedule.iter_mut().zip(key.chunks_exact(4)) {
+            *word = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+        }
+        let mut constant = 1u32;
+        for i in words..4 * (self.rounds() + 1) {
+            let mut word = schedule[i - 1];
+            if i % words == 0 {
+                word = substitute(word.rotate_right(8)) ^ constant;
+                constant = (constant << 1) ^ ((constant >> 7) * 0x11b);
+            } else if words > 6 && i % words == 4 {
+                word = substitute(word);
+            }
+            schedule[i] = schedule[i - words] ^ word;
+        }
+        for (block, words) in self.schedule.iter_mut().zip(schedule.chunks_exact(4)) {
+            for (bytes, word) in block.0.chunks_exact_mut(4).zip(words) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+        }
+        schedule.zeroize();
+    }
+
+    /// The powers of the hash key: those above 2ⁿ from those up to it, so that the products of a
+    /// step do not wait for one another.
+    #[target_feature(enable = "avx,aes,pclmulqdq")]
+    unsafe fn raise(&mut self) {
+        // SAFETY: the features are this function's; every address is that of a block of `self`.
+        unsafe {
+            let mut zero = X1::load(self.round_key(0));
+            for round in 1..self.rounds() {
+                zero = zero.round(X1::load(self.round_key(round)));
+            }
+            zero = zero.last_round(X1::load(self.round_key(self.rounds())));
+            let mut hash_key = Block::ZERO;
+            zero.store(hash_key.0.as_mut_ptr());
+            // Multiplied by x once (mulX_POLYVAL), without a branch on the bit that falls out.
+            let reversed = u128::from_be_bytes(hash_key.0);
+            let overflow = 0u128.wrapping_sub(reversed >> 127);
+            let first = reversed << 1 ^ overflow & 0xc200_0000_0000_0000_0000_0000_0000_0001;
+            self.powers[POWERS - 1] = Block(first.to_le_bytes());
+            hash_key.0.zeroize();
+            let mut known = 1;
+            while known < POWERS {
+                let top = X1::load(self.powers_from(known));
+                for n in 1..=known.min(POWERS - known) {
+                    let power = Sums::of(top, X1::load(self.powers_from(n))).reduce();
+                    X1::low(power).store(self.powers[POWERS - known - n].0.as_mut_ptr());
+                }
+                known *= 2;
+            }
+        }
+    }
+}
+
+impl Drop for GcmKey {
+    fn drop(&mut self) {
+        self.schedule.iter_mut().for_each(|block| block.0.zeroize());
+        self.powers.iter_mut().for_each(|block| block.0.zeroize());
+        self.salt.zeroize();
+    }
+}
+
+/// The S-box on each byte of a word: a last round over four equal columns, which ShiftRows leaves
+/// as they are.
+#[target_feature(enable = "avx,aes,pclmulqdq")]
+fn substitute(word: u32) -> u32 {
+    _mm_cvtsi128_si32(_mm_aesenclast_si128(_mm_set1_epi32(word as i32), _mm_setzero_si128())) as u32
+}

@@ -1,0 +1,760 @@
+//! One pass over a batch: many packets in flight, written once for all widths.
+//!
+//! A packet has a bulk and a last part. The bulk, whole steps of [`Lanes::BLOCKS`] × `N` blocks,
+//! is encrypted as it stands, AES of one step between the multiplications of another. The last
+//! part (up to a step, or all of a small packet) goes with that of other packets:
+//!
+//! 1. *Enter*: checks the operation and puts the packet's counter blocks behind those of the
+//!    packets before it: first the one whose encryption masks the tag, then those of the last part.
+//! 2. *Encrypt*: as soon as a step of counter blocks has come together, whosever they are, it
+//!    goes through AES at once. Packets of one key share a step; another key begins a new one.
+//! 3. *Finish*: packets whose key stream was ready before this step are encrypted and hashed.
+//!    Nothing in it waits for the AES just begun, so the processor does both at a time.
+//!
+//! No branch and no address depends on a key, a plaintext or how an ICV is wrong.
+
+use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
+
+use super::key::{Block, GcmKey, POWERS};
+use super::lanes::{Lanes, X1};
+use super::others;
+use crate::{Aad, Job, KeyId, Keys, Span};
+
+/// The three sums of half products of a GHASH, reduced once at the end.
+#[derive(Clone, Copy)]
+pub(super) struct Sums<L> {
+    low: L,
+    middle: L,
+    high: L,
+}
+
+impl<L: Lanes> Sums<L> {
+    #[inline(always)]
+    pub(super) fn of(block: L, power: L) -> Self {
+        Self {
+            low: block.product::<0x00>(power),
+            middle: block.product::<0x01>(power).xor(block.product::<0x10>(power)),
+            high: block.product::<0x11>(power),
+        }
+    }
+
+    /// See [`Lanes::pinned`].
+    #[inline(always)]
+    fn pinned(self) -> Self {
+        Self { low: self.low.pinned(), middle: self.middle.pinned(), high: self.high.pinned() }
+    }
+
+    #[inline(always)]
+    fn plus(self, other: Self) -> Self {
+        Self { low: self.low.xor(other.low), middle: self.middle.xor(other.middle), high: self.high.xor(other.high) }
+    }
+
+    /// The sum of all lanes modulo x¹²⁸ + x¹²⁷ + x¹²⁶ + x¹²¹ + 1, times x⁻¹²⁸ (POLYVAL's dot):
+    /// the low quarter is cancelled by a multiple of the polynomial, then the next.
+    #[inline(always)]
+    pub(super) fn reduce(self) -> __m128i {
+        // SAFETY: a value of `L` exists only where the features do; every width has those of X1.
+        unsafe {
+            let polynomial = X1::low(_mm_set_epi64x(0, 0xc2u64.rotate_left(56) as i64));
+            let (low, middle) = (X1::low(self.low.fold()), X1::low(self.middle.fold()));
+            let high = X1::low(self.high.fold());
+            let middle = middle.xor(low.turned()).xor(low.product::<0x00>(polynomial));
+            high.xor(middle.turned()).xor(middle.product::<0x00>(polynomial)).block()
+        }
+    }
+}
+
+/// Blocks of key stream that are kept; then it begins anew, when the first have long been used.
+const CAPACITY: usize = 256;
+/// The most blocks that one packet puts there: the one for the tag and a last part.
+const LARGEST: usize = POWERS - 1;
+/// Packets that wait to be finished: at most as many as have blocks in two steps and a packet.
+const SLOTS: usize = 64;
+
+/// Bytes of a body up to which a packet has no bulk.
+const SHORT: usize = 16 * (LARGEST - 1);
+
+/// Counter blocks, which become key stream where they are; some are written beyond the last.
+#[repr(C, align(64))]
+struct Stream([Block; CAPACITY + 16]);
+
+/// A width, how many vectors make a step, and what is called rather than inlined: each function is
+/// compiled for the features of the width, and has its registers for itself.
+pub(super) trait Width {
+    /// The vectors.
+    type L: Lanes;
+    /// Vectors in a step; steps have up to sixteen blocks.
+    const N: usize;
+
+    /// [`begin_any`].
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn begin_any<const SEAL: bool>(
+        key: &GcmKey,
+        job: &mut Job<'_>,
+        parts: &Parts,
+        stream: *mut u8,
+    ) -> Option<Begun>;
+
+    /// [`encrypt`] of `vectors` vectors, fewer than a step.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn encrypt_some(key: &GcmKey, at: *mut u8, vectors: usize);
+}
+
+/// A packet between entering and finishing.
+#[derive(Clone, Copy)]
+struct Slot {
+    /// What comes first into the hash, reversed: the associated data or the sum of all before.
+    first: __m128i,
+    /// The block of lengths, reversed.
+    lengths: __m128i,
+    key: *const GcmKey,
+    /// Its blocks of key stream.
+    own: *const u8,
+    /// The last part.
+    rest: *mut u8,
+    icv: *mut u8,
+    rest_len: u32,
+    /// How much may be touched from `rest` on: to the end of the packet, or more than is needed.
+    room: u32,
+    /// Where its blocks of key stream end, counted over the batch.
+    end: usize,
+    job: usize,
+    /// Whether `first` is a block of its own before those of the last part, or their sum so far.
+    is_block: bool,
+}
+
+/// Where the parts of a packet stand, checked.
+pub(super) struct Parts {
+    body: usize,
+    body_len: usize,
+    icv: usize,
+    /// The nonce and a counter of zero, reversed, as all counters here are until they are encrypted.
+    counter: X1,
+}
+
+/// What is left of a packet when it has been begun.
+pub(super) struct Begun {
+    first: __m128i,
+    is_block: bool,
+    aad_len: usize,
+    bulk_len: usize,
+}
+
+/// Seals or opens every job whose key is this engine's, and hands the others on.
+///
+/// # Safety
+/// The processor has the features of `F`, and the function into which this is inlined is
+/// compiled for them.
+#[inline(always)]
+pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
+    let lanes = F::L::BLOCKS;
+    let step = F::N * lanes;
+    let mut stream = MaybeUninit::<Stream>::uninit();
+    let stream = stream.as_mut_ptr().cast::<u8>();
+    let mut slots = [const { MaybeUninit::<Slot>::uninit() }; SLOTS];
+    let (mut oldest, mut newest) = (0, 0);
+    // Blocks of key stream, counted over the batch; where one lies is its number modulo the capacity.
+    let (mut written, mut encrypted) = (0, 0);
+    let (mut next, mut id, mut key): (usize, KeyId, Option<&GcmKey>) = (0, KeyId(0), None);
+    loop {
+        while next < jobs.len() && written - encrypted < step {
+            let job = &mut jobs[next];
+            if key.is_none() || job.op.key != id {
+                if written != encrypted {
+                    break;
+                }
+                (id, key) = (job.op.key, own_key(keys, job.op.key));
+            }
+            let Some(key) = key else {
+                let is_other = |job: &Job<'_>| own_key(keys, job.op.key).is_none();
+                let count = jobs[next..].iter().take_while(|job| is_other(job)).count();
+                others::<SEAL>(keys, &mut jobs[next..next + count]);
+                next += count;
+                continue;
+            };
+            if written % CAPACITY >= CAPACITY - LARGEST {
+                if written != encrypted {
+                    break;
+                }
+                written = written.next_multiple_of(CAPACITY);
+                encrypted = written;
+            }
+            (job.sealed, job.verified) = (false, false);
+            debug_assert!(newest - oldest < SLOTS);
+            let slot = slots[newest % SLOTS].as_mut_ptr();
+            // SAFETY: the features are the caller's; there is room for the packet's blocks.
+            if let Some(end) = unsafe { enter::<F, SEAL>(key, job, next, stream, written, slot) } {
+                written = end;
+                newest += 1;
+            }
+            next += 1;
+        }
+        let ready = encrypted;
+        if let Some(key) = key.filter(|_| written != encrypted) {
+            // SAFETY: the features are the caller's. All blocks below `written` are initialised, and
+            // the vector of zeros behind them completes the last one.
+            unsafe {
+                let at = stream.add(16 * (encrypted % CAPACITY));
+                if written - encrypted >= step {
+                    match F::N {
+                        4 => encrypt::<F::L, 4>(key, at),
+                        _ => encrypt::<F::L, 8>(key, at),
+                    }
+                    encrypted += step;
+                } else {
+                    let vectors = (written - encrypted).div_ceil(lanes);
+                    if lanes > 1 {
+                        F::L::low(_mm_setzero_si128()).store(at.add(16 * (written - encrypted)));
+                    }
+                    F::encrypt_some(key, at, vectors);
+                    encrypted += vectors * lanes;
+                    written = encrypted;
+                }
+            }
+        }
+        // What has just been encrypted waits for the next step, if there is one.
+        let ready = if next == jobs.len() && written == encrypted { encrypted } else { ready };
+        while oldest < newest {
+            // SAFETY: slots from `oldest` to `newest` are initialised.
+            let slot = unsafe { slots[oldest % SLOTS].assume_init_ref() };
+            if slot.end > ready {
+                break;
+            }
+            // SAFETY: its blocks are key stream, its packet and key outlive the call.
+            let done = unsafe { finish::<F::L, SEAL>(slot) };
+            let job = &mut jobs[slot.job];
+            if SEAL {
+                job.sealed = true
+            } else {
+                job.verified = done
+            }
+            oldest += 1;
+        }
+        if next == jobs.len() && oldest == newest {
+            return;
+        }
+    }
+}
+
+#[inline(always)]
+fn own_key(keys: Keys<'_>, id: KeyId) -> Option<&GcmKey> {
+    keys.get(id).and_then(|key| key.state.vaes())
+}
+
+/// Whether a span lies within `len` bytes.
+#[inline(always)]
+fn fits(span: Span, len: usize) -> bool {
+    span.start <= span.end && span.end as usize <= len
+}
+
+impl Parts {
+    /// `None` when the operation does not fit packet or key: associated data, body and ICV stand
+    /// in this order and share no byte.
+    #[inline(always)]
+    fn of(key: &GcmKey, job: &Job<'_>) -> Option<Self> {
+        let (op, len) = (&job.op, job.packet.len());
+        let (icv, mut body) = (op.icv, op.body);
+        if !fits(icv, len) || icv.end - icv.start != u32::from(key.icv_len) || !fits(body, len) {
+            return None;
+        }
+        if body.start == body.end {
+            body = Span { start: icv.start, end: icv.start };
+        } else if key.gmac {
+            return None;
+        }
+        if body.end > icv.start {
+            return None;
+        }
+        let iv = u64::from_be_bytes([op.iv[0], op.iv[1], op.iv[2], op.iv[3], op.iv[4], op.iv[5], op.iv[6], op.iv[7]]);
+        let nonce = u64::from(u32::from_be_bytes(key.salt)) << 32 | iv >> 32;
+        // SAFETY: a key exists only where the processor has the features of X1.
+        let counter = unsafe { X1::low(_mm_set_epi64x(nonce as i64, (iv << 32) as i64)) };
+        Some(Self { body: body.start as usize, body_len: body.len(), icv: icv.start as usize, counter })
+    }
+}
+
+/// Checks the operation, begins the packet, writes the counter blocks of what is left to the stream,
+/// and says where they end. `None` when it does not fit.
+///
+/// # Safety
+/// The features; `LARGEST` blocks and a vector from `at` on are within the stream; `slot` is writable.
+#[inline(always)]
+unsafe fn enter<F: Width, const SEAL: bool>(
+    key: &GcmKey,
+    job: &mut Job<'_>,
+    index: usize,
+    stream: *mut u8,
+    at: usize,
+    slot: *mut Slot,
+) -> Option<usize> {
+    let parts = Parts::of(key, job)?;
+    let own = stream.wrapping_add(16 * (at % CAPACITY));
+    let mut short = parts.body_len <= SHORT;
+    if short && !job.fetch() {
+        return None;
+    }
+    let packet = job.packet.as_mut_ptr();
+    // SAFETY: spans were checked against the packet; `room` ends where the packet does; the
+    // caller answers for the stream and the slot.
+    unsafe {
+        let mut begun = Begun { first: _mm_setzero_si128(), is_block: true, aad_len: 12, bulk_len: 0 };
+        match &job.op.aad {
+            Aad::Inline(bytes) => {
+                let [a, b, c, d, e, f, g, h, i, j, k, l] = *bytes;
+                let (high, low) = (u64::from_be_bytes([a, b, c, d, e, f, g, h]), u32::from_be_bytes([i, j, k, l]));
+                begun.first = _mm_set_epi64x(high as i64, (u64::from(low) << 32) as i64);
+            }
+            Aad::InPlace(span) => {
+                let (from, len) = (span.start as usize, (span.end.wrapping_sub(span.start)) as usize);
+                // A whole block can be read wherever one byte of associated data has a body and an ICV behind it.
+                if matches!(len, 1..=16) && span.end as usize <= parts.body && from + 16 <= job.packet.len() {
+                    begun.first = X1::load(packet.add(from)).first(len).swap().block();
+                    begun.aad_len = len;
+                } else {
+                    short = false;
+                }
+            }
+            _ => short = false,
+        }
+        let rest_blocks;
+        if short {
+            rest_blocks = parts.body_len.div_ceil(16);
+            write_counters::<F::L>(parts.counter, 1, rest_blocks + 1, own);
+        } else {
+            begun = F::begin_any::<SEAL>(key, job, &parts, own)?;
+            rest_blocks = (parts.body_len - begun.bulk_len).div_ceil(16);
+        }
+        // Field by field: a slot put together elsewhere would be copied in vectors right behind the
+        // stores of its fields, and wait for them.
+        let (rest, end) = (parts.body + begun.bulk_len, at + 1 + rest_blocks);
+        (&raw mut (*slot).first).write(begun.first);
+        (&raw mut (*slot).lengths).write(_mm_set_epi64x(8 * begun.aad_len as i64, 8 * parts.body_len as i64));
+        (&raw mut (*slot).key).write(key);
+        (&raw mut (*slot).own).write(own);
+        (&raw mut (*slot).rest).write(packet.add(rest));
+        (&raw mut (*slot).icv).write(packet.add(parts.icv));
+        (&raw mut (*slot).rest_len).write((parts.body_len - begun.bulk_len) as u32);
+        (&raw mut (*slot).room).write((job.packet.len() - rest).min(1 << 16) as u32);
+        (&raw mut (*slot).end).write(end);
+        (&raw mut (*slot).job).write(index);
+        (&raw mut (*slot).is_block).write(begun.is_block);
+        Some(end)
+    }
+}
+
+/// Begins a packet of any kind: hashes its associated data, does its bulk, and writes the counter blocks of
+/// what is left. `None` when the associated data do not fit.
+///
+/// # Safety
+/// The features; `LARGEST` blocks and a vector are writable at `stream`; `parts` are those of `job`.
+#[inline(always)]
+pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
+    key: &GcmKey,
+    job: &mut Job<'_>,
+    parts: &Parts,
+    stream: *mut u8,
+) -> Option<Begun> {
+    let len = job.packet.len();
+    let step_len = 16 * F::N * F::L::BLOCKS;
+    let steps = if parts.body_len <= SHORT { 0 } else { parts.body_len / step_len };
+    let bulk_len = steps * step_len;
+    // A source that has all of the bulk is read as it is encrypted.
+    let source = job.source;
+    let apart = steps > 0 && source.len() >= bulk_len;
+    if !(if apart { job.fetch_from(bulk_len) } else { job.fetch() }) {
+        return None;
+    }
+    let packet = job.packet.as_mut_ptr();
+    // SAFETY: spans are checked against what stands before the body; `room` ends with the packet.
+    unsafe {
+        let zero = _mm_setzero_si128();
+        let (mut first, mut is_block, aad_len) = match job.op.aad {
+            Aad::Inline(bytes) => {
+                let mut block = Block::ZERO;
+                block.0[..12].copy_from_slice(&bytes);
+                (X1::load(block.0.as_ptr()).swap().block(), true, 12)
+            }
+            Aad::InPlace(span) => {
+                if !fits(span, parts.body) {
+                    return None;
+                }
+                let (from, span_len) = (span.start as usize, span.len());
+                match span_len {
+                    0 => (zero, false, 0),
+                    1..=16 => (X1::load_part(packet.add(from), span_len, len - from).swap().block(), true, span_len),
+                    _ => (absorb::<F::L>(key, zero, packet.add(from), span_len, len - from), false, span_len),
+                }
+            }
+            Aad::InlineThen(bytes, span) => {
+                // No longer one is in a packet, and no engine takes it.
+                if !fits(span, parts.body) || span.len() > 0xffff {
+                    return None;
+                }
+                // The block in which both meet is put together, what follows is read where it is.
+                let (from, span_len) = (span.start as usize, span.len());
+                let taken = span_len.min(4);
+                let mut seam = Block::ZERO;
+                seam.0[..12].copy_from_slice(&bytes);
+                seam.0[12..12 + taken].copy_from_slice(&job.packet[from..from + taken]);
+                let sum = Sums::of(X1::load(seam.0.as_ptr()).swap(), X1::load(key.powers_from(1))).reduce();
+                let from = from + taken;
+                (absorb::<F::L>(key, sum, packet.add(from), span_len - taken, len - from), false, 12 + span_len)
+            }
+            Aad::InPlaceThen(..) => return None,
+        };
+        let rest_blocks = (parts.body_len - bulk_len).div_ceil(16);
+        if steps > 0 {
+            if is_block {
+                first = Sums::of(X1::low(first), X1::load(key.powers_from(1))).reduce();
+                is_block = false;
+            }
+            let to = packet.add(parts.body);
+            let from = if apart { source.as_ptr() } else { to.cast_const() };
+            first = match F::N {
+                4 => bulk::<F::L, 4, SEAL>(key, parts.counter, first, from, to, steps),
+                _ => bulk::<F::L, 8, SEAL>(key, parts.counter, first, from, to, steps),
+            };
+            write_counters::<X1>(parts.counter, 1, 1, stream);
+            write_counters::<F::L>(parts.counter, 2 + bulk_len as u32 / 16, rest_blocks, stream.add(16));
+        } else {
+            write_counters::<F::L>(parts.counter, 1, rest_blocks + 1, stream);
+        }
+        Some(Begun { first, is_block, aad_len, bulk_len })
+    }
+}
+
+/// Writes `count` counter blocks that count up from `from`, and more behind them: what most small packets
+/// need is written without a look at how many it is.
+///
+/// # Safety
+/// The features; as many blocks from `to` on, or eight, and a vector are writable.
+#[inline(always)]
+unsafe fn write_counters<L: Lanes>(counter: X1, from: u32, count: usize, to: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut counters = counters_from::<L>(counter, from);
+        let step = L::splat(_mm_set_epi32(0, 0, 0, L::BLOCKS as i32));
+        for i in 0..6usize.div_ceil(L::BLOCKS) {
+            counters.swap().store(to.add(16 * L::BLOCKS * i));
+            counters = counters.add(step);
+        }
+        let mut written = 6usize.next_multiple_of(L::BLOCKS);
+        while written < count {
+            counters.swap().store(to.add(16 * written));
+            counters = counters.add(step);
+            written += L::BLOCKS;
+        }
+    }
+}
+
+/// 0, 1, 2, 3 in the places of reversed counters.
+static RAMP: [Block; 4] = {
+    let mut ramp = [Block::ZERO; 4];
+    let mut i = 0;
+    while i < 4 {
+        ramp[i].0[0] = i as u8;
+        i += 1;
+    }
+    ramp
+};
+
+/// The reversed counter blocks `from`, `from + 1`, ….
+///
+/// # Safety
+/// The features.
+#[inline(always)]
+unsafe fn counters_from<L: Lanes>(counter: X1, from: u32) -> L {
+    // SAFETY: the features are the caller's; the table holds the longest vector.
+    unsafe {
+        L::splat(counter.add(X1::low(_mm_set_epi32(0, 0, 0, from as i32))).block()).add(L::load(RAMP.as_ptr().cast()))
+    }
+}
+
+/// Encrypts `K` vectors where they are.
+///
+/// # Safety
+/// The features; `K` vectors at `at` are initialised.
+#[inline(always)]
+unsafe fn encrypt<L: Lanes, const K: usize>(key: &GcmKey, at: *mut u8) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut blocks = [L::load(at); K];
+        for (i, block) in blocks.iter_mut().enumerate() {
+            *block = L::load(at.add(16 * L::BLOCKS * i));
+        }
+        whiten::<L, K>(key, &mut blocks);
+        rounds::<L, K>(key, &mut blocks, 1, 10);
+        last_rounds::<L, K>(key, &mut blocks);
+        for (i, block) in blocks.iter().enumerate() {
+            block.store(at.add(16 * L::BLOCKS * i));
+        }
+    }
+}
+
+/// Encrypts up to eight vectors where they are.
+///
+/// # Safety
+/// As for [`encrypt`].
+#[inline(always)]
+pub(super) unsafe fn encrypt_some<L: Lanes>(key: &GcmKey, at: *mut u8, vectors: usize) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        match vectors {
+            1 => encrypt::<L, 1>(key, at),
+            2 => encrypt::<L, 2>(key, at),
+            3 => encrypt::<L, 3>(key, at),
+            4 => encrypt::<L, 4>(key, at),
+            5 => encrypt::<L, 5>(key, at),
+            6 => encrypt::<L, 6>(key, at),
+            7 => encrypt::<L, 7>(key, at),
+            _ => encrypt::<L, 8>(key, at),
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn round_key<L: Lanes>(key: &GcmKey, round: usize) -> L {
+    // SAFETY: a round key is a block; the features are the caller's.
+    unsafe { L::splat(X1::load(key.round_key(round)).block()) }
+}
+
+/// The addition of the first round key.
+#[inline(always)]
+unsafe fn whiten<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
+    // SAFETY: the features are the caller's.
+    let first = unsafe { round_key::<L>(key, 0) };
+    for block in blocks {
+        *block = block.xor(first);
+    }
+}
+
+/// The rounds from `from` to below `to`.
+#[inline(always)]
+unsafe fn rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K], from: usize, to: usize) {
+    for round in from..to {
+        // SAFETY: the features are the caller's.
+        let round_key = unsafe { round_key::<L>(key, round) };
+        for block in blocks.iter_mut() {
+            *block = block.round(round_key);
+        }
+    }
+}
+
+/// All rounds after the ninth.
+#[inline(always)]
+unsafe fn last_rounds<L: Lanes, const K: usize>(key: &GcmKey, blocks: &mut [L; K]) {
+    // SAFETY: the features are the caller's.
+    unsafe {
+        let last = key.rounds();
+        if last > 10 {
+            rounds::<L, K>(key, blocks, 10, 12);
+            if last > 12 {
+                rounds::<L, K>(key, blocks, 12, 14);
+            }
+        }
+        let last = round_key::<L>(key, last);
+        for block in blocks {
+            *block = block.last_round(last);
+        }
+    }
+}
+
+/// Encrypts or decrypts whole steps from `from` to `to`, which are the same or apart, and adds
+/// the ciphertext to the hash: between the rounds of a step the multiplications of the step
+/// before (sealing: its ciphertext must be there) or of the same (opening).
+///
+/// # Safety
+/// The features; `steps` steps, one at least, are readable at `from` and writable at `to`.
+#[inline(always)]
+unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
+    key: &GcmKey,
+    counter: X1,
+    mut hash: __m128i,
+    mut from: *const u8,
+    mut to: *mut u8,
+    steps: usize,
+) -> __m128i {
+    let step_len = 16 * N * L::BLOCKS;
+    // SAFETY: the caller's promise; `from` and `to` move by one step each time.
+    unsafe {
+        let mut counters = counters_from::<L>(counter, 2);
+        let mut left = steps;
+        if SEAL {
+            let mut blocks = next_counters::<L, N>(key, &mut counters);
+            rounds::<L, N>(key, &mut blocks, 1, 10);
+            last_rounds::<L, N>(key, &mut blocks);
+            add_stream::<L, N>(&blocks, from, to);
+            (from, to, left) = (from.add(step_len), to.add(step_len), left - 1);
+        }
+        while left > 0 {
+            let hashed = if SEAL { to.sub(step_len).cast_const() } else { from };
+            let mut blocks = next_counters::<L, N>(key, &mut counters);
+            let mut sums = hash_step::<L, N>(key, hash, hashed, 0, None);
+            for round in 1..10 {
+                rounds::<L, N>(key, &mut blocks, round, round + 1);
+                if round < N {
+                    sums = hash_step::<L, N>(key, hash, hashed, round, Some(sums));
+                }
+                // Otherwise the compiler gathers the hash in front of the AES, further apart than the processor
+                // looks ahead (docs/decisions/0011).
+                blocks = blocks.map(L::pinned);
+                sums = sums.pinned();
+            }
+            hash = sums.reduce();
+            last_rounds::<L, N>(key, &mut blocks);
+            add_stream::<L, N>(&blocks, from, to);
+            (from, to, left) = (from.add(step_len), to.add(step_len), left - 1);
+        }
+        if SEAL {
+            let hashed = to.sub(step_len);
+            let mut sums = hash_step::<L, N>(key, hash, hashed, 0, None);
+            for i in 1..N {
+                sums = hash_step::<L, N>(key, hash, hashed, i, Some(sums));
+            }
+            hash = sums.reduce();
+        }
+        hash
+    }
+}
+
+/// The next counters of a step, with the first round key.
+#[inline(always)]
+unsafe fn next_counters<L: Lanes, const N: usize>(key: &GcmKey, counters: &mut L) -> [L; N] {
+    // SAFETY: the features are the caller's.
+    unsafe {
+        let step = L::splat(_mm_set_epi32(0, 0, 0, L::BLOCKS as i32));
+        let mut blocks = [*counters; N];
+        for block in &mut blocks {
+            *block = counters.swap();
+            *counters = counters.add(step);
+        }
+        whiten::<L, N>(key, &mut blocks);
+        blocks
+    }
+}
+
+/// Encrypts or decrypts a step by its key stream.
+#[inline(always)]
+unsafe fn add_stream<L: Lanes, const N: usize>(stream: &[L; N], from: *const u8, to: *mut u8) {
+    for (i, block) in stream.iter().enumerate() {
+        let at = 16 * L::BLOCKS * i;
+        // SAFETY: the caller's steps and features.
+        unsafe { block.xor(L::load(from.add(at))).store(to.add(at)) };
+    }
+}
+
+/// Multiplies vector `i` of a step; the first takes the hash of all before with it.
+#[inline(always)]
+unsafe fn hash_step<L: Lanes, const N: usize>(
+    key: &GcmKey,
+    hash: __m128i,
+    step: *const u8,
+    i: usize,
+    sums: Option<Sums<L>>,
+) -> Sums<L> {
+    // SAFETY: the caller's step and features; powers from a step's number of blocks on.
+    unsafe {
+        let block = L::load(step.add(16 * L::BLOCKS * i)).pinned().swap();
+        let power = L::load(key.powers_from((N - i) * L::BLOCKS));
+        match sums {
+            None => Sums::of(block.xor(L::low(hash)), power),
+            Some(sums) => sums.plus(Sums::of(block, power)),
+        }
+    }
+}
+
+/// Adds bytes, filled up with zeros to whole blocks, to a hash.
+///
+/// # Safety
+/// The features; `room >= len` bytes are readable.
+#[inline(always)]
+unsafe fn absorb<L: Lanes>(
+    key: &GcmKey,
+    mut hash: __m128i,
+    mut at: *const u8,
+    mut len: usize,
+    mut room: usize,
+) -> __m128i {
+    // SAFETY: the caller's promise; `at`, `len` and `room` move together.
+    unsafe {
+        while len >= 16 * L::BLOCKS {
+            let vectors = (len / (16 * L::BLOCKS)).min(16 / L::BLOCKS);
+            let mut sums =
+                Sums::of(L::load(at).swap().xor(L::low(hash)), L::load(key.powers_from(vectors * L::BLOCKS)));
+            for i in 1..vectors {
+                let power = L::load(key.powers_from((vectors - i) * L::BLOCKS));
+                sums = sums.plus(Sums::of(L::load(at.add(16 * L::BLOCKS * i)).swap(), power));
+            }
+            hash = sums.reduce();
+            let taken = 16 * L::BLOCKS * vectors;
+            (at, len, room) = (at.add(taken), len - taken, room - taken);
+        }
+        while len > 0 {
+            let taken = len.min(16);
+            let block = X1::load_part(at, taken, room).swap().xor(X1::low(hash));
+            hash = Sums::of(block, X1::load(key.powers_from(1))).reduce();
+            (at, len, room) = (at.add(taken), len - taken, room - taken);
+        }
+        hash
+    }
+}
+
+/// Encrypts or decrypts the last part, completes the hash, and writes the ICV or compares it.
+///
+/// # Safety
+/// The features; the slot's packet and blocks of key stream are there.
+#[inline(always)]
+unsafe fn finish<L: Lanes, const SEAL: bool>(slot: &Slot) -> bool {
+    // SAFETY: the caller's promise; `rest_len <= room`, and the powers are as many as the blocks.
+    unsafe {
+        let key = &*slot.key;
+        let (rest_len, own, rest) = (slot.rest_len as usize, slot.own.add(16), slot.rest);
+        let powers = key.powers_from(rest_len.div_ceil(16) + 1);
+        let before = powers.wrapping_sub(16 * usize::from(slot.is_block));
+        let ends = Sums::of(X1::low(slot.first), X1::load(before))
+            .plus(Sums::of(X1::low(slot.lengths), X1::load(key.powers_from(1))));
+        let mut sums = Sums {
+            low: L::low(ends.low.block()),
+            middle: L::low(ends.middle.block()),
+            high: L::low(ends.high.block()),
+        };
+
+        let vector = 16 * L::BLOCKS;
+        let mut done = 0;
+        while done + vector <= rest_len {
+            let before = L::load(rest.add(done));
+            let after = before.xor(L::load(own.add(done)));
+            after.store(rest.add(done));
+            let cipher = if SEAL { after } else { before };
+            sums = sums.plus(Sums::of(cipher.swap(), L::load(powers.add(done))));
+            done += vector;
+        }
+        if done < rest_len {
+            let stream = L::load(own.add(done));
+            let (before, after) = stream.crypt_rest(rest.add(done), rest_len - done, slot.room as usize - done);
+            let cipher = if SEAL { after } else { before };
+            sums = sums.plus(Sums::of(cipher.swap(), L::load(powers.add(done))));
+        }
+
+        let tag = X1::low(sums.reduce()).swap().xor(X1::load(slot.own));
+        if SEAL && key.icv_len == 16 {
+            tag.store(slot.icv);
+            return true;
+        }
+        let icv_len = usize::from(key.icv_len);
+        if SEAL {
+            let mut whole = Block::ZERO;
+            tag.store(whole.0.as_mut_ptr());
+            std::ptr::copy_nonoverlapping(whole.0.as_ptr(), slot.icv, icv_len);
+            return true;
+        }
+        let received = X1::load_part(slot.icv, icv_len, icv_len);
+        let differ = received.xor(tag.first(icv_len)).block();
+        _mm_testz_si128(differ, differ) == 1
+    }
+}

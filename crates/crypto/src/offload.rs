@@ -1,0 +1,386 @@
+//! The asynchronous form of an engine: groups of operations are submitted, run elsewhere, and polled in the order in which
+//! they were submitted. Here "elsewhere" is worker threads; a GPU or a network card would have the same shape.
+//!
+//! Groups go to the threads in turn and are fetched in turn, so that order needs no numbers: what is polled next is always
+//! at the head of the next thread's ring. The price is that a group which takes long holds back those behind it. All rings
+//! are bounded; a group that finds no room is handed back, for the caller to wait or to drop.
+
+mod rest;
+mod sync;
+
+use std::io;
+use std::sync::Arc;
+use std::thread::{JoinHandle, Thread};
+
+use arrayvec::ArrayVec;
+use rest::Rest;
+
+use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Job, KeyTable, Keys};
+
+/// Operations of a group at most: what engines take at once.
+pub const GROUP: usize = 16;
+/// How often a thread looks into an empty ring before it sleeps: about 10 µs.
+const LOOKS: u32 = 256;
+
+/// Which way a group goes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Way {
+    /// [`Engine::seal`].
+    Seal,
+    /// [`Engine::open`].
+    Open,
+}
+
+/// One operation with the packet that it works on, and what came of it.
+pub struct Task<P> {
+    /// What to do.
+    pub op: CryptoOp,
+    /// The packet. Spans of the operation count from its first byte.
+    pub packet: P,
+    sealed: bool,
+    ok: Option<IcvOk>,
+}
+
+impl<P> Task<P> {
+    /// A task that has not run.
+    pub fn new(op: CryptoOp, packet: P) -> Self {
+        Self { op, packet, sealed: false, ok: None }
+    }
+
+    /// As [`Job::sealed`].
+    pub fn sealed(&self) -> bool {
+        self.sealed
+    }
+
+    /// As [`Job::take_ok`].
+    pub fn take_ok(&mut self) -> Option<IcvOk> {
+        self.ok.take()
+    }
+}
+
+/// Tasks that travel together.
+pub struct Group<P> {
+    /// Seal or open.
+    pub way: Way,
+    /// The keys that the operations name. Derived keys belong to one core and are none of them.
+    pub keys: Arc<KeyTable>,
+    /// The tasks.
+    pub tasks: ArrayVec<Task<P>, GROUP>,
+}
+
+/// A thread of an [`Offload`] has ended, by a panic: what it had is lost.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("a thread of the asynchronous engine has ended")]
+pub struct Gone;
+
+/// An engine on threads of its own. Used by one caller; dropping it ends the threads, and what was not polled is lost.
+pub struct Offload<P> {
+    lanes: Vec<Lane<P>>,
+    /// Lane of the next group in, and of the next group out.
+    next_in: usize,
+    next_out: usize,
+    /// Groups that were submitted and not polled.
+    under_way: usize,
+}
+
+struct Lane<P> {
+    /// `None` only while it is dropped: the thread ends when it sees that.
+    to: Option<rtrb::Producer<Group<P>>>,
+    from: rtrb::Consumer<Group<P>>,
+    rest: Arc<Rest>,
+    thread: Thread,
+    handle: Option<JoinHandle<()>>,
+    /// Groups in either ring or with the thread; never above the capacity of one ring, so that the thread's always has room.
+    has: usize,
+    capacity: usize,
+}
+
+impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
+    /// Starts `threads` (at least 1) that run `engine`, each with room for `depth` (at least 1) groups. All memory of
+    /// the rings is taken now.
+    ///
+    /// # Errors
+    /// The operating system has no thread to give.
+    pub fn start(engine: Engine, threads: usize, depth: usize) -> io::Result<Self> {
+        let lane = |number| Lane::start(engine, number, depth.max(1));
+        let lanes = (0..threads.max(1)).map(lane).collect::<io::Result<_>>()?;
+        Ok(Self { lanes, next_in: 0, next_out: 0, under_way: 0 })
+    }
+
+    /// Hands a group over to be run. An empty group is run as any other.
+    ///
+    /// # Errors
+    /// The group itself when there is no room: poll, and try again.
+    pub fn submit(&mut self, group: Group<P>) -> Result<(), Group<P>> {
+        let lane = &mut self.lanes[self.next_in];
+        if lane.has == lane.capacity {
+            return Err(group);
+        }
+        let Some(to) = &mut lane.to else { return Err(group) };
+        to.push(group).map_err(|rtrb::PushError::Full(group)| group)?;
+        lane.has += 1;
+        lane.rest.wake(&lane.thread);
+        self.under_way += 1;
+        self.next_in = (self.next_in + 1) % self.lanes.len();
+        Ok(())
+    }
+
+    /// The oldest group that was submitted and not polled, when it has run; `None` when it has not, or there is none.
+    ///
+    /// # Errors
+    /// [`Gone`]: that group will never come.
+    pub fn poll(&mut self) -> Result<Option<Group<P>>, Gone> {
+        let lane = &mut self.lanes[self.next_out];
+        match lane.from.pop() {
+            Ok(group) => {
+                lane.has -= 1;
+                self.under_way -= 1;
+                self.next_out = (self.next_out + 1) % self.lanes.len();
+                Ok(Some(group))
+            }
+            // The ring is looked at once more: the thread may have put its last group there before it ended.
+            Err(_) if lane.has > 0 && lane.from.is_abandoned() && lane.from.is_empty() => Err(Gone),
+            Err(_) => Ok(None),
+        }
+    }
+
+    /// Groups that were submitted and not polled.
+    pub fn under_way(&self) -> usize {
+        self.under_way
+    }
+
+    /// Groups that can be under way at the same time.
+    pub fn capacity(&self) -> usize {
+        self.lanes.iter().map(|lane| lane.capacity).sum()
+    }
+}
+
+impl<P: AsMut<[u8]> + Send + 'static> Lane<P> {
+    fn start(engine: Engine, number: usize, depth: usize) -> io::Result<Self> {
+        let (to, work) = rtrb::RingBuffer::new(depth);
+        let (done, from) = rtrb::RingBuffer::new(depth);
+        let rest = Arc::new(Rest::new());
+        let own = Arc::clone(&rest);
+        let name = format!("weir-crypto-{number}");
+        let handle = std::thread::Builder::new().name(name).spawn(move || serve(engine, work, done, &own))?;
+        let thread = handle.thread().clone();
+        Ok(Self { to: Some(to), from, rest, thread, handle: Some(handle), has: 0, capacity: depth })
+    }
+}
+
+impl<P> Drop for Lane<P> {
+    fn drop(&mut self) {
+        self.to = None;
+        self.thread.unpark();
+        if let Some(handle) = self.handle.take() {
+            // A panic has been reported by the thread, and by `Gone`.
+            let _ = handle.join();
+        }
+    }
+}
+
+/// What a thread does until nobody submits any more.
+fn serve<P: AsMut<[u8]>>(
+    engine: Engine,
+    mut work: rtrb::Consumer<Group<P>>,
+    mut done: rtrb::Producer<Group<P>>,
+    rest: &Rest,
+) {
+    let none = DerivedKeys::new(1);
+    let mut looks = 0;
+    loop {
+        let Ok(mut group) = work.pop() else {
+            if work.is_abandoned() && work.is_empty() {
+                return;
+            }
+            if looks < LOOKS {
+                looks += 1;
+                std::hint::spin_loop();
+            } else {
+                rest.unless(|| !work.is_empty() || work.is_abandoned());
+            }
+            continue;
+        };
+        looks = 0;
+        run(engine, &none, &mut group);
+        // There is room: no more groups are under way here than this ring has places.
+        if done.push(group).is_err() {
+            return;
+        }
+    }
+}
+
+fn run<P: AsMut<[u8]>>(engine: Engine, none: &DerivedKeys, group: &mut Group<P>) {
+    let keys = Keys { table: &group.keys, derived: none };
+    let mut jobs: ArrayVec<Job<'_>, GROUP> =
+        group.tasks.iter_mut().map(|task| Job::new(task.op, task.packet.as_mut())).collect();
+    match group.way {
+        Way::Seal => engine.seal(keys, &mut jobs),
+        Way::Open => engine.open(keys, &mut jobs),
+    }
+    let outcomes: ArrayVec<(bool, Option<IcvOk>), GROUP> =
+        jobs.iter_mut().map(|job| (job.sealed(), job.take_ok())).collect();
+    drop(jobs);
+    for (task, (sealed, ok)) in group.tasks.iter_mut().zip(outcomes) {
+        (task.sealed, task.ok) = (sealed, ok);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Aad, KeyId, KeyMaterial, Span, Suite};
+
+    const AAD: usize = 8;
+    const ICV: usize = 16;
+
+    fn table(engine: Engine) -> (Arc<KeyTable>, KeyId) {
+        let suite = Suite::parse_esp("aes128gcm16").unwrap();
+        let mut table = KeyTable::default();
+        let key = engine.expand(&suite, KeyMaterial { enc: &[7; 20], integ: &[] }).unwrap();
+        let id = table.insert(Arc::new(key));
+        (Arc::new(table), id)
+    }
+
+    /// A packet of `len` octets to protect, each the low byte of its number.
+    fn task(key: KeyId, number: u64, len: usize) -> Task<Vec<u8>> {
+        let mut packet = vec![number as u8; AAD + len + ICV];
+        packet[..8].copy_from_slice(&number.to_be_bytes());
+        let mut iv = [0; 16];
+        iv[..8].copy_from_slice(&number.to_be_bytes());
+        let op = CryptoOp {
+            key,
+            aad: Aad::InPlace(Span::new(0, AAD)),
+            body: Span::new(AAD, AAD + len),
+            icv: Span::new(AAD + len, AAD + len + ICV),
+            iv,
+        };
+        Task::new(op, packet)
+    }
+
+    fn group(keys: &Arc<KeyTable>, way: Way, tasks: impl IntoIterator<Item = Task<Vec<u8>>>) -> Group<Vec<u8>> {
+        Group { way, keys: Arc::clone(keys), tasks: tasks.into_iter().collect() }
+    }
+
+    fn wait(offload: &mut Offload<Vec<u8>>) -> Group<Vec<u8>> {
+        loop {
+            match offload.poll().expect("threads run") {
+                Some(group) => return group,
+                None => std::thread::yield_now(),
+            }
+        }
+    }
+
+    #[test]
+    fn groups_come_back_in_order_and_as_the_engine_itself_makes_them() {
+        for engine in Engine::real() {
+            let (keys, key) = table(engine);
+            let mut offload = Offload::start(engine, 3, 4).unwrap();
+            let (mut sent, mut seen, groups) = (0, 0, 200);
+            while seen < groups {
+                if sent < groups {
+                    // Groups of very different sizes, so that threads finish in another order.
+                    let len = if sent % 3 == 0 { 9000 } else { 64 };
+                    let tasks = (0..1 + sent % GROUP as u64).map(|n| task(key, 1000 * sent + n, len));
+                    match offload.submit(group(&keys, Way::Seal, tasks)) {
+                        Ok(()) => sent += 1,
+                        Err(back) => assert_eq!(back.tasks.len() as u64, 1 + sent % GROUP as u64),
+                    }
+                }
+                let Some(done) = offload.poll().unwrap() else { continue };
+                assert_eq!(done.tasks.len() as u64, 1 + seen % GROUP as u64);
+                for (n, got) in done.tasks.into_iter().enumerate() {
+                    let number = 1000 * seen + n as u64;
+                    assert_eq!(got.packet[..8], number.to_be_bytes(), "order");
+                    assert!(got.sealed());
+                    let mut direct = task(key, number, got.op.body.len());
+                    let mut jobs = [Job::new(direct.op, &mut direct.packet)];
+                    engine.seal(Keys { table: &keys, derived: &DerivedKeys::new(1) }, &mut jobs);
+                    assert_eq!(got.packet, direct.packet);
+                }
+                seen += 1;
+            }
+            assert_eq!(offload.under_way(), 0);
+        }
+    }
+
+    #[test]
+    fn what_is_opened_brings_its_proof_and_what_was_changed_does_not() {
+        let (keys, key) = table(Engine::AwsLc);
+        let mut offload = Offload::start(Engine::AwsLc, 2, 2).unwrap();
+        let tasks = (0..3).map(|number| task(key, number, 100));
+        assert!(offload.submit(group(&keys, Way::Seal, tasks)).is_ok());
+        let mut sealed = wait(&mut offload);
+        sealed.way = Way::Open;
+        sealed.tasks[1].packet[50] ^= 1;
+        assert!(offload.submit(sealed).is_ok());
+        let mut opened = wait(&mut offload);
+        let proofs: Vec<bool> = opened.tasks.iter_mut().map(|task| task.take_ok().is_some()).collect();
+        assert_eq!(proofs, [true, false, true]);
+        assert!(opened.tasks[0].take_ok().is_none(), "a proof is given once");
+        assert!(opened.tasks[2].packet[8..108].iter().all(|byte| *byte == 2));
+    }
+
+    #[test]
+    fn a_full_ring_hands_the_group_back() {
+        let (keys, key) = table(Engine::AwsLc);
+        let mut offload = Offload::start(Engine::AwsLc, 2, 3).unwrap();
+        assert_eq!(offload.capacity(), 6);
+        for number in 0..6 {
+            assert!(offload.submit(group(&keys, Way::Seal, [task(key, number, 64)])).is_ok());
+        }
+        // Whether or not they have run: none was fetched.
+        let back = offload.submit(group(&keys, Way::Seal, [task(key, 6, 64)])).expect_err("no room");
+        assert_eq!(wait(&mut offload).tasks[0].packet[..8], 0_u64.to_be_bytes());
+        assert!(offload.submit(back).is_ok());
+        assert_eq!(offload.under_way(), 6);
+    }
+
+    #[test]
+    fn a_key_that_is_none_fails_the_operation_alone() {
+        let (keys, key) = table(Engine::AwsLc);
+        let mut offload = Offload::start(Engine::AwsLc, 1, 1).unwrap();
+        let tasks = [task(KeyId(99), 0, 64), task(key, 1, 64), task(KeyId(KeyId::DERIVED), 2, 64)];
+        assert!(offload.submit(group(&keys, Way::Seal, tasks)).is_ok());
+        let sealed: Vec<bool> = wait(&mut offload).tasks.iter().map(Task::sealed).collect();
+        assert_eq!(sealed, [false, true, false]);
+    }
+
+    /// A packet that breaks the thread it is on.
+    struct Broken;
+
+    impl AsMut<[u8]> for Broken {
+        fn as_mut(&mut self) -> &mut [u8] {
+            panic!("a test's own packet");
+        }
+    }
+
+    #[test]
+    fn a_thread_that_ended_is_told() {
+        let (keys, _) = table(Engine::AwsLc);
+        let mut offload = Offload::start(Engine::AwsLc, 1, 2).unwrap();
+        let tasks = std::iter::once(Task::new(CryptoOp::EMPTY, Broken)).collect();
+        assert!(offload.submit(Group { way: Way::Seal, keys, tasks }).is_ok());
+        let told = loop {
+            match offload.poll() {
+                Ok(Some(_)) => panic!("it cannot have run"),
+                Ok(None) => std::thread::yield_now(),
+                Err(gone) => break gone,
+            }
+        };
+        assert_eq!(told, Gone);
+    }
+
+    #[test]
+    fn a_thread_that_sleeps_wakes() {
+        let (keys, key) = table(Engine::AwsLc);
+        let mut offload = Offload::start(Engine::AwsLc, 2, 2).unwrap();
+        for number in 0..20 {
+            while !offload.lanes.iter().all(|lane| lane.rest.rests()) {
+                std::thread::yield_now();
+            }
+            assert!(offload.submit(group(&keys, Way::Seal, [task(key, number, 64)])).is_ok());
+            assert!(wait(&mut offload).tasks[0].sealed());
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! The last step for runs of packets that came through one lane of an SA.
+
+use crypto::IcvOk;
+use ipsec::{Drop, InNext, InsideLike, PendingIn};
+use wire::PlainFlow;
+use wire::ip::IPV4_HEADER;
+
+use super::opening::{Kind, Openings, Own};
+use super::{Admitted, Last};
+use crate::Packet;
+
+impl<'t> Last<'t> {
+    /// What a packet has in common with others, when it came through this SA and may be finished as one of a run.
+    #[inline(always)]
+    fn alike<'o>(&self, next: &InNext<'_>, openings: &'o Openings<'t>, kind: u8) -> Option<&'o Kind<'t>> {
+        let kind = openings.kind(kind)?;
+        let ours = kind.slot == self.slot && std::ptr::eq(kind.sa, self.sa) && next.shares_lane(&kind.pending);
+        Some(kind).filter(|kind| ours && kind.alike)
+    }
+
+    /// Finishes the packets from `done` on as far as they came through this SA and are of the flow `admitted`.
+    pub(super) fn finish_alike(
+        &self,
+        next: &InNext<'_>,
+        admitted: &mut Admitted,
+        (openings, done): (&Openings<'t>, usize),
+        proofs: &mut [Option<IcvOk>],
+        packets: &mut [Packet],
+    ) -> Finished {
+        let own = openings.from(done);
+        let (Some(first), Some(Some(_))) = (own.first(), proofs.first()) else { return Finished::default() };
+        let Some(Kind { pending, .. }) = self.alike(next, openings, first.kind) else { return Finished::default() };
+        if next.is_transport() {
+            return finish_each::<true>(next, &admitted.flow, pending, own, proofs, packets);
+        }
+        if !are_mixed(own) {
+            let pending = first.pending(pending);
+            let known = admitted.inside.filter(|inside| inside.is_for(&pending));
+            let packet = || packets.get(usize::from(first.i));
+            admitted.inside = known.or_else(|| next.inside(packet()?.bytes(), &pending, &admitted.flow));
+            let inside = |inside| finish_inside(next, inside, &pending, own, proofs, packets);
+            let some = admitted.inside.as_ref().map(inside).unwrap_or_default();
+            if some.count > 0 || some.refused.is_some() {
+                return some;
+            }
+        }
+        finish_each::<false>(next, &admitted.flow, pending, own, proofs, packets)
+    }
+}
+
+/// Whether the lengths of packets change so soon that each has to be looked at by itself.
+#[inline(always)]
+fn are_mixed(packets: &[Own]) -> bool {
+    const LOOKED_AT: usize = 4;
+    let mut ends = packets.iter().take(LOOKED_AT).map(|own| own.end);
+    let first = ends.next();
+    !ends.all(|end| Some(end) == first)
+}
+
+/// Finishes the first of `packets` as far as they are of one kind, with `pending` in common, and of a flow.
+#[inline(never)] // all registers are for this loop
+fn finish_each<const TRANSPORT: bool>(
+    next: &InNext<'_>,
+    flow: &PlainFlow,
+    pending: &PendingIn,
+    openings: &[Own],
+    proofs: &mut [Option<IcvOk>],
+    packets: &mut [Packet],
+) -> Finished {
+    let mut all = Finished::default();
+    let Some(Own { kind, .. }) = openings.first() else { return all };
+    for (own, proof) in openings.iter().zip(proofs) {
+        let Some(packet) = packets.get_mut(usize::from(own.i)).filter(|_| own.kind == *kind) else { break };
+        let pending = own.pending(pending);
+        let found = if TRANSPORT {
+            next.own(packet.bytes(), &pending, flow)
+        } else {
+            next.inner(packet.bytes(), &pending, flow).map(|inner| (inner, [0; IPV4_HEADER]))
+        };
+        let Some((inner, header)) = found else { break };
+        let Some(ok) = proof.take() else { break };
+        if let Err(why) = next.admit(&pending, ok) {
+            all.refused = Some(why);
+            break;
+        }
+        if TRANSPORT && let Some(own) = packet.bytes_mut()[inner.start..].first_chunk_mut() {
+            *own = header;
+        }
+        (all.count, all.bytes) = (all.count + 1, all.bytes + inner.len());
+        packet.cut(inner);
+    }
+    all
+}
+
+/// As [`finish_each`], as far as they are like the first one, of which `pending` is known and which has `inside` inside.
+#[inline(never)] // all registers are for this loop
+fn finish_inside(
+    next: &InNext<'_>,
+    inside: &InsideLike,
+    pending: &PendingIn,
+    openings: &[Own],
+    proofs: &mut [Option<IcvOk>],
+    packets: &mut [Packet],
+) -> Finished {
+    let (mut count, mut refused) = (0, None);
+    let Some(Own { kind, .. }) = openings.first() else { return Finished::default() };
+    for (own, proof) in openings.iter().zip(proofs) {
+        let like = own.kind == *kind && own.end == pending.payload.end && own.outer_tos == pending.outer_tos;
+        let Some(packet) = packets.get_mut(usize::from(own.i)).filter(|_| like) else { break };
+        let Some(inner) = inside.inner(packet.bytes()) else { break };
+        let Some(ok) = proof.take() else { break };
+        if let Err(why) = next.admit(&own.pending(pending), ok) {
+            refused = Some(why);
+            break;
+        }
+        packet.cut(inner);
+        count += 1;
+    }
+    Finished { count, bytes: count * inside.inner_len(), refused }
+}
+
+/// What was finished of a run: how many packets, and their bytes; and why the one behind them is to be dropped.
+#[derive(Default)]
+pub(super) struct Finished {
+    pub(super) count: usize,
+    pub(super) bytes: usize,
+    pub(super) refused: Option<Drop>,
+}

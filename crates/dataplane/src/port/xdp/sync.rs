@@ -1,0 +1,3 @@
+//! What [`super::ring`] is built from; its tests under loom put loom's own in place of these.
+
+pub(super) use std::sync::atomic::{AtomicU32, Ordering};

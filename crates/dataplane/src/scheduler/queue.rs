@@ -1,0 +1,368 @@
+//! The work queue: pieces of work with tags, taken by whichever core is free.
+//!
+//! A piece of work lies in one of a fixed number of places. Who holds a [`Held`] works on it; nobody else can. Its tag
+//! says what else may run meanwhile:
+//!
+//! * [`Tag::Ordered`]: pieces of the same flow run at the same time, and pass to the next tag in the order in which they
+//!   came to this one;
+//! * [`Tag::Atomic`]: pieces of the same flow run one at a time, in that order;
+//! * [`Tag::Home`]: the same, and always on the core that the flow belongs to: what leaves through the kernel there stays in
+//!   order behind it, too, since the kernel's queues are per CPU;
+//! * [`Tag::Null`]: nothing is promised.
+//!
+//! A flow is a counter of tickets. A piece takes a ticket when it enters the flow, and before it gives up its turn in the
+//! flow that it comes from: so order is carried from tag to tag. A piece whose turn has not come is de-scheduled:
+//! its core leaves it and does other work, and the core that gives up the turn before it finds it and makes it ready.
+//! Nothing waits, nothing is allocated, and there is no lock: a turn is passed on with one exchange on each side.
+
+#![allow(unsafe_code)]
+
+use super::sync::{AtomicU64, Ordering, UnsafeCell};
+
+/// Most places of a queue: a set of them is one word.
+pub const MAX_PLACES: usize = 64;
+
+/// Names an order of work. Different orders may share a number: they then wait for each other, and nothing breaks.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub struct FlowId(pub u32);
+
+/// What may run at the same time as a piece of work.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Tag {
+    /// Others of the flow, which all leave in order.
+    Ordered(FlowId),
+    /// None of the flow.
+    Atomic(FlowId),
+    /// None of the flow, on the core that the flow belongs to: its number modulo the number of cores.
+    Home(FlowId),
+    /// Everything.
+    Null,
+}
+
+/// A place in the order of a flow.
+#[derive(Clone, Copy, Debug)]
+struct Ticket {
+    flow: u32,
+    number: u64,
+    hold: Hold,
+}
+
+/// What a piece of work has of the flow that it is in.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Hold {
+    Shared,
+    Alone,
+    /// Alone, on the core that the flow belongs to.
+    Home,
+}
+
+/// The right to work on one piece. Dropping it loses a place of the queue for good: pass it on, or give it back with
+/// [`WorkQueue::leave`].
+#[must_use]
+#[derive(Debug)]
+pub struct Held {
+    place: u32,
+    ticket: Option<Ticket>,
+}
+
+/// Written by several cores, each on its own line.
+#[repr(align(128))]
+struct Apart<T>(T);
+
+struct Place<T> {
+    work: T,
+    /// While nobody holds it: what it has.
+    ticket: Option<Ticket>,
+    /// While it waits for its turn in a flow: where it goes from there.
+    next: Next,
+}
+
+/// Where a piece of work goes when its turn has come.
+#[derive(Clone, Copy)]
+enum Next {
+    /// It stays and has the flow for itself.
+    Stay(Hold),
+    To(Tag),
+    /// Out of the queue.
+    Leave,
+}
+
+#[repr(align(128))]
+struct Flow {
+    /// The next ticket.
+    tickets: AtomicU64,
+    /// The ticket whose turn it is.
+    turn: AtomicU64,
+    /// Who waits with which ticket, as a ring: the ticket, times [`WAITER`], and the number of the place from 1 on, or 0
+    /// when nobody waits with that ticket or any later. No more tickets are out than there are places, and one more for
+    /// each while it goes from a flow to the same flow.
+    waiting: Box<[AtomicU64]>,
+}
+
+/// How many values a waiter takes: one more than there are places.
+const WAITER: u64 = 128;
+const _: () = assert!(MAX_PLACES < WAITER as usize);
+
+/// The queue.
+pub struct WorkQueue<T> {
+    places: Box<[Apart<UnsafeCell<Place<T>>>]>,
+    flows: Box<[Flow]>,
+    /// Places without work, a bit each.
+    free: Apart<AtomicU64>,
+    /// Places whose work may go on, a bit each: what one core alone may take, for each core; what holds a flow back; the rest.
+    homes: Box<[Apart<AtomicU64>]>,
+    urgent: Apart<AtomicU64>,
+    ready: Apart<AtomicU64>,
+}
+
+// SAFETY: the work of a place is reached only by who holds its `Held`, which is neither `Clone` nor made twice for one
+// place: it comes from a bit that exactly one core could clear, or from a ring slot that exactly one core could empty.
+// Both are exchanges with acquire and release, so what the holder before wrote is seen. Work moves between cores: `Send`.
+unsafe impl<T: Send> Sync for WorkQueue<T> {}
+// SAFETY: as above; the queue owns its work.
+unsafe impl<T: Send> Send for WorkQueue<T> {}
+
+impl<T> WorkQueue<T> {
+    /// A queue of `cores` cores that holds `work`, one piece in each place, and keeps `flows` orders apart.
+    ///
+    /// # Panics
+    /// Without work, with more than [`MAX_PLACES`] pieces, or without flows or cores: a bug of the caller.
+    pub fn new(work: Vec<T>, flows: usize, cores: usize) -> Self {
+        assert!((1..=MAX_PLACES).contains(&work.len()) && flows > 0 && cores > 0);
+        let places = work.len();
+        let flow = || Flow {
+            tickets: AtomicU64::new(0),
+            turn: AtomicU64::new(0),
+            waiting: (0..2 * places).map(|_| AtomicU64::new(0)).collect(),
+        };
+        let place = |work| Apart(UnsafeCell::new(Place { work, ticket: None, next: Next::Leave }));
+        Self {
+            places: work.into_iter().map(place).collect(),
+            flows: (0..flows).map(|_| flow()).collect(),
+            free: Apart(AtomicU64::new(u64::MAX >> (MAX_PLACES - places))),
+            homes: (0..cores).map(|_| Apart(AtomicU64::new(0))).collect(),
+            urgent: Apart(AtomicU64::new(0)),
+            ready: Apart(AtomicU64::new(0)),
+        }
+    }
+
+    /// A place without work, to be filled; `None` when all are in use: the input has to wait.
+    pub fn claim(&self) -> Option<Held> {
+        pick(&self.free.0).map(|place| Held { place, ticket: None })
+    }
+
+    /// Work that may go on at `core`: what it alone may take first, then what others wait for.
+    pub fn take(&self, core: usize) -> Option<Held> {
+        let own = self.homes.get(core).and_then(|home| pick(&home.0));
+        let place = own.or_else(|| pick(&self.urgent.0)).or_else(|| pick(&self.ready.0))?;
+        // SAFETY: the bit of the place was ours to clear.
+        let ticket = unsafe { self.place(place, |place| place.ticket) };
+        Some(Held { place, ticket })
+    }
+
+    /// Pieces of work that wait for a core, whichever it is.
+    pub fn waiting(&self) -> u32 {
+        self.urgent.0.load(Ordering::Relaxed).count_ones() + self.ready.0.load(Ordering::Relaxed).count_ones()
+    }
+
+    /// Pieces of work that wait for `core` and no other.
+    pub fn waiting_at(&self, core: usize) -> u32 {
+        self.homes.get(core).map_or(0, |home| home.0.load(Ordering::Relaxed).count_ones())
+    }
+
+    /// Whether `held` may be worked on at `core`; otherwise it is to be published.
+    #[inline]
+    pub fn may_run(&self, held: &Held, core: usize) -> bool {
+        held.ticket.is_none_or(|ticket| ticket.hold != Hold::Home || self.home(ticket.flow) == core)
+    }
+
+    /// Whether there is a place without work.
+    pub fn has_room(&self) -> bool {
+        self.free.0.load(Ordering::Relaxed) != 0
+    }
+
+    /// Pieces of work in the queue.
+    pub fn in_use(&self) -> usize {
+        self.places.len() - self.free.0.load(Ordering::Acquire).count_ones() as usize
+    }
+
+    /// The work that `held` is for.
+    #[inline]
+    pub fn with<R>(&self, held: &mut Held, f: impl FnOnce(&mut T) -> R) -> R {
+        // SAFETY: `held` is the one right to this place, and borrowed for as long as `f` runs.
+        unsafe { self.place(held.place, |place| f(&mut place.work)) }
+    }
+
+    /// Leaves `held` to any core, with its tag.
+    pub fn publish(&self, held: Held) {
+        let Held { place, ticket } = held;
+        // SAFETY: `held` was the one right to this place, and is given up only below.
+        unsafe { self.place(place, |place| place.ticket = ticket) };
+        self.announce(place, ticket);
+    }
+
+    /// Changes the tag. `None`: the turn has not come, the work is de-scheduled, and [`WorkQueue::take`] will give it
+    /// to some core when it has come.
+    pub fn switch(&self, held: Held, to: Tag) -> Option<Held> {
+        let Held { place, ticket } = held;
+        let Some(from) = ticket else { return self.enter(place, to) };
+        let next = match self.aim(to) {
+            Some((flow, hold)) if flow == from.flow && hold != Hold::Shared && from.hold == Hold::Shared => {
+                Next::Stay(hold)
+            }
+            _ => Next::To(to),
+        };
+        if !self.wait(place, from, next) {
+            return None;
+        }
+        self.at_turn(place, from, next)
+    }
+
+    /// Gives the work's place back as soon as its turn has come.
+    pub fn leave(&self, held: Held) {
+        let Held { place, ticket } = held;
+        match ticket {
+            Some(ticket) if !self.wait(place, ticket, Next::Leave) => {}
+            Some(ticket) => {
+                self.vacate(place);
+                self.pass_on(ticket);
+            }
+            None => self.vacate(place),
+        }
+    }
+
+    fn vacate(&self, place: u32) {
+        self.free.0.fetch_or(1 << place, Ordering::Release);
+    }
+
+    /// Goes on from `from`, whose turn it is.
+    fn at_turn(&self, place: u32, from: Ticket, next: Next) -> Option<Held> {
+        let entered = match next {
+            Next::Stay(hold) => return Some(Held { place, ticket: Some(Ticket { hold, ..from }) }),
+            Next::To(tag) => self.enter(place, tag),
+            Next::Leave => {
+                self.vacate(place);
+                None
+            }
+        };
+        self.pass_on(from);
+        entered
+    }
+
+    /// Enters a flow. `None`: it waits there.
+    fn enter(&self, place: u32, to: Tag) -> Option<Held> {
+        let Some((flow, hold)) = self.aim(to) else { return Some(Held { place, ticket: None }) };
+        let number = self.flows[flow as usize].tickets.fetch_add(1, Ordering::Relaxed);
+        let ticket = Ticket { flow, number, hold };
+        let on = hold == Hold::Shared || self.wait(place, ticket, Next::Stay(hold));
+        on.then_some(Held { place, ticket: Some(ticket) })
+    }
+
+    /// Whether the turn of `ticket` has come. If not, the place is left to whoever gives up the turn before.
+    fn wait(&self, place: u32, ticket: Ticket, next: Next) -> bool {
+        let turn = &self.flows[ticket.flow as usize].turn;
+        if turn.load(Ordering::Acquire) == ticket.number {
+            return true;
+        }
+        // SAFETY: the caller has the one right to this place; it is given up by the exchange below.
+        unsafe {
+            self.place(place, |place| (place.ticket, place.next) = (Some(ticket), next));
+        }
+        let (slot, passed) = (self.slot(ticket), ticket.number * WAITER);
+        let waiting = passed + u64::from(place) + 1;
+        slot.swap(waiting, Ordering::AcqRel);
+        // Whoever gave up the turn before has changed the slot after it. If that was before our exchange, we have read
+        // what it wrote and see the turn; otherwise it finds us, unless we are quicker.
+        turn.load(Ordering::Acquire) == ticket.number
+            && slot.compare_exchange(waiting, passed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+    }
+
+    /// Gives up the turn of `ticket`, also for those after it that only waited to leave the flow.
+    fn pass_on(&self, ticket: Ticket) {
+        let flow = &self.flows[ticket.flow as usize];
+        let mut next = ticket;
+        loop {
+            next.number += 1;
+            flow.turn.store(next.number, Ordering::Release);
+            let Some(place) = self.waiter(next) else { return };
+            // SAFETY: it was ours to take out of the slot, and with it goes the right to the place that it named.
+            let (waited, then) = unsafe { self.place(place, |place| (place.ticket, place.next)) };
+            debug_assert!(waited.is_some_and(|waited| waited.number == next.number));
+            match then {
+                Next::Stay(hold) => {
+                    self.publish(Held { place, ticket: Some(Ticket { hold, ..next }) });
+                    return;
+                }
+                Next::To(tag) => self.enter(place, tag).map_or((), |held| self.publish(held)),
+                Next::Leave => self.vacate(place),
+            }
+        }
+    }
+
+    /// Takes the place that waits with `ticket` out of its slot. Nothing is there when it does not wait yet, or was
+    /// quicker; a slot that has gone to a later ticket is left alone.
+    fn waiter(&self, ticket: Ticket) -> Option<u32> {
+        let slot = self.slot(ticket);
+        let passed = ticket.number * WAITER;
+        let mut seen = slot.load(Ordering::Relaxed);
+        while seen < passed + WAITER {
+            match slot.compare_exchange_weak(seen, passed, Ordering::AcqRel, Ordering::Relaxed) {
+                Ok(_) => return seen.checked_sub(passed + 1).map(|place| place as u32),
+                Err(now) => seen = now,
+            }
+        }
+        None
+    }
+
+    /// The flow of a tag, and what is to be had of it.
+    fn aim(&self, tag: Tag) -> Option<(u32, Hold)> {
+        let (flow, hold) = match tag {
+            Tag::Ordered(flow) => (flow, Hold::Shared),
+            Tag::Atomic(flow) => (flow, Hold::Alone),
+            Tag::Home(flow) => (flow, Hold::Home),
+            Tag::Null => return None,
+        };
+        Some((flow.0 % self.flows.len() as u32, hold))
+    }
+
+    /// The core that a flow belongs to.
+    fn home(&self, flow: u32) -> usize {
+        flow as usize % self.homes.len()
+    }
+
+    fn announce(&self, place: u32, ticket: Option<Ticket>) {
+        let set = match ticket {
+            Some(Ticket { hold: Hold::Home, flow, .. }) => &self.homes[self.home(flow)],
+            Some(Ticket { hold: Hold::Alone, .. }) => &self.urgent,
+            _ => &self.ready,
+        };
+        set.0.fetch_or(1 << place, Ordering::Release);
+    }
+
+    fn slot(&self, ticket: Ticket) -> &AtomicU64 {
+        let waiting = &self.flows[ticket.flow as usize].waiting;
+        &waiting[(ticket.number % waiting.len() as u64) as usize]
+    }
+
+    /// # Safety
+    /// The caller has the one right to `place`, and keeps it until this returns.
+    #[inline]
+    unsafe fn place<R>(&self, place: u32, f: impl FnOnce(&mut Place<T>) -> R) -> R {
+        // SAFETY: nobody else reaches this place meanwhile, by what the caller promised.
+        self.places[place as usize].0.with_mut(|inside| f(unsafe { &mut *inside }))
+    }
+}
+
+/// Takes one bit out of a set.
+fn pick(set: &AtomicU64) -> Option<u32> {
+    let mut seen = set.load(Ordering::Relaxed);
+    while seen != 0 {
+        let bit = seen & seen.wrapping_neg();
+        let before = set.fetch_and(!bit, Ordering::AcqRel);
+        if before & bit != 0 {
+            return Some(bit.trailing_zeros());
+        }
+        seen = before & !bit;
+    }
+    None
+}

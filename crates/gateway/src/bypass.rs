@@ -1,0 +1,104 @@
+//! Interfaces whose packets go past the kernel's stack (AF_XDP), from the configuration to the ports.
+//!
+//! They are opened before the process confines itself: bpf(2), and locking memory, are among what it gives up. So one that
+//! goes later does not come back before the next start; its packets go by sockets.
+
+use std::net::IpAddr;
+
+use dataplane::port::xdp::{Interface, PastStack, Wanted, Watch};
+use wire::IpProto;
+
+use crate::config::Config;
+use crate::routes;
+use crate::status::PastStackStatus;
+use crate::up::Listening;
+
+/// The interfaces in use, as the control side sees them.
+#[derive(Default)]
+pub(crate) struct Bypass(Vec<Watch>);
+
+impl Bypass {
+    /// What the interfaces of the configuration gave. One that could not be opened is missing: its packets go by sockets,
+    /// and the log says why.
+    pub(crate) fn open(config: &Config) -> (Self, Vec<Interface>) {
+        let (mut watches, mut opened) = (Vec::new(), Vec::new());
+        if config.gateway.xdp.is_empty() {
+            return (Self(watches), opened);
+        }
+        let wanted = wanted(config, &Listening::of(config), || routes::host_addresses().unwrap_or_default());
+        for name in &config.gateway.xdp {
+            match Interface::open(name, &wanted) {
+                Ok((interface, watch)) => {
+                    tracing::info!(target: "net", "AF_XDP: {}", watch.describe());
+                    watches.push(watch);
+                    opened.push(interface);
+                }
+                Err(error) => tracing::warn!(target: "net", "AF_XDP: {name}: {error}; its packets go by sockets"),
+            }
+        }
+        (Self(watches), opened)
+    }
+
+    /// Tells of interfaces that went.
+    pub(crate) fn look(&mut self) {
+        for watch in &mut self.0 {
+            if let Some(trouble) = watch.trouble() {
+                let name = watch.name();
+                tracing::warn!(target: "net", "AF_XDP: {name}: {trouble}; packets go by sockets until the next start");
+            }
+        }
+    }
+
+    /// Each interface with what went past the stack there.
+    pub(crate) fn status(&self) -> Vec<PastStackStatus> {
+        let of = |watch: &Watch| {
+            let PastStack { received, sent, lost } = watch.read();
+            let (interface, queues) = (watch.name().to_owned(), watch.queues() as u64);
+            PastStackStatus { interface, queues, zero_copy: watch.zero_copy(), received, sent, lost }
+        };
+        self.0.iter().map(of).collect()
+    }
+}
+
+/// What is to be taken out before the stack. Where every address of this host is listened to, those that it has at the start.
+fn wanted(config: &Config, listening: &Listening, of_host: impl FnOnce() -> Vec<IpAddr>) -> Wanted {
+    let points = config.gateway.code_points;
+    let everywhere = listening.local.iter().any(IpAddr::is_unspecified);
+    let mut local: Vec<IpAddr> = listening.local.iter().copied().filter(|addr| !addr.is_unspecified()).collect();
+    if everywhere {
+        local.extend(of_host());
+        local.sort_unstable();
+        local.dedup();
+    }
+    let protocols: Vec<IpProto> = listening.protocols.iter().copied().collect();
+    let mut udp: Vec<u16> = listening.udp.iter().map(|at| at.port()).collect();
+    udp.sort_unstable();
+    udp.dedup();
+    Wanted { local, protocols, udp, with_ike: config.ike_wanted().then_some(points.nat_t_port) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Purpose;
+    use crate::config::tests::{GOOD, read};
+
+    #[test]
+    fn what_is_listened_to_is_what_is_wanted() {
+        let none = || panic!("the addresses of the SAs are enough");
+        let manual = read(GOOD, Purpose::Gateway).unwrap();
+        let esp = wanted(&manual, &Listening::of(&manual), none);
+        assert_eq!((esp.local, esp.protocols), (vec!["192.0.2.1".parse().unwrap()], vec![IpProto::ESP]));
+        assert_eq!((esp.udp, esp.with_ike), (vec![], None));
+        let in_udp = GOOD.replace("mode = tunnel", "mode = tunnel\nencap = yes");
+        let in_udp = read(&in_udp, Purpose::Gateway).unwrap();
+        let in_udp = wanted(&in_udp, &Listening::of(&in_udp), none);
+        assert_eq!((in_udp.protocols, in_udp.udp, in_udp.with_ike), (vec![], vec![4500], None));
+        let ike = GOOD.replace("gateway {", "gateway {\nike = yes");
+        let ike = read(&ike, Purpose::Gateway).unwrap();
+        let own: Vec<IpAddr> = ["192.0.2.1", "2001:db8::1"].map(|addr| addr.parse().unwrap()).to_vec();
+        let ike = wanted(&ike, &Listening::of(&ike), || own.clone());
+        assert_eq!((ike.local, ike.udp, ike.with_ike), (own, vec![4500], Some(4500)));
+        assert_eq!(ike.protocols, [IpProto::ESP, IpProto::AH, IpProto(253)]);
+    }
+}

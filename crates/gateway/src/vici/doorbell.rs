@@ -1,0 +1,87 @@
+//! How the server thread is told that something was left for it while it polls.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rustix::event::{EventfdFlags, eventfd};
+
+/// A descriptor that is readable since it was rung. Rings before the answer are one system call.
+pub(super) struct Doorbell {
+    descriptor: OwnedFd,
+    /// Rung, and not answered yet.
+    rung: AtomicBool,
+}
+
+impl Doorbell {
+    pub(super) fn new() -> io::Result<Self> {
+        let descriptor = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Self { descriptor, rung: AtomicBool::new(false) })
+    }
+
+    /// After something was left.
+    pub(super) fn ring(&self) {
+        if !self.rung.swap(true, Ordering::AcqRel) {
+            // A full counter is readable as well.
+            let _ = rustix::io::write(&self.descriptor, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Before a look at what was left.
+    pub(super) fn answer(&self) {
+        self.answer_with(|| ());
+    }
+
+    /// What others do in the midst of it is `meanwhile`.
+    fn answer_with(&self, meanwhile: impl FnOnce()) {
+        if self.rung.load(Ordering::Acquire) {
+            // In this order. Whoever rings in between finds it rung, and the look that follows sees what was left. The other
+            // way round the ring in between would be read away and every later one be taken for done.
+            let _ = rustix::io::read(&self.descriptor, &mut [0u8; 8]);
+            meanwhile();
+            self.rung.swap(false, Ordering::AcqRel);
+        }
+    }
+}
+
+impl AsFd for Doorbell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+    use super::*;
+
+    fn rings(bell: &Doorbell) -> bool {
+        poll(&mut [PollFd::new(bell, PollFlags::IN)], Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1
+    }
+
+    #[test]
+    fn many_rings_are_one_until_they_are_answered() {
+        let bell = Doorbell::new().unwrap();
+        bell.answer();
+        assert!(!rings(&bell));
+        (0..3).for_each(|_| bell.ring());
+        assert!(rings(&bell));
+        bell.answer();
+        assert!(!rings(&bell));
+        bell.ring();
+        assert!(rings(&bell));
+    }
+
+    #[test]
+    fn a_ring_in_the_midst_of_an_answer_silences_none_after_it() {
+        let bell = Doorbell::new().unwrap();
+        bell.ring();
+        // What this is for is seen by the look that follows the answer.
+        bell.answer_with(|| bell.ring());
+        bell.ring();
+        assert!(rings(&bell));
+        bell.answer();
+        assert!(!rings(&bell));
+    }
+}

@@ -1,0 +1,314 @@
+//! One trial: workers on their cores for a while, and what each of them passed.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use dataplane::{After, Batch, CipherTag, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig, cpus};
+
+use super::world::{Tables, World, packet};
+use super::{Case, Scheduler, Set, Spreading};
+
+/// Bytes of the largest packet, protected.
+const PACKET_BYTES: usize = 2048;
+/// Packets of a batch: enough that what a batch costs is little for each, few enough that several fit a second-level cache.
+pub const BATCH: usize = 64;
+/// Batches under way in a pipeline, for each worker.
+const PLACES: usize = 6;
+/// In the UDP payload: flow, then its count.
+const STAMP: std::ops::Range<usize> = 28..40;
+
+/// What came of a trial.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Passed {
+    /// Packets that made the round, by worker.
+    pub(crate) packets: Vec<u64>,
+    /// Packets per second of all workers, each by its own time from its first packet on: who gives the sign to start
+    /// may itself have to wait for a core.
+    pub(crate) rate: f64,
+    /// Packets that came back before one that was sent earlier in their flow, or that never came back.
+    pub(crate) disordered: u64,
+    pub(crate) lost: u64,
+    /// Pieces of work that had to be left for their turn.
+    pub(crate) blocked: u64,
+    /// Packets that came to another core than that of their SA.
+    pub(crate) wrong_core: u64,
+}
+
+/// Flows of a line.
+const TOGETHER: usize = 8;
+
+/// What some flows are to send next and to get next. They all are one core's, and no other core writes this line or the
+/// one that is fetched with it: otherwise the benchmark would measure itself.
+#[derive(Default)]
+#[repr(align(128))]
+struct Line {
+    next: [AtomicU64; TOGETHER],
+    expected: [AtomicU64; TOGETHER],
+}
+const _: () = assert!(size_of::<Line>() == 128);
+
+/// A flow at the core that sends it.
+#[derive(Clone, Copy)]
+struct Flow {
+    /// Its place among [`Flows`].
+    place: u32,
+    port: u16,
+}
+
+/// The flows of a case, by place.
+struct Flows {
+    lines: Vec<Line>,
+    disordered: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Flows {
+    /// Gives the flows of each core their places.
+    fn new(dealt: &[Vec<u32>]) -> (Self, Vec<Vec<Flow>>) {
+        let mut lines = 0;
+        let placed = dealt.iter().map(|own| {
+            let first = lines * TOGETHER;
+            lines += own.len().div_ceil(TOGETHER);
+            let at = |(i, flow): (usize, &u32)| Flow { place: (first + i) as u32, port: 1024 + *flow as u16 };
+            own.iter().enumerate().map(at).collect()
+        });
+        let placed = placed.collect();
+        let lines = (0..lines).map(|_| Line::default()).collect();
+        (Self { lines, disordered: AtomicU64::new(0), lost: AtomicU64::new(0) }, placed)
+    }
+
+    /// Writes flow and number into a clear packet. A flow is written by one core.
+    #[inline]
+    fn stamp(&self, Flow { place, port }: Flow, packet: &mut [u8]) {
+        let next = &self.lines[place as usize / TOGETHER].next[place as usize % TOGETHER];
+        let number = next.load(Ordering::Relaxed);
+        next.store(number + 1, Ordering::Relaxed);
+        packet[20..22].copy_from_slice(&port.to_be_bytes());
+        packet[STAMP.start..STAMP.start + 4].copy_from_slice(&place.to_be_bytes());
+        packet[STAMP.start + 4..STAMP.end].copy_from_slice(&number.to_be_bytes());
+    }
+
+    /// Checks a packet that came back. A flow comes back to one core at a time.
+    #[inline]
+    fn check(&self, packet: &[u8]) {
+        let stamp: [u8; 12] = packet[STAMP].try_into().expect("packets are longer than that");
+        let place = u32::from_be_bytes([stamp[0], stamp[1], stamp[2], stamp[3]]) as usize;
+        let number = u64::from_be_bytes(*stamp.last_chunk().expect("eight of twelve"));
+        let expected = &self.lines[place / TOGETHER].expected[place % TOGETHER];
+        let due = expected.load(Ordering::Relaxed);
+        expected.store(number + 1, Ordering::Relaxed);
+        if number != due {
+            self.wrong(number, due);
+        }
+    }
+
+    /// Packets that were sent and never came back.
+    fn missing(&self) -> u64 {
+        let flows = self.lines.iter().flat_map(|line| line.next.iter().zip(&line.expected));
+        flows.map(|(sent, got)| sent.load(Ordering::Relaxed).saturating_sub(got.load(Ordering::Relaxed))).sum()
+    }
+
+    #[cold]
+    fn wrong(&self, number: u64, due: u64) {
+        let (which, by) = if number < due { (&self.disordered, 1) } else { (&self.lost, number - due) };
+        which.fetch_add(by, Ordering::Relaxed);
+    }
+}
+
+/// The packets that one core sends: its flows in turn.
+struct Source<'f> {
+    flows: &'f Flows,
+    own: Vec<Flow>,
+    at: usize,
+    template: Vec<u8>,
+}
+
+impl Source<'_> {
+    /// Fills `batch` with the next packets. Those that came round are used again as they lie.
+    #[inline]
+    fn fill(&mut self, batch: &mut Batch) {
+        if batch.len() != BATCH {
+            batch.clear();
+            while batch.len() < BATCH && batch.push_with(|packet| packet.set(&self.template)) {}
+        }
+        for packet in batch.packets_mut() {
+            let flow = self.own[self.at];
+            self.at = if self.at + 1 == self.own.len() { 0 } else { self.at + 1 };
+            self.flows.stamp(flow, packet.bytes_mut());
+        }
+    }
+}
+
+/// Where packets arrive that made the round.
+struct Round<'f> {
+    flows: &'f Flows,
+    receiver: Arc<Snapshot>,
+    passed: u64,
+}
+
+impl Sink for Round<'_> {
+    fn outer(&mut self, _: &mut Batch) -> io::Result<After> {
+        Ok(After::Arrive(Arc::clone(&self.receiver)))
+    }
+
+    fn inner(&mut self, batch: &mut Batch) -> io::Result<()> {
+        self.passed += batch.len() as u64;
+        batch.packets().iter().for_each(|packet| self.flows.check(packet.bytes()));
+        Ok(())
+    }
+}
+
+/// Which flows each core gets from outside. One SA for all: without a scheduler that shares it, one core has to take all.
+fn dealt(case: &Case) -> Vec<Vec<u32>> {
+    let mut own = vec![Vec::new(); case.cores];
+    for flow in 0..case.flows as u32 {
+        let core = match (case.set, case.spread) {
+            (Set::One, _) => 0,
+            (Set::Apart, _) | (_, Spreading::Ideal) => flow as usize % case.cores,
+            (_, Spreading::Worst) => 0,
+            (_, Spreading::Hashed) => {
+                (u64::from(flow + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 33) as usize % case.cores
+            }
+        };
+        own[core].push(flow);
+    }
+    own
+}
+
+/// Runs `case` for `time`.
+pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
+    let (flows, placed) = Flows::new(&dealt(case));
+    let pipeline = (case.scheduler == Scheduler::Pipeline).then(|| {
+        Pipeline::new(&PipelineConfig {
+            workers: case.cores,
+            places: (PLACES * case.cores).min(dataplane::MAX_PLACES),
+            batch: BATCH,
+            packet_bytes: PACKET_BYTES,
+            cipher: if case.atomic_cipher { CipherTag::Atomic } else { CipherTag::Ordered },
+        })
+    });
+    let allowed = cpus::allowed();
+    let (stop, start) = (AtomicBool::new(false), Barrier::new(case.cores + 1));
+    let mut passed = Passed::default();
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = placed
+            .into_iter()
+            .enumerate()
+            .map(|(core, own)| {
+                let cpu = allowed.get(core).copied();
+                let (flows, stop, start, pipeline) = (&flows, &stop, &start, pipeline.as_ref());
+                let tables = world.tables(core);
+                scope.spawn(move || {
+                    // Where it may not, the operating system decides.
+                    let _ = cpu.map(cpus::pin);
+                    let source = Source { flows, own, at: 0, template: packet(case.size) };
+                    let config = WorkerConfig {
+                        // Apart from each other all of them are the first.
+                        core: if case.set == Set::Apart { 0 } else { core },
+                        batch: BATCH,
+                        engine: case.engine,
+                        reassembly: 1,
+                        ..WorkerConfig::default()
+                    };
+                    let worker = Worker::new(config).0;
+                    start.wait();
+                    match pipeline {
+                        None => to_completion(worker, source, tables, stop),
+                        Some(pipeline) => through(pipeline, worker, source, tables, stop),
+                    }
+                })
+            })
+            .collect();
+        start.wait();
+        std::thread::sleep(time);
+        stop.store(true, Ordering::Release);
+        for thread in threads {
+            let worked = thread.join().expect("a worker does not panic");
+            passed.packets.push(worked.packets);
+            passed.rate += worked.packets as f64 / worked.time.as_secs_f64();
+            passed.blocked += worked.blocked;
+            passed.wrong_core += worked.wrong_core;
+        }
+    });
+    passed.disordered = flows.disordered.load(Ordering::Relaxed);
+    passed.lost = flows.missing() + flows.lost.load(Ordering::Relaxed);
+    passed
+}
+
+/// What one worker did until it was stopped.
+struct Worked {
+    packets: u64,
+    time: Duration,
+    blocked: u64,
+    wrong_core: u64,
+}
+
+impl Worked {
+    fn new(packets: u64, time: Duration, worker: &Worker) -> Self {
+        let counters = worker.counters();
+        let [blocked, wrong_core] =
+            [&counters.blocked, &counters.wrong_core].map(|count| count.load(Ordering::Relaxed));
+        Self { packets, time, blocked, wrong_core }
+    }
+}
+
+/// A core by itself, both ways.
+fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, stop: &AtomicBool) -> Worked {
+    let began = Instant::now();
+    let (mut batch, mut replies) = (Batch::new(BATCH, PACKET_BYTES), Batch::new(4, PACKET_BYTES));
+    let mut passed = 0;
+    while !stop.load(Ordering::Acquire) {
+        if source.own.is_empty() {
+            std::thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        source.fill(&mut batch);
+        worker.outbound(&tables.sender, &mut batch, &mut replies);
+        worker.inbound(&tables.receiver, &mut batch);
+        batch.packets().iter().for_each(|packet| source.flows.check(packet.bytes()));
+        passed += batch.len() as u64;
+    }
+    Worked::new(passed, began.elapsed(), &worker)
+}
+
+/// A core of a pipeline: it receives what is its own, and works on what anybody received.
+fn through(
+    pipeline: &Pipeline,
+    mut worker: Worker,
+    mut source: Source<'_>,
+    tables: &Tables,
+    stop: &AtomicBool,
+) -> Worked {
+    let began = Instant::now();
+    let mut replies = Batch::new(4, PACKET_BYTES);
+    let mut sink = Round { flows: source.flows, receiver: Arc::clone(&tables.receiver), passed: 0 };
+    let mut until_stop = None;
+    loop {
+        let stopped = stop.load(Ordering::Acquire);
+        if stopped && until_stop.is_none() {
+            until_stop = Some((sink.passed, began.elapsed()));
+        }
+        if !stopped && !source.own.is_empty() && pipeline.wants_input() {
+            let filled: Result<_, std::convert::Infallible> =
+                pipeline.take_inner(&mut worker, &tables.sender, &mut replies, |batch| {
+                    source.fill(batch);
+                    Ok(())
+                });
+            if matches!(filled, Ok(Some(true))) {
+                continue;
+            }
+        }
+        let worked = pipeline.work(&mut worker, &mut sink).expect("memory does not fail");
+        if !worked {
+            if stopped && pipeline.in_use() == 0 {
+                break;
+            }
+            std::hint::spin_loop();
+        }
+    }
+    let (packets, time) = until_stop.unwrap_or((sink.passed, began.elapsed()));
+    Worked::new(packets, time, &worker)
+}

@@ -1,0 +1,271 @@
+//! The engines against each other: the operations of an ESP tunnel, without the path around them.
+//!
+//! In every round each engine seals and opens the same packets under the same key, one after the other in
+//! random order, so that drift of the machine meets all alike; ratios are taken per round. What one engine sealed the
+//! next one finds opened again, so none can be fast by doing something else.
+
+use std::sync::Arc;
+
+use comfy_table::{CellAlignment, Table, presets};
+use crypto::{CryptoOp, DerivedKeys, Engine, KeyTable, Keys};
+use dataplane::Batch;
+use dataplane::clock::ticks_per_second;
+use ipsec::Protocol;
+
+use super::path::{Bare, WARM_UP, udp_packet};
+use crate::pair::{PairError, Shape, Subject};
+use crate::stats::{Estimate, Rng, median_with_interval};
+
+/// Suites that are measured when none is named: what is negotiated most, and one of each kind.
+const SUITES: [&str; 10] = [
+    "aes128gcm16",
+    "aes256gcm16",
+    "chacha20poly1305",
+    "aes128ccm16",
+    "aes128gmac",
+    "aes128-sha1",
+    "aes128-sha256",
+    "aes256-sha512",
+    "aes128ctr-sha256",
+    "3des-sha1",
+];
+
+/// What to measure.
+#[derive(Clone, Debug)]
+pub struct EngineOptions {
+    /// Engines; every real one that can be used here when empty.
+    pub engines: Vec<Engine>,
+    /// The engine that ratios are to.
+    pub against: Engine,
+    /// Suites of ESP, a list of one of each kind when empty.
+    pub suites: Vec<String>,
+    /// Sizes of inner packets in bytes.
+    pub sizes: Vec<usize>,
+    /// Packets per call of an engine.
+    pub batches: Vec<usize>,
+    /// Rounds per case; at least 30 for an interval that means something.
+    pub rounds: usize,
+    /// Seed of order and bootstrap.
+    pub seed: u64,
+}
+
+impl Default for EngineOptions {
+    fn default() -> Self {
+        Self {
+            engines: vec![],
+            against: Engine::AwsLc,
+            suites: vec![],
+            sizes: vec![64, 512, 1400],
+            batches: vec![16, 256],
+            rounds: 41,
+            seed: 1,
+        }
+    }
+}
+
+/// One engine in one direction.
+#[derive(Clone, Copy, Debug, serde::Serialize)]
+pub struct EngineTime {
+    /// Ticks per packet.
+    pub ticks: Estimate,
+    /// To the engine that is compared against, per round.
+    pub ratio: Estimate,
+}
+
+/// One engine on one suite, size and batch.
+#[derive(Clone, Debug, serde::Serialize)]
+pub struct EngineOutcome {
+    /// Engine.
+    pub engine: &'static str,
+    /// Suite.
+    pub suite: String,
+    /// Inner packet in bytes.
+    pub size: usize,
+    /// Packets per call.
+    pub batch: usize,
+    /// Sealing.
+    pub seal: EngineTime,
+    /// Opening.
+    pub open: EngineTime,
+}
+
+/// Measures every case; ticks per second come first.
+///
+/// # Errors
+/// A suite that is none, or an engine that cannot be used here.
+pub fn run_engines(
+    options: &EngineOptions,
+    progress: super::path::Progress<'_>,
+) -> Result<(f64, Vec<EngineOutcome>), PairError> {
+    let mut engines = if options.engines.is_empty() { Engine::real().collect() } else { options.engines.clone() };
+    if !engines.contains(&options.against) {
+        engines.push(options.against);
+    }
+    let named = SUITES.map(str::to_owned);
+    let suites = if options.suites.is_empty() { &named[..] } else { &options.suites[..] };
+    let largest = options.batches.iter().copied().max().unwrap_or(1);
+    let total = suites.len() * options.sizes.len() * options.batches.len();
+    let (mut rng, mut outcomes, mut done) = (Rng::new(options.seed), Vec::new(), 0);
+    for suite in suites {
+        let rigs = engines.iter().map(|engine| Rig::new(*engine, suite)).collect::<Result<Vec<_>, _>>()?;
+        let mut packets = Batch::new(largest, 2304);
+        for size in &options.sizes {
+            for batch in &options.batches {
+                progress(done, total);
+                done += 1;
+                fill(&mut packets, *size, *batch, &rigs[0].subject);
+                let times = rounds(&rigs, &mut packets, *size, options.rounds, &mut rng);
+                let base = engines.iter().position(|engine| *engine == options.against).unwrap_or(0);
+                let estimate = |engine: usize, way: usize, rng: &mut Rng| {
+                    let ticks = &times[engine][way];
+                    let ratio: Vec<f64> = ticks.iter().zip(&times[base][way]).map(|(own, base)| own / base).collect();
+                    EngineTime { ticks: median_with_interval(ticks, rng), ratio: median_with_interval(&ratio, rng) }
+                };
+                for (n, engine) in engines.iter().enumerate() {
+                    let [seal, open] = [0, 1].map(|way| estimate(n, way, &mut rng));
+                    let (engine, suite) = (engine.name(), suite.clone());
+                    outcomes.push(EngineOutcome { engine, suite, size: *size, batch: *batch, seal, open });
+                }
+            }
+        }
+    }
+    Ok((ticks_per_second(), outcomes))
+}
+
+fn fill(packets: &mut Batch, size: usize, count: usize, subject: &Subject) {
+    packets.clear();
+    let [src, dst] = subject.packet_addresses();
+    let template = udp_packet(src, dst, size);
+    for _ in 0..count {
+        packets.push_with(|packet| packet.set(&template));
+    }
+}
+
+/// One engine with its key.
+struct Rig {
+    subject: Subject,
+    keys: Arc<KeyTable>,
+    sending: dataplane::Snapshot,
+    derived: DerivedKeys,
+    bare: Bare,
+}
+
+impl Rig {
+    fn new(engine: Engine, suite: &str) -> Result<Self, PairError> {
+        let subject = Subject::new(Protocol::Esp, Shape::Tunnel, suite, engine);
+        let [sending, _] = subject.tables()?;
+        let (keys, derived) = (Arc::new(sending.keys.clone()), DerivedKeys::new(0));
+        Ok(Self { subject, keys, sending, derived, bare: Bare::new() })
+    }
+
+    /// The operation that the path makes for a packet of `size` bytes.
+    fn shape(&self, size: usize) -> (CryptoOp, usize) {
+        let [src, dst] = self.subject.packet_addresses();
+        Bare::shape(&self.sending, &udp_packet(src, dst, size))
+    }
+}
+
+/// Ticks per packet, by engine and direction.
+fn rounds(rigs: &[Rig], packets: &mut Batch, size: usize, rounds: usize, rng: &mut Rng) -> Vec<[Vec<f64>; 2]> {
+    let mut times = vec![[Vec::new(), Vec::new()]; rigs.len()];
+    let shape = rigs[0].shape(size);
+    let mut order: Vec<usize> = (0..rigs.len()).collect();
+    let count = packets.len() as f64;
+    for round in 0..rounds + WARM_UP {
+        // Fisher and Yates.
+        for last in (1..order.len()).rev() {
+            order.swap(last, (rng.next_u64() % (last as u64 + 1)) as usize);
+        }
+        for &n in &order {
+            let rig = &rigs[n];
+            let keys = Keys { table: &rig.keys, derived: &rig.derived };
+            let ticks = rig.bare.round(rig.subject.engine, keys, packets.packets_mut(), &shape);
+            if round >= WARM_UP {
+                times[n].iter_mut().zip(ticks).for_each(|(times, ticks)| times.push(ticks as f64 / count));
+            }
+        }
+    }
+    times
+}
+
+/// The table for people.
+pub fn engines_table(outcomes: &[EngineOutcome]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::NOTHING);
+    table.set_header(["suite", "size", "batch", "engine", "seal", "ratio (95 %)", "open", "ratio (95 %)"]);
+    let ratio = |e: &Estimate| format!("{:.2} ({:.2}-{:.2})", e.value, e.low, e.high);
+    for o in outcomes {
+        table.add_row([
+            o.suite.clone(),
+            o.size.to_string(),
+            o.batch.to_string(),
+            o.engine.to_owned(),
+            format!("{:.0}", o.seal.ticks.value),
+            ratio(&o.seal.ratio),
+            format!("{:.0}", o.open.ticks.value),
+            ratio(&o.open.ratio),
+        ]);
+    }
+    for column in table.column_iter_mut().skip(1).filter(|column| column.index != 3) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// The same for machines.
+pub fn engines_json(hz: f64, options: &EngineOptions, outcomes: &[EngineOutcome]) -> serde_json::Value {
+    let engines: Vec<_> = Engine::ALL
+        .into_iter()
+        .map(|engine| {
+            let (name, what, lacks) = (engine.name(), engine.describe(), engine.unavailable());
+            serde_json::json!({ "name": name, "what": what, "unavailable": lacks })
+        })
+        .collect();
+    serde_json::json!({
+        "unit": "TSC ticks per packet",
+        "ticks_per_second": hz,
+        "rounds": options.rounds,
+        "against": options.against.name(),
+        "engines": engines,
+        "cpu": crate::host::cpu_model(),
+        "kernel": crate::host::kernel(),
+        "cases": outcomes,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_engine_is_measured_on_every_case() {
+        let options = EngineOptions {
+            suites: vec!["aes128gcm16".into(), "aes128-sha1".into()],
+            sizes: vec![64, 65],
+            batches: vec![1, 20],
+            rounds: 5,
+            ..EngineOptions::default()
+        };
+        let (hz, outcomes) = run_engines(&options, &mut |_, _| {}).expect("suites of ESP");
+        assert_eq!(outcomes.len(), 8 * Engine::real().count());
+        for o in &outcomes {
+            let base = o.engine == Engine::AwsLc.name();
+            for time in [o.seal, o.open] {
+                assert!(time.ticks.value > 0.0 && time.ratio.value > 0.0, "{o:?}");
+                assert!(!base || (time.ratio.value, time.ratio.low, time.ratio.high) == (1.0, 1.0, 1.0), "{o:?}");
+            }
+        }
+        let text = engines_table(&outcomes);
+        assert!(text.contains("aes128-sha1") && text.contains("aws_lc"), "{text}");
+        let json = engines_json(hz, &options, &outcomes);
+        assert_eq!(json["cases"].as_array().map(Vec::len), Some(outcomes.len()));
+        assert_eq!(json["engines"].as_array().map(Vec::len), Some(Engine::ALL.len()));
+        assert!(json["cases"][0]["seal"]["ratio"]["low"].is_number());
+    }
+
+    #[test]
+    fn what_is_no_suite_is_refused() {
+        let options = EngineOptions { suites: vec!["aes512".into()], ..EngineOptions::default() };
+        assert!(run_engines(&options, &mut |_, _| {}).is_err());
+    }
+}

@@ -1,0 +1,464 @@
+//! Weir beside its rivals: TCP between two hosts on this machine, taking turns.
+//!
+//! In each session every subject has two hosts of its own and runs all the time, at rest but for its turns. In each round all of
+//! them carry a transfer in random order and then in that order backwards, so that what else the machine does meets all
+//! alike. Ratios are over sessions. What fails, fails for that subject alone and is reported.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::demo::DemoError;
+use crate::demo::child::Interrupt;
+use crate::demo::iperf::Transfer;
+use crate::host::cpu::CpuSample;
+use crate::series::transfer;
+use crate::stats::{Estimate, Rng, median, mirrored, over_units, paired};
+use crate::subject::{Availability, Subject, SubjectMeter};
+
+/// Weir's own ways that are compared unless others are named. WireGuard knows no other cipher than ChaCha20-Poly1305, so
+/// one way has that too.
+pub const OWN: [&str; 4] = [
+    "weir-esp-tunnel-aes128gcm16,udp",
+    "weir-esp-tunnel-chacha20poly1305,udp",
+    "weir-eesp-tunnel-aes128gcm16,udp",
+    "weir-psp-tunnel-aes128gcm16",
+];
+/// Rivals, and how many times their rate Weir is meant to reach.
+pub const GOALS: [(&str, f64); 3] = [("wireguard-go", 2.0), ("boringtun", 2.0), ("strongswan-aes128gcm16", 5.0)];
+
+/// What to measure.
+#[derive(Clone, Debug, Serialize)]
+pub struct RivalOptions {
+    /// Ways of Weir.
+    pub own: Vec<String>,
+    /// Programs by others.
+    pub rivals: Vec<String>,
+    /// Numbers of TCP streams.
+    pub flows: Vec<u32>,
+    /// Seconds of each transfer.
+    pub seconds: u16,
+    /// Rounds in each session; every subject has two turns in a round.
+    pub rounds: u32,
+    /// Sessions: hosts, processes and keys are new in each.
+    pub sessions: u32,
+    /// Seed of order and intervals.
+    pub seed: u64,
+}
+
+/// A subject that took no part, or not always.
+#[derive(Clone, Debug, Serialize)]
+pub struct Absent {
+    /// Which.
+    pub subject: String,
+    /// Why.
+    pub why: String,
+}
+
+/// One subject with one number of streams.
+#[derive(Clone, Debug, Serialize)]
+pub struct RivalRow {
+    /// Which.
+    pub subject: String,
+    /// TCP streams.
+    pub flows: u32,
+    /// Payload of all streams in Gbit/s, geometric mean over sessions with its 95 % interval.
+    pub gbit_per_s: Estimate,
+    /// Processor time of the whole machine in seconds per Gbit: both hosts, their kernel, the subject and iperf.
+    pub cpu_s_per_gbit: Option<Estimate>,
+    /// Processor time of the subject's processes alone; `None` where the kernel does the work.
+    pub own_cpu_s_per_gbit: Option<Estimate>,
+    /// Transfers.
+    pub transfers: usize,
+}
+
+/// Whether a goal is reached.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reached {
+    /// The whole interval lies at or above the goal.
+    Yes,
+    /// The whole interval lies below it.
+    No,
+    /// The interval contains it.
+    Inconclusive,
+}
+
+/// A way of Weir over a rival.
+#[derive(Clone, Debug, Serialize)]
+pub struct Lead {
+    /// The way of Weir.
+    pub subject: String,
+    /// The rival.
+    pub rival: String,
+    /// TCP streams.
+    pub flows: u32,
+    /// Ratio of the rates, with its 95 % interval.
+    pub rate: Estimate,
+    /// Ratio of the machine's processor time per Gbit.
+    pub cpu: Option<Estimate>,
+    /// What the ratio of rates is meant to be.
+    pub goal: f64,
+    /// Whether it is.
+    pub reached: Reached,
+}
+
+/// What came of it.
+#[derive(Clone, Debug, Serialize)]
+pub struct RivalOutcome {
+    /// What was asked for.
+    pub options: RivalOptions,
+    /// Processor.
+    pub cpu: String,
+    /// Cores.
+    pub cores: usize,
+    /// Kernel.
+    pub kernel: String,
+    /// Commit of this build.
+    pub commit: String,
+    /// Subjects and their versions.
+    pub versions: BTreeMap<String, String>,
+    /// Rates.
+    pub rows: Vec<RivalRow>,
+    /// Weir over rivals.
+    pub leads: Vec<Lead>,
+    /// What was not measured, or not always.
+    pub absent: Vec<Absent>,
+}
+
+/// One transfer.
+#[derive(Clone, Copy)]
+struct Shot {
+    gbit_per_s: f64,
+    cpu_s_per_gbit: Option<f64>,
+    own_cpu_s_per_gbit: Option<f64>,
+}
+
+/// Transfers of one subject with one number of streams, by session and round.
+type Shots = BTreeMap<(u32, u32), Vec<Shot>>;
+
+/// Measures with files in `dir`; `progress` hears how many of how many transfers are done, and what goes on.
+///
+/// # Errors
+/// A name that is none, nothing that can be measured, or a signal.
+pub(crate) fn run(
+    options: &RivalOptions,
+    dir: &Path,
+    interrupt: &Interrupt,
+    progress: &mut dyn FnMut(u64, u64, &str),
+) -> Result<RivalOutcome, DemoError> {
+    let (subjects, versions, mut absent) = present(options)?;
+    let steps = |session| mirrored(options.seed + u64::from(session), subjects.len(), options.rounds as usize);
+    let total = u64::from(options.sessions) * steps(0).len() as u64 * options.flows.len() as u64;
+    let mut done = 0;
+    let mut shots: BTreeMap<(usize, u32), Shots> = BTreeMap::new();
+    for session in 0..options.sessions {
+        let mut meters = Vec::new();
+        for (number, subject) in subjects.iter().enumerate() {
+            progress(done, total, &format!("session {}: starting {subject}", session + 1));
+            let meter = match SubjectMeter::start(subject, &dir.join(format!("{session}-{number}")), interrupt) {
+                Err(DemoError::Interrupted) => return Err(DemoError::Interrupted),
+                Err(error) => {
+                    absent.push(Absent { subject: subject.to_string(), why: error.to_string() });
+                    None
+                }
+                Ok(meter) => Some(meter),
+            };
+            meters.push(meter);
+        }
+        for step in steps(session) {
+            for &flows in &options.flows {
+                let subject = &subjects[step.variant];
+                progress(done, total, &format!("session {}: {subject}, {flows} streams", session + 1));
+                done += 1;
+                let Some(meter) = &mut meters[step.variant] else { continue };
+                match shot(meter, subject, flows, options.seconds, dir, interrupt) {
+                    Err(DemoError::Interrupted) => return Err(DemoError::Interrupted),
+                    Err(error) => {
+                        absent.push(Absent { subject: subject.to_string(), why: error.to_string() });
+                        meters[step.variant] = None;
+                    }
+                    Ok(shot) => {
+                        let all = shots.entry((step.variant, flows)).or_default();
+                        all.entry((session, step.round)).or_default().push(shot);
+                    }
+                }
+            }
+        }
+    }
+    if shots.is_empty() {
+        let why = absent.first().map_or_else(String::new, |absent| format!("{}: {}", absent.subject, absent.why));
+        return Err(DemoError::Row(format!("no transfer succeeded: {why}")));
+    }
+    let mut rng = Rng::new(options.seed);
+    let names: Vec<String> = subjects.iter().map(ToString::to_string).collect();
+    Ok(RivalOutcome {
+        options: options.clone(),
+        cpu: crate::host::cpu_model(),
+        cores: crate::host::cpus(),
+        kernel: crate::host::kernel(),
+        commit: crate::host::commit(),
+        versions,
+        rows: rows(&names, &shots, &mut rng),
+        leads: leads(options, &names, &shots, &mut rng),
+        absent,
+    })
+}
+
+/// Subjects that are here, their versions, and the others.
+#[allow(clippy::type_complexity)]
+fn present(options: &RivalOptions) -> Result<(Vec<Subject>, BTreeMap<String, String>, Vec<Absent>), DemoError> {
+    let (mut subjects, mut versions, mut absent) = (Vec::new(), BTreeMap::new(), Vec::new());
+    for name in options.own.iter().chain(&options.rivals) {
+        let subject: Subject = name.parse().map_err(|error| DemoError::Unable(format!("{error}")))?;
+        match subject.availability() {
+            Availability::Available { version } => {
+                versions.insert(name.clone(), version);
+                subjects.push(subject);
+            }
+            Availability::Missing { why, remedy } => {
+                absent.push(Absent { subject: name.clone(), why: format!("{why}; {remedy}") });
+            }
+        }
+    }
+    Ok((subjects, versions, absent))
+}
+
+fn shot(
+    meter: &mut SubjectMeter,
+    subject: &Subject,
+    flows: u32,
+    seconds: u16,
+    dir: &Path,
+    interrupt: &Interrupt,
+) -> Result<Shot, DemoError> {
+    let own_before = meter.effort()?.cpu_s;
+    let mut before = None;
+    let csv = transfer(meter, subject, seconds.into(), flows, dir, interrupt, || before = CpuSample::now())?;
+    let after = CpuSample::now();
+    let own_after = meter.effort()?.cpu_s;
+    let transfer = Transfer::parse(&csv, seconds).map_err(|error| DemoError::Row(format!("{subject}: {error}")))?;
+    let gbit = transfer.bytes as f64 * 8.0 / 1e9;
+    let busy = |before: &CpuSample, after: &CpuSample| -> f64 {
+        after.since(before).iter().flatten().map(|times| times.busy() as f64 / 1e9).sum()
+    };
+    Ok(Shot {
+        gbit_per_s: transfer.rate(),
+        cpu_s_per_gbit: before.zip(after).map(|(before, after)| busy(&before, &after) / gbit),
+        own_cpu_s_per_gbit: own_before.zip(own_after).map(|(before, after)| (after - before).max(0.0) / gbit),
+    })
+}
+
+/// Logarithms of a figure by session, one value per round: the median of the turns in it.
+fn sessions(shots: &Shots, figure: impl Fn(&Shot) -> Option<f64>) -> BTreeMap<u32, BTreeMap<u32, f64>> {
+    let mut sessions: BTreeMap<u32, BTreeMap<u32, f64>> = BTreeMap::new();
+    for ((session, round), turns) in shots {
+        let logs: Vec<f64> = turns.iter().filter_map(&figure).filter(|value| *value > 0.0).map(f64::ln).collect();
+        if !logs.is_empty() {
+            sessions.entry(*session).or_default().insert(*round, median(&logs));
+        }
+    }
+    sessions
+}
+
+/// A figure over sessions, over rounds when there is one session only.
+fn estimate(shots: &Shots, figure: impl Fn(&Shot) -> Option<f64>, rng: &mut Rng) -> Option<Estimate> {
+    let by_session = sessions(shots, figure);
+    let rounds = |rounds: &BTreeMap<u32, f64>| rounds.values().copied().collect::<Vec<f64>>();
+    let units: Vec<f64> = match by_session.len() {
+        0 => return None,
+        1 => by_session.values().flat_map(rounds).collect(),
+        _ => by_session.values().map(|session| median(&rounds(session))).collect(),
+    };
+    Some(over_units(&units, rng).map(f64::exp))
+}
+
+fn rows(names: &[String], shots: &BTreeMap<(usize, u32), Shots>, rng: &mut Rng) -> Vec<RivalRow> {
+    let row = |((subject, flows), shots): (&(usize, u32), &Shots)| {
+        Some(RivalRow {
+            subject: names[*subject].clone(),
+            flows: *flows,
+            gbit_per_s: estimate(shots, |shot| Some(shot.gbit_per_s), rng)?,
+            cpu_s_per_gbit: estimate(shots, |shot| shot.cpu_s_per_gbit, rng),
+            own_cpu_s_per_gbit: estimate(shots, |shot| shot.own_cpu_s_per_gbit, rng),
+            transfers: shots.values().map(Vec::len).sum(),
+        })
+    };
+    let mut rows: Vec<RivalRow> = shots.iter().filter_map(row).collect();
+    rows.sort_by_key(|row| row.flows);
+    rows
+}
+
+/// Ratio of a figure of `a` over that of `b`, round by round.
+fn ratio(a: &Shots, b: &Shots, figure: impl Fn(&Shot) -> Option<f64> + Copy, rng: &mut Rng) -> Option<Estimate> {
+    let (a, b) = (sessions(a, figure), sessions(b, figure));
+    let both = a.iter().filter_map(|(session, rounds)| {
+        let other = b.get(session)?;
+        Some(rounds.iter().filter_map(|(round, value)| Some(value - other.get(round)?)).collect())
+    });
+    paired(&both.collect::<Vec<Vec<f64>>>(), rng).map(|ratio| ratio.ratio)
+}
+
+fn leads(options: &RivalOptions, names: &[String], shots: &BTreeMap<(usize, u32), Shots>, rng: &mut Rng) -> Vec<Lead> {
+    let mut leads = Vec::new();
+    let numbers = |wanted: &[String]| -> Vec<usize> {
+        wanted.iter().filter_map(|name| names.iter().position(|known| known == name)).collect()
+    };
+    for &flows in &options.flows {
+        for own in numbers(&options.own) {
+            for rival in numbers(&options.rivals) {
+                let Some(goal) = GOALS.iter().find(|(name, _)| *name == names[rival]).map(|(_, goal)| *goal) else {
+                    continue;
+                };
+                let (Some(a), Some(b)) = (shots.get(&(own, flows)), shots.get(&(rival, flows))) else { continue };
+                let Some(rate) = ratio(a, b, |shot| Some(shot.gbit_per_s), rng) else { continue };
+                let reached = if rate.low >= goal {
+                    Reached::Yes
+                } else if rate.high < goal {
+                    Reached::No
+                } else {
+                    Reached::Inconclusive
+                };
+                leads.push(Lead {
+                    subject: names[own].clone(),
+                    rival: names[rival].clone(),
+                    flows,
+                    rate,
+                    cpu: ratio(a, b, |shot| shot.cpu_s_per_gbit, rng),
+                    goal,
+                    reached,
+                });
+            }
+        }
+    }
+    leads
+}
+
+impl RivalOutcome {
+    /// For people.
+    pub fn text(&self) -> String {
+        let interval = |estimate: &Estimate| match estimate.low.is_finite() {
+            true => format!("{:.2} to {:.2}", estimate.low, estimate.high),
+            false => "one round only".to_owned(),
+        };
+        let mut text = format!("{}, {} cores, Linux {}, commit {}\n\n", self.cpu, self.cores, self.kernel, self.commit);
+        let mut table = Table::new();
+        table.load_style(presets::NOTHING);
+        table.set_header(["subject", "streams", "Gbit/s", "95 % interval", "CPU s/Gbit", "its own", "transfers"]);
+        let value = |estimate: &Option<Estimate>| estimate.map_or("-".to_owned(), |e| format!("{:.3}", e.value));
+        for row in &self.rows {
+            table.add_row([
+                row.subject.clone(),
+                row.flows.to_string(),
+                format!("{:.2}", row.gbit_per_s.value),
+                interval(&row.gbit_per_s),
+                value(&row.cpu_s_per_gbit),
+                value(&row.own_cpu_s_per_gbit),
+                row.transfers.to_string(),
+            ]);
+        }
+        align(&mut table);
+        let _ = writeln!(text, "{table}");
+        if !self.leads.is_empty() {
+            let mut table = Table::new();
+            table.load_style(presets::NOTHING);
+            table.set_header(["Weir over", "streams", "rate", "95 % interval", "CPU/Gbit", "goal", "reached"]);
+            for lead in &self.leads {
+                table.add_row([
+                    format!("{} / {}", lead.subject, lead.rival),
+                    lead.flows.to_string(),
+                    format!("{:.2}", lead.rate.value),
+                    interval(&lead.rate),
+                    lead.cpu.map_or("-".to_owned(), |cpu| format!("{:.2}", cpu.value)),
+                    format!("{:.0}", lead.goal),
+                    match lead.reached {
+                        Reached::Yes => "yes",
+                        Reached::No => "no",
+                        Reached::Inconclusive => "inconclusive",
+                    }
+                    .to_owned(),
+                ]);
+            }
+            align(&mut table);
+            let _ = writeln!(text, "\n{table}");
+        }
+        for absent in &self.absent {
+            let _ = writeln!(text, "\nnot measured: {}: {}", absent.subject, absent.why);
+        }
+        let options = &self.options;
+        let _ = write!(
+            text,
+            "\n{} sessions of {} rounds, two transfers of {} s each; processor time is that of the whole machine, and of the \
+             subject's own processes",
+            options.sessions, options.rounds, options.seconds
+        );
+        text
+    }
+}
+
+fn align(table: &mut Table) {
+    for column in table.column_iter_mut().skip(1) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn options() -> RivalOptions {
+        RivalOptions {
+            own: OWN.map(String::from).to_vec(),
+            rivals: GOALS.map(|(name, _)| name.to_owned()).to_vec(),
+            flows: vec![1],
+            seconds: 3,
+            rounds: 2,
+            sessions: 5,
+            seed: 1,
+        }
+    }
+
+    fn shots(gbit_per_s: f64) -> Shots {
+        let mut shots = Shots::new();
+        for session in 0..5 {
+            for round in 0..2 {
+                // A machine that is slower in some sessions is so for all.
+                let noise = 1.0 + 0.1 * f64::from(session) + 0.01 * f64::from(round);
+                let shot = Shot { gbit_per_s: gbit_per_s * noise, cpu_s_per_gbit: Some(0.5), own_cpu_s_per_gbit: None };
+                shots.insert((session, round), vec![shot, shot]);
+            }
+        }
+        shots
+    }
+
+    #[test]
+    fn names_are_subjects_and_fit_their_kind() {
+        for name in OWN.into_iter().chain(GOALS.map(|(name, _)| name)) {
+            let subject: Subject = name.parse().expect("a subject");
+            assert!(subject.is_tunnel(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_lead_is_what_the_same_rounds_say_and_meets_its_goal_or_not() {
+        let options = options();
+        let names: Vec<String> = options.own.iter().chain(&options.rivals).cloned().collect();
+        let all = [((0, 1), shots(6.0)), ((4, 1), shots(2.0)), ((6, 1), shots(1.5))].into();
+        let leads = leads(&options, &names, &all, &mut Rng::new(1));
+        assert_eq!(leads.len(), 2);
+        assert!((leads[0].rate.value - 3.0).abs() < 1e-9 && leads[0].reached == Reached::Yes, "{leads:?}");
+        assert!((leads[1].rate.value - 4.0).abs() < 1e-9 && leads[1].reached == Reached::No, "{leads:?}");
+        assert!((leads[0].cpu.expect("both have it").value - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn rates_are_over_sessions() {
+        let rows = rows(&["a".into()], &[((0, 1), shots(1.0))].into(), &mut Rng::new(1));
+        assert_eq!((rows[0].transfers, rows[0].own_cpu_s_per_gbit.is_none()), (20, true));
+        assert!((rows[0].gbit_per_s.value - 1.2).abs() < 0.02, "{rows:?}");
+        assert!(rows[0].gbit_per_s.low < 1.1 && rows[0].gbit_per_s.high > 1.3, "{rows:?}");
+    }
+}

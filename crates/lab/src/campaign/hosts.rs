@@ -1,0 +1,253 @@
+//! Studies between two hosts on this machine, or between two addresses that the user named: traffic of the generator, pings,
+//! TCP flows over time.
+//!
+//! What is started here ends with the session: programs by their owners' drop, and whatever a crash leaves by the kernel, because
+//! the session lives in a private corner ([`crate::demo::sandbox`]).
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use super::Study;
+use super::memory::Loaded;
+use super::runner::{NotOpen, Runner, Setting, one_size};
+use super::schedule::Cell;
+use crate::demo::DemoError;
+use crate::demo::child::Interrupt;
+use crate::demo::world::End;
+use crate::host::{Observer, Window};
+use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
+use crate::modes::{self, Options};
+use crate::series::Transfer;
+use crate::stats::quantile_sorted;
+use crate::subject::{Availability, Subject, SubjectMeter};
+use crate::traffic::Addresses;
+use crate::trial::{Direction, Lost, Measurement};
+
+/// Time between two pings in milliseconds.
+const PING_EVERY_MS: u128 = 2;
+/// Fewest pings of a trial.
+const FEWEST_PINGS: u128 = 10;
+/// What a sample may be late before the transfer counts as stuck.
+const LATE: Duration = Duration::from_secs(20);
+
+impl From<DemoError> for NotOpen {
+    fn from(error: DemoError) -> Self {
+        match error {
+            DemoError::Unable(why) => Self::Missing(why),
+            DemoError::Row(why) => Self::Failed(why),
+            DemoError::Interrupted => Self::Interrupted,
+        }
+    }
+}
+
+fn meter_error(subject: &Subject, error: DemoError) -> MeterError {
+    match error {
+        DemoError::Interrupted => MeterError::Interrupted,
+        other => MeterError::Subject { subject: subject.to_string(), why: other.to_string() },
+    }
+}
+
+/// A subject at work on two hosts of its own.
+struct Pair {
+    subject: Subject,
+    meter: SubjectMeter,
+    dir: PathBuf,
+    interrupt: Interrupt,
+}
+
+impl Pair {
+    fn start(setting: &Setting, name: &str, delay: Duration) -> Result<Self, NotOpen> {
+        let subject: Subject = name.parse().map_err(|_| NotOpen::Missing(format!("'{name}' cannot run on a host")))?;
+        let Some(private) = &setting.private else {
+            return Err(NotOpen::Missing("hosts are only made within a session of weir lab run".into()));
+        };
+        if let Availability::Missing { why, remedy } = subject.availability() {
+            return Err(NotOpen::Missing(format!("not installed: {why}; {remedy}")));
+        }
+        // Names of subjects hold what names of files may hold; several pairs may have the same subject.
+        let dir = private.join(format!("pair-{}", setting.number()));
+        let meter = SubjectMeter::start_over(&subject, &dir, &setting.interrupt, delay)?;
+        Ok(Self { subject, meter, dir, interrupt: setting.interrupt.clone() })
+    }
+}
+
+/// Traffic of the generator from one host to the other.
+pub(super) fn load(study: &Study, cell: &Cell, setting: &Setting) -> Result<Loaded, NotOpen> {
+    let pair = Pair::start(setting, &cell.subject, Duration::ZERO)?;
+    Ok(Loaded::over(Box::new(pair.meter), study.flows[0]))
+}
+
+/// Traffic of the generator between the two addresses that a study names.
+pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<Loaded, NotOpen> {
+    let Some([from, to]) = &study.between else { return Err(NotOpen::Missing("no addresses are named".into())) };
+    let place = |text: &str| text.parse::<Place>().map_err(NotOpen::Missing);
+    let (from, to) = (place(from)?, place(to)?);
+    let missing = |error: std::io::Error| NotOpen::Missing(error.to_string());
+    let rx = ReceivePort::open(&to, from.addr).map_err(missing)?;
+    let tx = SendPort::open(&from, to.addr, study.flows[0]).map_err(missing)?;
+    let addresses = Addresses { src: from.addr, dst: to.addr };
+    let options = PortOptions { stop: setting.interrupt.flag(), packet_bytes: 9500, ..PortOptions::default() };
+    let lost = Box::new(Lost::default);
+    let meter = PortMeter::new(&cell.subject, Box::new(tx), Box::new(rx), addresses, lost, options);
+    Ok(Loaded::over(Box::new(meter), study.flows[0]))
+}
+
+/// Round trips.
+pub(super) struct Pings {
+    pair: Pair,
+}
+
+impl Pings {
+    pub(super) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
+        let pair = Pair::start(setting, &cell.subject, Duration::from_millis(study.delay_ms.into()))?;
+        Ok(Box::new(Self { pair }))
+    }
+}
+
+impl Runner for Pings {
+    /// `out` asks from sun, `in` from moon.
+    fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
+        let Pair { subject, meter, dir, interrupt } = &mut self.pair;
+        let size = one_size(&cell.traffic).and_then(|size| u16::try_from(size).ok()).filter(|size| *size >= 64);
+        let size = size.ok_or_else(|| MeterError::Unsupported("a ping has one size of 64 bytes or more".into()))?;
+        let end = if cell.direction == Direction::In { End::Moon } else { End::Sun };
+        let count = (duration.as_millis() / PING_EVERY_MS).max(FEWEST_PINGS) as u32;
+        let options = Options {
+            suite: String::new(),
+            sizes: vec![size],
+            count,
+            rounds: 1,
+            sessions: 1,
+            margin: 0.0,
+            delay_ms: 0,
+            seed,
+        };
+        let began = Instant::now();
+        let (before, folder) = (meter.cpu_s(), dir.clone());
+        let (trips, wire) = modes::ping(meter, subject, end, size, &options, &folder, interrupt)
+            .map_err(|error| meter_error(subject, error))?;
+        let mut latency = Latency::default();
+        trips.us.iter().for_each(|us| latency.record(0, (us * 1e3) as u64));
+        let received = trips.us.len() as u64;
+        let lost = (trips.sent as u64).saturating_sub(received);
+        let mut measured = Measurement {
+            sent: trips.sent as u64,
+            received,
+            received_bytes: received * u64::from(size),
+            // ping compares what comes back with what it sent, byte by byte.
+            verified: received,
+            lost: Lost { other: lost, ..Lost::default() },
+            dur_ns: began.elapsed().as_nanos() as u64,
+            cpu_ns: before.zip(meter.cpu_s()).map(|(then, now)| ((now - then).max(0.0) * 1e9) as u64),
+            ..Measurement::default()
+        };
+        latency.store(&mut measured);
+        let mut us = trips.us;
+        us.sort_by(f64::total_cmp);
+        let values = [("rtt_p50_us", quantile_sorted(&us, 0.5)), ("rtt_p99_us", quantile_sorted(&us, 0.99))];
+        measured.values.extend(values.map(|(key, us)| (key.to_owned(), us)));
+        let header = crate::demo::world::ETHERNET as f64;
+        if wire.0 > 0 {
+            measured.values.insert("wire_bytes".into(), wire.1 as f64 / wire.0 as f64 - header);
+        }
+        Ok(measured)
+    }
+}
+
+/// TCP in several flows: a trial is a sample of the transfer that goes on.
+pub(super) struct Flows {
+    // Ends before the hosts do.
+    running: Option<Going>,
+    flows: u32,
+    /// How long the transfer is meant to last.
+    whole: Duration,
+    pair: Pair,
+}
+
+/// The transfer.
+struct Going {
+    transfer: Transfer,
+    observer: Observer,
+    window: Window,
+    cpu_s: Option<f64>,
+    /// Samples that were taken.
+    taken: usize,
+}
+
+impl Flows {
+    pub(super) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
+        let pair = Pair::start(setting, &cell.subject, Duration::ZERO)?;
+        Ok(Box::new(Self { running: None, flows: study.flows[0], whole: study.duration * study.rounds, pair }))
+    }
+
+    fn begin(&self, sample: Duration) -> Result<Going, DemoError> {
+        let Pair { subject, meter, dir, interrupt } = &self.pair;
+        let target = subject.address(meter.world(), End::Moon);
+        let transfer = Transfer::begin(meter.world(), target, self.flows, [self.whole, sample], dir, interrupt, || {})?;
+        let mut observer = Observer::open();
+        // Cycles would be those of this thread, which only waits.
+        observer.perf = None;
+        let window = observer.start();
+        Ok(Going { transfer, observer, window, cpu_s: meter.cpu_s(), taken: 0 })
+    }
+}
+
+impl Runner for Flows {
+    fn trial(&mut self, _: &Cell, duration: Duration, _: u64) -> Result<Measurement, MeterError> {
+        let mut going = match self.running.take() {
+            Some(going) => going,
+            None => self.begin(duration).map_err(|error| meter_error(&self.pair.subject, error))?,
+        };
+        let Pair { subject, meter, interrupt, .. } = &mut self.pair;
+        let sample = going.transfer.sample(going.taken, LATE, interrupt, || meter.check());
+        let rates = sample.map_err(|error| meter_error(subject, error))?;
+        going.taken += 1;
+        let bytes: f64 = rates.iter().map(|rate| rate * duration.as_secs_f64() / 8.0).sum();
+        let mut measured =
+            Measurement { received_bytes: bytes as u64, dur_ns: duration.as_nanos() as u64, ..Measurement::default() };
+        let window = std::mem::replace(&mut going.window, going.observer.start());
+        going.observer.finish(&window, &mut measured);
+        let now = meter.cpu_s();
+        measured.cpu_ns = going.cpu_s.zip(now).map(|(then, now)| ((now - then).max(0.0) * 1e9) as u64);
+        going.cpu_s = now;
+        for (number, rate) in rates.iter().enumerate() {
+            measured.values.insert(format!("flow.{}_gbit_per_s", number + 1), rate / 1e9);
+        }
+        self.running = Some(going);
+        Ok(measured)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::campaign::format;
+    use crate::campaign::schedule::cells;
+
+    /// Without a session there is no private corner; what is asked for is named, and nothing is started.
+    #[test]
+    fn hosts_need_a_session_and_addresses_must_be_there() {
+        let text = "name = \"t\"\n[[study]]\nkind = \"modes\"\nplace = \"namespaces\"\nsubjects = [\"plain\"]\n";
+        let study = format::parse("t.toml", text).unwrap().studies.remove(0);
+        let refused = Pings::open(&study, &cells(&study)[0], &Setting::default()).err().unwrap();
+        assert!(matches!(refused, NotOpen::Missing(why) if why.contains("session")));
+        let text = "name = \"t\"\n[[study]]\nkind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"192.0.2.77\"\nto = \"192.0.2.78\"\n\
+                    subjects = [\"mine\"]\n";
+        let study = format::parse("t.toml", text).unwrap().studies.remove(0);
+        let refused = between(&study, &cells(&study)[0], &Setting::default()).err().unwrap();
+        assert!(matches!(refused, NotOpen::Missing(why) if !why.is_empty()));
+    }
+
+    /// The cable is no subject that could fail: what goes through it is all there.
+    #[test]
+    fn loopback_is_an_interface_like_any_other() {
+        let text = "name = \"t\"\n[[study]]\nkind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"127.0.0.1\"\nto = \"127.0.0.1\"\n\
+                    subjects = [\"loopback\"]\nloads = [0.05]\nduration_ms = 30\ntraffic = [200]\n";
+        let study = format::parse("t.toml", text).unwrap().studies.remove(0);
+        let cell = &cells(&study)[0];
+        let mut runner = between(&study, cell, &Setting::default()).map_err(|_| "not open").unwrap();
+        let measured = runner.trial(cell, study.duration, 1).unwrap();
+        assert!(measured.received > 0 && measured.values["capacity_pps"] > 0.0, "{measured:?}");
+        assert!(measured.verified > 0 && measured.tsc.is_none());
+    }
+}

@@ -1,0 +1,303 @@
+//! `weir lab model fit` and `validate` on the folder of a run: every way that it has, at once.
+
+use std::path::{Path, PathBuf};
+
+use super::model::{FitArgs, FormName, ValidateArgs, digits, judgement_text, read_cost, table};
+use crate::campaign::{Campaign, env::Environment, store};
+use crate::model::{
+    Beyond, Curve, Errors, Machine, Profile, RunTrials, Validation, ValidationError, Way, read_run_folder,
+};
+use crate::trial::{Direction, Trial};
+
+/// A run that was read.
+pub(super) struct Run {
+    dir: PathBuf,
+    campaign: Campaign,
+    trials: Vec<Trial>,
+}
+
+impl Run {
+    /// The run in `dir`; `None` when it holds none.
+    pub(super) fn read(dir: &Path) -> Result<Option<Self>, String> {
+        if !dir.is_dir() {
+            return Ok(None);
+        }
+        let Some((campaign, trials, notes)) = read_run_folder(dir).map_err(|e| e.to_string())? else { return Ok(None) };
+        notes.iter().for_each(|note| eprintln!("weir: model: note: {note}"));
+        Ok(Some(Self { dir: dir.to_owned(), campaign, trials }))
+    }
+
+    /// The machine that measured it.
+    fn machine(&self) -> Machine {
+        let read = std::fs::read(self.dir.join(store::ENV)).ok();
+        let known: Vec<Environment> = read.and_then(|bytes| serde_json::from_slice(&bytes).ok()).unwrap_or_default();
+        known.first().map_or_else(Machine::default, Machine::of)
+    }
+}
+
+/// Where profiles of a run lie.
+const PROFILES: &str = "profiles";
+
+fn wanted(way: &Way, subjects: &[String], direction: Option<Direction>) -> bool {
+    (subjects.is_empty() || subjects.contains(&way.subject)) && direction.is_none_or(|d| d == way.direction)
+}
+
+/// Fits every way of a run that is wanted; whether all beat the two-point line.
+pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
+    let sorted = RunTrials::new(&run.campaign, &run.trials);
+    let ways: Vec<Way> = sorted.ways().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
+    if ways.is_empty() {
+        let have: Vec<String> = sorted.ways().iter().map(|w| format!("{} {}", w.subject, w.direction_name())).collect();
+        let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
+        return Err(format!(
+            "{}: nothing to fit: a way needs 4 sizes or more in a study of the kind 'sizes'; ways here: {have}",
+            run.dir.display()
+        ));
+    }
+    let cost = |way: &Way| args.cost_table.as_deref().map(|path| read_cost(path, suite_of(run, way))).transpose();
+    let single = args.out.as_ref().filter(|out| out.extension().is_some_and(|e| e == "toml"));
+    if single.is_some() && ways.len() > 1 {
+        return Err(format!(
+            "--out names one file, and there are {} ways: name a folder, or one --subject and --direction",
+            ways.len()
+        ));
+    }
+    let folder = args.out.clone().unwrap_or_else(|| run.dir.join(PROFILES));
+    if single.is_none() {
+        std::fs::create_dir_all(&folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
+    }
+    let machine = run.machine();
+    let head = ["subject", "direction", "form", "sizes", "sessions", "fixed ns", "left-out p95 %", "two-point p95 %"];
+    let (mut rows, mut listed, mut good) = (table(&head), vec![], true);
+    for way in &ways {
+        let family = args.form.map(FormName::family);
+        let calibration = sorted
+            .calibrate(way, machine.clone(), cost(way)?, family)
+            .map_err(|e| format!("{} {}: {e}", way.subject, way.direction_name()))?;
+        let profile = &calibration.profile;
+        let path = single.cloned().unwrap_or_else(|| folder.join(way.file()));
+        profile.save(&path).map_err(|e| e.to_string())?;
+        good &= profile.beats_two_point();
+        rows.add_row([
+            way.subject.clone(),
+            way.direction_name().to_owned(),
+            profile.fitted.family.name().to_owned(),
+            profile.sizes.len().to_string(),
+            profile.sessions.len().to_string(),
+            fixed(profile),
+            percent(profile.held_out.p95),
+            percent(profile.two_point.held_out.p95),
+        ]);
+        listed.push(serde_json::json!({ "file": path, "profile": profile, "parameters": calibration.parameters }));
+        if ways.len() == 1 && !args.json {
+            print!("{}", super::model::calibration_text(&calibration));
+        }
+    }
+    if args.json {
+        super::model::json(&listed)?;
+    } else {
+        println!("{rows}");
+    }
+    eprintln!("weir: model: {} profiles in {}", ways.len(), single.unwrap_or(&folder).display());
+    if !good {
+        eprintln!("weir: model: not every one is better than the two-point line at sizes it has not seen");
+    }
+    Ok(good)
+}
+
+fn suite_of<'a>(run: &'a Run, way: &Way) -> &'a str {
+    run.trials.iter().find(|t| t.subject == way.subject).map_or("", |t| &t.suite)
+}
+
+/// The constant of the chosen form.
+fn fixed(profile: &Profile) -> String {
+    match &profile.fitted.curve {
+        Curve::Linear { fit, .. } => digits(fit.coef[0]),
+        Curve::Spline(_) => String::new(),
+    }
+}
+
+fn percent(value: f64) -> String {
+    if value.is_finite() { format!("{value:.2}") } else { "–".into() }
+}
+
+/// A profile with what was found about it.
+struct Judged {
+    way: Way,
+    profile: Profile,
+    validation: Validation,
+    beyond: Beyond,
+}
+
+/// Judges every profile in a folder; whether all were accepted.
+pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
+    let dir = &args.profile;
+    let trials = args.trials.as_ref().unwrap_or(dir);
+    let run = Run::read(trials)?
+        .ok_or_else(|| format!("{}: is no folder of a run; name one, or a profile and its trials", trials.display()))?;
+    let inside = dir.join(PROFILES);
+    let folder = if inside.is_dir() { &inside } else { dir };
+    let sorted = RunTrials::new(&run.campaign, &run.trials);
+    let mut judged = vec![];
+    for path in profiles(folder)? {
+        let profile = Profile::load(&path).map_err(|e| e.to_string())?;
+        let Some(way) = Way::of(&profile).filter(|way| wanted(way, &args.subject, args.direction)) else { continue };
+        match sorted.validate(&profile) {
+            Ok(validation) => {
+                let beyond = sorted.beyond(&profile);
+                judged.push(Judged { way, profile, validation, beyond });
+            }
+            Err(ValidationError::NothingHeldOut(_)) => eprintln!(
+                "weir: model: note: {} {}: the run has no size that this profile has not seen",
+                way.subject,
+                way.direction_name()
+            ),
+        }
+    }
+    if judged.is_empty() {
+        return Err(format!(
+            "{}: nothing to judge: it needs a profile of a way that {} has in a study of the kind 'validate'",
+            folder.display(),
+            trials.display()
+        ));
+    }
+    let accepted = |j: &Judged| j.validation.accepted() && (!args.strict || j.beyond.checks.iter().all(|c| c.holds()));
+    if args.json {
+        let listed: Vec<_> = judged
+            .iter()
+            .map(|j| {
+                serde_json::json!({
+                    "subject": j.way.subject, "direction": j.way.direction_name(), "form": j.profile.fitted.family,
+                    "accepted": accepted(j), "validation": j.validation, "beyond": j.beyond, "vector": j.profile.vector,
+                })
+            })
+            .collect();
+        super::model::json(&listed)?;
+    } else {
+        print!("{}", text(&judged));
+    }
+    Ok(judged.iter().all(accepted))
+}
+
+fn profiles(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = std::fs::read_dir(folder).map_err(|e| format!("cannot read {}: {e}", folder.display()))?;
+    let is_profile = |path: &PathBuf| path.extension().is_some_and(|e| e == "toml") && !path.ends_with(store::CAMPAIGN);
+    let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(is_profile).collect();
+    found.sort();
+    if found.is_empty() {
+        return Err(format!("{}: holds no profile; weir lab model fit makes them", folder.display()));
+    }
+    Ok(found)
+}
+
+fn text(judged: &[Judged]) -> String {
+    let mut text = String::new();
+    if let [one] = judged {
+        text += &judgement_text(&one.validation);
+    }
+    let head = [
+        "subject",
+        "direction",
+        "form",
+        "unseen sizes",
+        "repeat %",
+        "bias %",
+        "p95 %",
+        "max %",
+        "two-point line: p95 %",
+        "constant pps",
+        "constant bps",
+        "",
+    ];
+    let mut rows = table(&head);
+    for j in judged {
+        let v = &j.validation;
+        let Errors { bias, p95, max, .. } = v.errors;
+        rows.add_row([
+            j.way.subject.clone(),
+            j.way.direction_name().to_owned(),
+            j.profile.fitted.family.name().to_owned(),
+            v.points.len().to_string(),
+            v.repeatability.map_or_else(|| "–".into(), percent),
+            format!("{bias:+.2}"),
+            percent(p95),
+            percent(max),
+            percent(v.two_point.p95),
+            percent(v.constant[0].p95),
+            percent(v.constant[1].p95),
+            if v.accepted() { "accepted" } else { "not accepted" }.to_owned(),
+        ]);
+    }
+    text += &format!("{rows}\n");
+    for j in judged {
+        for criterion in j.validation.criteria.iter().filter(|c| !c.holds) {
+            text += &format!(
+                "{} {}: fails: {}: {}\n",
+                j.way.subject,
+                j.way.direction_name(),
+                criterion.what,
+                criterion.found
+            );
+        }
+    }
+    text + &beyond_text(judged)
+}
+
+fn beyond_text(judged: &[Judged]) -> String {
+    let mut rows =
+        table(&["beyond sizes", "direction", "what", "measured", "predicted", "unit", "error %", "limit %", ""]);
+    let mut notes = String::new();
+    let mut any = false;
+    for j in judged {
+        let name = format!("{} {}", j.way.subject, j.way.direction_name());
+        for c in &j.beyond.checks {
+            any = true;
+            rows.add_row([
+                j.way.subject.clone(),
+                j.way.direction_name().to_owned(),
+                c.what.clone(),
+                digits(c.measured),
+                digits(c.predicted),
+                c.unit.to_owned(),
+                format!("{:+.2}", c.error_percent),
+                format!("{:.0}", c.limit_percent),
+                if c.holds() { "holds" } else { "FAILS" }.to_owned(),
+            ]);
+        }
+        if let Some(v) = &j.profile.vector {
+            notes += &format!(
+                "{name}: a batch costs {} ns ({} to {}) and {} ns ({} to {}) for each packet; largest error {:.1} %\n",
+                digits(v.call_ns.value),
+                digits(v.call_ns.low),
+                digits(v.call_ns.high),
+                digits(v.packet_ns.value),
+                digits(v.packet_ns.low),
+                digits(v.packet_ns.high),
+                v.worst_percent
+            );
+        }
+        for (size, ratio) in &j.beyond.cold {
+            let r = ratio.ratio;
+            notes += &format!(
+                "{name}: {size} bytes that are in no cache take {:.3} times as long ({:.3} to {:.3})\n",
+                r.value, r.low, r.high
+            );
+        }
+        for t in &j.beyond.tails {
+            notes += &format!(
+                "{name}: {:.0} % of packets are faster than {} ns ({} to {}) + {} ns ({} to {}) × ρ/(1 − ρ)\n",
+                100.0 * t.quantile,
+                digits(t.idle_ns.value),
+                digits(t.idle_ns.low),
+                digits(t.idle_ns.high),
+                digits(t.per_ns.value),
+                digits(t.per_ns.low),
+                digits(t.per_ns.high)
+            );
+        }
+        if judged.len() == 1 {
+            j.beyond.missing.iter().for_each(|missing| notes += &format!("not judged: {missing}\n"));
+        }
+    }
+    if any { format!("\n{rows}\n{notes}") } else { notes }
+}

@@ -1,0 +1,311 @@
+//! Many SAs at once, in memory: what a packet costs when the SAs of others fill the caches, and what memory an SA takes.
+//!
+//! Packets go over all SAs in turn, in an order without neighbours, so that each finds its SA as cold as it can be. The sender
+//! has a policy for each SA, because a packet says by its address which one it means; the receiver has one policy for all,
+//! because a packet says by its SPI. ESP, AH and EESP store a key for each SA at both ends. A receiver of PSP stores none: it derives
+//! the key from its master key and the SPI, and keeps some in a bounded cache.
+
+use std::time::{Duration, Instant};
+
+use dataplane::clock::ticks;
+use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
+use ipsec::Protocol;
+use wire::IpProto;
+
+use crate::host::clock::thread_ns;
+use crate::host::{self, Observer};
+use crate::meter::{MemoryMeter, lost};
+use crate::packet;
+use crate::pair::{PairError, Subject};
+use crate::stats::quantile_sorted;
+use crate::trial::{Direction, Lost, Measurement};
+
+/// Most SAs.
+pub const MAX_SAS: u32 = 1_000_000;
+/// Memory that an SA takes at both ends together, at most, in bytes: what is asked for before it is taken.
+const EACH_BYTES: u64 = 8 << 10;
+/// SAs from which on resident memory, which is counted in pages and part of which may have been free before, says what one takes.
+pub const FEWEST_FOR_MEMORY: u32 = 10_000;
+/// A trial ends at the latest after so many times its duration, preparation included.
+const MAX_WALL: u32 = 20;
+/// A batch is checked whole whenever fewer than one in so many packets were.
+const CHECK_EVERY: u64 = 64;
+/// Time that others ran, in nanoseconds, that is told from the resolution of the clocks.
+const PREEMPTED_NS: u64 = 3_000;
+
+/// Memory that `count` SAs may take at both ends together, in bytes.
+pub fn need_bytes(count: u32) -> u64 {
+    u64::from(count) * EACH_BYTES
+}
+
+/// Why there are not so many.
+#[derive(Debug, thiserror::Error)]
+pub enum ManyError {
+    /// They cannot be built.
+    #[error(transparent)]
+    Pair(#[from] PairError),
+    /// They do not fit.
+    #[error("{count} SAs may take {need_mib} MiB at both ends and {have_mib} MiB are free: ask for fewer")]
+    Memory {
+        /// SAs.
+        count: u32,
+        /// What they may take, in MiB.
+        need_mib: u64,
+        /// What there is, in MiB.
+        have_mib: u64,
+    },
+    /// None, or more than [`MAX_SAS`].
+    #[error("{0} SAs: use 1 to 1000000")]
+    Count(u32),
+}
+
+/// So many SAs, with both ends.
+pub struct Many {
+    subject: Subject,
+    count: u32,
+    ends: [Worker; 2],
+    tables: [Snapshot; 2],
+    replies: Batch,
+    batch: Batch,
+    /// What the batch in hand was, to compare with what comes out.
+    clear: Vec<Vec<u8>>,
+    observer: Observer,
+    /// SA of the next packet, and how far the one after is from it.
+    next: u32,
+    stride: u32,
+    /// Bytes that an SA takes at sender and receiver.
+    each_bytes: Option<[f64; 2]>,
+}
+
+impl Many {
+    /// Sets them up, with batches of `batch` packets of at most 2048 bytes. PSP has no replay windows here: it keeps them for
+    /// fewer SPIs only.
+    ///
+    /// # Errors
+    /// [`ManyError`].
+    pub fn new(subject: &Subject, count: u32, batch: usize) -> Result<Self, ManyError> {
+        if !(1..=MAX_SAS).contains(&count) {
+            return Err(ManyError::Count(count));
+        }
+        let (need_mib, have_mib) = (need_bytes(count) >> 20, host::available_bytes() >> 20);
+        if need_mib > have_mib {
+            return Err(ManyError::Memory { count, need_mib, have_mib });
+        }
+        let mut subject = subject.clone();
+        if subject.protocol == Protocol::Psp {
+            subject.window = 0;
+        }
+        let before = host::resident_bytes();
+        let receiver = subject.many_inbound(count)?;
+        let between = host::resident_bytes();
+        let sender = subject.many_outbound(count)?;
+        let after = host::resident_bytes();
+        let each = |from: u64, to: u64| to.saturating_sub(from) as f64 / f64::from(count);
+        let config = WorkerConfig { batch, engine: subject.engine, ..WorkerConfig::default() };
+        Ok(Self {
+            each_bytes: (count >= FEWEST_FOR_MEMORY).then(|| [each(between, after), each(before, between)]),
+            ends: [Worker::new(config.clone()).0, Worker::new(config).0],
+            tables: [sender, receiver],
+            replies: Batch::new(8, 2048),
+            batch: Batch::new(batch, 2048),
+            clear: Vec::new(),
+            observer: Observer::open(),
+            next: 0,
+            stride: stride(count),
+            subject,
+            count,
+        })
+    }
+
+    /// Bytes of memory that an SA takes at the sender, its policy included, and at the receiver; `None` for too few to tell.
+    pub fn each_bytes(&self) -> Option<[f64; 2]> {
+        self.each_bytes
+    }
+
+    /// Whether the receiver stores no key for an SA.
+    pub fn derives(&self) -> bool {
+        self.subject.protocol == Protocol::Psp
+    }
+
+    /// As many packets of `size` bytes as go, for `duration` of the subject's time.
+    ///
+    /// # Errors
+    /// What came out wrong, in words.
+    pub fn trial(&mut self, direction: Direction, size: usize, duration: Duration) -> Result<Measurement, String> {
+        let window = self.observer.start();
+        let target = self.observer.ticks.ticks(duration.as_nanos() as u64);
+        let limit = Instant::now() + duration * MAX_WALL;
+        let mut measured = Measurement::default();
+        let (mut spent, mut cpu_ns, mut others_ns, mut samples) = (0, 0, 0, Vec::new());
+        let before = self.lost();
+        while spent < target && (samples.is_empty() || Instant::now() < limit) {
+            self.fill(size);
+            let sent = self.batch.len() as u64;
+            let took = self.pass(direction);
+            let received = self.batch.len() as u64;
+            measured.sent += sent;
+            measured.received += received;
+            measured.received_bytes += received * size as u64;
+            spent += took.ticks;
+            cpu_ns += took.cpu_ns;
+            others_ns += took.others_ns;
+            samples.push(took.ticks as f64 / sent as f64);
+            if measured.verified * CHECK_EVERY < measured.sent {
+                measured.verified += self.verify(direction)?;
+            }
+        }
+        let after = self.lost();
+        measured.lost = Lost {
+            ring: after.ring - before.ring,
+            replay: after.replay - before.replay,
+            auth: after.auth - before.auth,
+            other: after.other - before.other,
+        };
+        measured.tsc = Some(spent);
+        measured.cpu_ns = Some(cpu_ns);
+        measured.dur_ns = self.observer.ticks.ns(spent);
+        samples.sort_by(f64::total_cmp);
+        let mean = samples.iter().sum::<f64>() / samples.len() as f64;
+        let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
+        measured.values.extend(MemoryMeter::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
+        measured.values.insert("preempted_ns".into(), others_ns as f64);
+        if let Some([sender, receiver]) = self.each_bytes {
+            measured.values.insert("sa_bytes_sender".into(), sender);
+            measured.values.insert("sa_bytes_receiver".into(), receiver);
+        }
+        self.observer.finish(&window, &mut measured);
+        Ok(measured)
+    }
+
+    /// A batch of clear packets, each for another SA.
+    fn fill(&mut self, size: usize) {
+        let [src, _] = self.subject.packet_addresses();
+        self.batch.clear();
+        self.clear.clear();
+        while self.batch.room() > 0 {
+            let dst = Subject::address_of(self.next);
+            self.next = ((u64::from(self.next) + u64::from(self.stride)) % u64::from(self.count)) as u32;
+            let packet = packet::udp(src, dst, 4000, 4001, size, IpProto::UDP);
+            if !self.batch.push_with(|buffer| buffer.set(&packet)) {
+                break;
+            }
+            self.clear.push(packet);
+        }
+    }
+
+    /// Takes the batch through one end or both. What has to be done beforehand is not timed.
+    fn pass(&mut self, direction: Direction) -> Took {
+        if direction == Direction::In {
+            self.protect();
+        }
+        let cpu = thread_ns();
+        self.observer.resume();
+        let out = if direction == Direction::In { 0 } else { self.protect() };
+        let back = if direction == Direction::Out { 0 } else { self.open() };
+        self.observer.pause();
+        let cpu_ns = thread_ns() - cpu;
+        let ticks = (out + back).saturating_sub(self.observer.ticks.read_ticks as u64);
+        let ns = self.observer.ticks.ns(ticks);
+        if ns > cpu_ns + cpu_ns / 50 + PREEMPTED_NS {
+            return Took { ticks: self.observer.ticks.ticks(cpu_ns), cpu_ns, others_ns: ns - cpu_ns };
+        }
+        Took { ticks, cpu_ns: cpu_ns.min(ns), others_ns: 0 }
+    }
+
+    fn protect(&mut self) -> u64 {
+        let start = ticks();
+        self.ends[0].outbound(&self.tables[0], &mut self.batch, &mut self.replies);
+        let took = ticks() - start;
+        self.replies.clear();
+        took
+    }
+
+    fn open(&mut self) -> u64 {
+        let start = ticks();
+        self.ends[1].inbound(&self.tables[1], &mut self.batch);
+        ticks() - start
+    }
+
+    /// Compares every packet of the batch with what went in; what was only protected is opened first.
+    fn verify(&mut self, direction: Direction) -> Result<u64, String> {
+        if direction == Direction::Out {
+            self.open();
+        }
+        let came = self.batch.packets();
+        if came.len() != self.clear.len() {
+            return Err(format!("{} of {} packets came out: {:?} lost", came.len(), self.clear.len(), self.lost()));
+        }
+        match came.iter().zip(&self.clear).position(|(came, clear)| came.bytes() != clear.as_slice()) {
+            Some(at) => Err(format!("packet {at} of a batch came out other than it went in")),
+            None => Ok(came.len() as u64),
+        }
+    }
+
+    fn lost(&self) -> Lost {
+        let counters = self.ends.each_ref().map(Worker::counters);
+        lost(counters.iter().map(AsRef::as_ref))
+    }
+}
+
+/// What one batch took.
+struct Took {
+    ticks: u64,
+    cpu_ns: u64,
+    others_ns: u64,
+}
+
+/// A step that visits all of `count` and keeps neighbours apart: near the golden ratio of it, without a common divisor.
+fn stride(count: u32) -> u32 {
+    let wanted = (f64::from(count) * 0.618) as u32;
+    (wanted.max(1)..).find(|step| gcd(*step, count) == 1).expect("count + 1 at the latest")
+}
+
+fn gcd(a: u32, b: u32) -> u32 {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests {
+    use crypto::Engine;
+
+    use super::*;
+    use crate::pair::Shape;
+
+    fn subject(protocol: Protocol) -> Subject {
+        Subject::new(protocol, Shape::Tunnel, "aes128gcm16", Engine::AwsLc)
+    }
+
+    #[test]
+    fn every_sa_has_its_turn() {
+        for count in [1, 2, 3, 10, 64, 1000, 65_536] {
+            let (step, mut at, mut seen) = (stride(count), 0, vec![false; count as usize]);
+            for _ in 0..count {
+                seen[at as usize] = true;
+                at = (at + step) % count;
+            }
+            assert!(seen.iter().all(|seen| *seen), "{count}");
+        }
+    }
+
+    #[test]
+    fn packets_of_many_sas_go_through_both_ends_whole() {
+        for protocol in [Protocol::Esp, Protocol::Eesp, Protocol::Psp] {
+            let mut many = Many::new(&subject(protocol), 1500, 64).unwrap();
+            for direction in [Direction::Out, Direction::In, Direction::Both] {
+                let measured = many.trial(direction, 100, Duration::from_millis(2)).unwrap();
+                assert_eq!((measured.sent, measured.lost), (measured.received, Lost::default()), "{protocol:?}");
+                assert!(measured.verified > 0 && measured.values["ticks_median"] > 0.0);
+            }
+            assert_eq!(many.each_bytes(), None, "too few to tell");
+        }
+    }
+
+    #[test]
+    fn too_many_are_refused_before_they_take_anything() {
+        assert!(matches!(Many::new(&subject(Protocol::Esp), 0, 64), Err(ManyError::Count(0))));
+        assert!(matches!(Many::new(&subject(Protocol::Esp), MAX_SAS + 1, 64), Err(ManyError::Count(_))));
+        let transport = Subject { shape: Shape::Transport, ..subject(Protocol::Esp) };
+        let error = Many::new(&transport, 2, 64).err().unwrap().to_string();
+        assert!(error.contains("tunnel mode"), "{error}");
+    }
+}

@@ -1,0 +1,301 @@
+//! A run of `weir lab run` as the model needs it: which trials calibrate, which judge, and what else they tell.
+//!
+//! Studies of the kind `sizes` calibrate; `validate` has sizes and mixes that the calibration has not seen, in processes of its
+//! own; `cipher` is the cipher alone; `vector`, `loss` and `scaling` say what batches, queues and cores do. Nothing that judges is
+//! ever fitted to.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use ipsec::Protocol;
+
+use super::beyond::{Beyond, beyond};
+use super::cost::CostTable;
+use super::form::{Basis, Family};
+use super::input::{
+    Identity, InputError, Measured, Measurements, Sessions, cost_bytes, identity, measured, read_trials, saturates,
+    session_name, session_names, undisturbed,
+};
+use super::profile::{Calibration, MIN_SIZES, Machine, Profile, ProfileError, calibrate, fit_profile};
+use super::quantile::TailPoint;
+use super::size::{Layout, SizeFn, Work};
+use super::validate::{Validation, ValidationError, validate};
+use super::vector::{BatchSample, VectorCost};
+use crate::campaign::{Campaign, Kind, format, store};
+use crate::meter::{Latency, MemorySubject};
+use crate::pair::{Shape, Subject};
+use crate::stats::{Ratio, Rng, median, paired};
+use crate::trial::{Direction, Trial};
+
+/// What a model is of.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub struct Way {
+    /// Name of the subject.
+    pub subject: String,
+    /// Direction.
+    pub direction: Direction,
+}
+
+/// The trials of a run by what they may be used for.
+#[derive(Debug)]
+pub struct RunTrials<'a> {
+    /// Without those that a neighbour disturbed.
+    trials: Vec<Trial>,
+    kinds: BTreeMap<&'a str, Kind>,
+    sessions: Sessions,
+}
+
+/// A campaign, its trials, and what was left aside, for the user.
+pub type RunFolder = (Campaign, Vec<Trial>, Vec<String>);
+
+/// Reads the folder of a run; `None` when it holds no campaign.
+///
+/// # Errors
+/// The campaign or a trial cannot be read, or there is no trial.
+pub fn read_run_folder(dir: &Path) -> Result<Option<RunFolder>, InputError> {
+    let path = dir.join(store::CAMPAIGN);
+    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
+    let campaign = format::parse(&path.display().to_string(), &text).map_err(|error| InputError::Line {
+        path: path.clone(),
+        line: error.line,
+        why: error.what,
+    })?;
+    let path = dir.join(store::TRIALS);
+    let empty = || InputError::File {
+        path: path.clone(),
+        why: format!("holds no trial yet; weir lab run --out {} goes on with it", dir.display()),
+    };
+    let text = match std::fs::read_to_string(&path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Err(empty()),
+        Err(source) => return Err(InputError::Io { path, source }),
+    };
+    let (trials, notes) = read_trials(&path, &text)?;
+    if trials.is_empty() { Err(empty()) } else { Ok(Some((campaign, trials, notes))) }
+}
+
+/// What a way of protecting does to lengths, where Weir knows it.
+pub fn layout_of(identity: &Identity) -> Option<Layout> {
+    if let Ok(subject) = identity.subject.parse::<MemorySubject>() {
+        return Layout::of(subject.subject()?);
+    }
+    let protocols = [Protocol::Esp, Protocol::Ah, Protocol::Eesp, Protocol::Psp];
+    let protocol = protocols.into_iter().find(|p| p.name() == identity.protocol)?;
+    let shape = match identity.mode.as_str() {
+        "tunnel" => Shape::Tunnel,
+        "transport" => Shape::Transport,
+        "beet" => Shape::Beet,
+        _ => return None,
+    };
+    Layout::of(&Subject::new(protocol, shape, &identity.suite, crypto::Engine::best()))
+}
+
+/// The size function that a fit uses when nobody names one: what goes through neither cipher nor MAC costs nothing by its length.
+pub fn default_size_fn(layout: Option<&Layout>) -> SizeFn {
+    layout.map_or_else(SizeFn::len, |layout| SizeFn::Layout {
+        work: if layout.confidential { Work::Cipher } else { Work::Auth },
+        layout: layout.clone(),
+    })
+}
+
+impl<'a> RunTrials<'a> {
+    /// Sorts the trials of a campaign.
+    pub fn new(campaign: &'a Campaign, trials: &'a [Trial]) -> Self {
+        let kinds = campaign.studies.iter().map(|study| (study.name.as_str(), study.kind)).collect();
+        Self { trials: undisturbed(trials), kinds, sessions: session_names(trials) }
+    }
+
+    /// Trials of a kind of study that `way` took, on one core unless the study is about cores.
+    fn of(&self, kind: Kind, way: &Way) -> Vec<&Trial> {
+        let mine = |t: &&Trial| {
+            self.kinds.get(t.study.as_str()) == Some(&kind) && t.subject == way.subject && t.direction == way.direction
+        };
+        let one_core = |t: &&Trial| kind == Kind::Scaling || t.cores == 1;
+        self.trials.iter().filter(mine).filter(one_core).collect()
+    }
+
+    /// Ways of Weir with enough sizes to be calibrated, by name.
+    pub fn ways(&self) -> Vec<Way> {
+        let mut sizes: BTreeMap<Way, Vec<u32>> = BTreeMap::new();
+        let calibrate = |t: &&Trial| self.kinds.get(t.study.as_str()) == Some(&Kind::Sizes) && saturates(t);
+        for trial in self.trials.iter().filter(calibrate) {
+            let (Some(size), true) = (trial.size, layout_of(&identity(trial)).is_some() && trial.protocol != "cipher")
+            else {
+                continue;
+            };
+            let seen = sizes.entry(Way { subject: trial.subject.clone(), direction: trial.direction }).or_default();
+            if !seen.contains(&size) {
+                seen.push(size);
+            }
+        }
+        sizes.into_iter().filter(|(_, sizes)| sizes.len() >= MIN_SIZES).map(|(way, _)| way).collect()
+    }
+
+    fn rows(&self, kind: Kind, way: &Way) -> Vec<Measured> {
+        let wanted = |t: &&&Trial| t.size.is_some() && saturates(t);
+        self.of(kind, way).iter().filter(wanted).map(|t| measured(t, &self.sessions)).collect()
+    }
+
+    /// What calibrates `way`.
+    pub fn calibration(&self, way: &Way) -> Measurements {
+        let first = self.of(Kind::Sizes, way).first().map(|t| identity(t)).unwrap_or_default();
+        Measurements { identity: first, rows: self.rows(Kind::Sizes, way), notes: vec![] }
+    }
+
+    /// The cipher of `way` alone, where the run has it: for each length the median over all trials.
+    pub fn cost_table(&self, way: &Way) -> Option<CostTable> {
+        let suite = &self.of(Kind::Sizes, way).first()?.suite;
+        let cipher = |t: &&Trial| {
+            self.kinds.get(t.study.as_str()) == Some(&Kind::Cipher)
+                && t.suite == *suite
+                && (t.direction == way.direction || t.direction == Direction::Both)
+        };
+        let mut times: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+        for trial in self.trials.iter().filter(cipher) {
+            for (key, ns) in &trial.measured.values {
+                if let Some(bytes) = cost_bytes(key) {
+                    times.entry(bytes as u32).or_default().push(*ns);
+                }
+            }
+        }
+        CostTable::new(suite, times.into_iter().map(|(bytes, ns)| (f64::from(bytes), median(&ns))).collect()).ok()
+    }
+
+    /// Fits `way`, by the family that does best at sizes left out unless one is named, with the run's own times of the cipher unless
+    /// others are given.
+    ///
+    /// # Errors
+    /// [`ProfileError`].
+    pub fn calibrate(
+        &self,
+        way: &Way,
+        machine: Machine,
+        cost: Option<CostTable>,
+        family: Option<Family>,
+    ) -> Result<Calibration, ProfileError> {
+        let (measurements, basis, layout) = self.basis(way, cost);
+        let mut calibration = calibrate(&measurements, basis, layout, machine, family)?;
+        calibration.profile.set_vector(self.vector(way));
+        Ok(calibration)
+    }
+
+    /// The profile alone.
+    ///
+    /// # Errors
+    /// [`ProfileError`].
+    pub fn profile(&self, way: &Way) -> Result<Profile, ProfileError> {
+        let (measurements, basis, layout) = self.basis(way, None);
+        let mut profile = fit_profile(&measurements, basis, layout, Machine::default(), None)?;
+        profile.set_vector(self.vector(way));
+        Ok(profile)
+    }
+
+    fn basis(&self, way: &Way, cost: Option<CostTable>) -> (Measurements, Basis, Option<Layout>) {
+        let measurements = self.calibration(way);
+        let layout = layout_of(&measurements.identity);
+        // The table is over bytes through the cipher: a MAC alone has none.
+        let confidential = layout.as_ref().is_some_and(|l| l.confidential);
+        let cost = cost.or_else(|| self.cost_table(way)).filter(|_| confidential);
+        (measurements, Basis { size_fn: default_size_fn(layout.as_ref()), cost }, layout)
+    }
+
+    /// Judges `profile` by the sizes of the run that were held out.
+    ///
+    /// # Errors
+    /// [`ValidationError`].
+    pub fn validate(&self, profile: &Profile) -> Result<Validation, ValidationError> {
+        let way = Way::of(profile);
+        let rows = way.map_or_else(Vec::new, |way| self.rows(Kind::Validate, &way));
+        validate(profile, &rows)
+    }
+
+    /// Judges `profile` beyond single sizes: large packets, mixes, cores, latency.
+    pub fn beyond(&self, profile: &Profile) -> Beyond {
+        let Some(way) = Way::of(profile) else { return Beyond::default() };
+        let held_out = self.of(Kind::Validate, &way);
+        let seen: Vec<&Trial> =
+            held_out.into_iter().filter(|t| !profile.sessions.contains(&session_name(t, &self.sessions))).collect();
+        let (loss, scaling) = (self.of(Kind::Loss, &way), self.of(Kind::Scaling, &way));
+        let mut found = beyond(profile, &seen, &loss, &scaling);
+        found.cold = self.cold(&way);
+        found
+    }
+
+    /// What a batch costs besides its packets.
+    fn vector(&self, way: &Way) -> Option<VectorCost> {
+        let mut sessions: BTreeMap<u32, Vec<BatchSample>> = BTreeMap::new();
+        for trial in self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t) && memory_mib(t) == 0.0) {
+            let sample = BatchSample { batch: f64::from(trial.batch), ns: super::input::packet_ns(trial) };
+            sessions.entry(trial.session).or_default().push(sample);
+        }
+        VectorCost::fit(&sessions.into_values().collect::<Vec<_>>())
+    }
+
+    /// Packets that are in no cache over packets that are, by size: pairs of one round, an interval over sessions.
+    fn cold(&self, way: &Way) -> Vec<(u32, Ratio)> {
+        let all: Vec<&Trial> = self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t)).collect();
+        let mut sizes: Vec<u32> = all.iter().filter_map(|t| t.size).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let ratio = |size: u32| {
+            let mut sessions: BTreeMap<u32, Vec<f64>> = BTreeMap::new();
+            for cold in all.iter().filter(|t| t.size == Some(size) && memory_mib(t) > 0.0) {
+                let warm = all.iter().find(|t| {
+                    (t.session, t.round, t.size, t.batch) == (cold.session, cold.round, cold.size, cold.batch)
+                        && memory_mib(t) == 0.0
+                });
+                if let Some(warm) = warm {
+                    let log = (super::input::packet_ns(cold) / super::input::packet_ns(warm)).ln();
+                    sessions.entry(cold.session).or_default().push(log);
+                }
+            }
+            Some((size, paired(&sessions.into_values().collect::<Vec<_>>(), &mut Rng::new(1))?))
+        };
+        sizes.into_iter().filter_map(ratio).collect()
+    }
+}
+
+fn memory_mib(trial: &Trial) -> f64 {
+    trial.measured.values.get("memory_mib").copied().unwrap_or(0.0)
+}
+
+impl Way {
+    /// What a profile is of; `None` for one of a table.
+    pub fn of(profile: &Profile) -> Option<Self> {
+        let direction = match profile.identity.direction.as_str() {
+            "out" => Direction::Out,
+            "in" => Direction::In,
+            "both" => Direction::Both,
+            _ => return None,
+        };
+        Some(Self { subject: profile.identity.subject.clone(), direction })
+    }
+
+    /// `out`, `in` or `both`.
+    pub fn direction_name(&self) -> &'static str {
+        match self.direction {
+            Direction::Out => "out",
+            Direction::In => "in",
+            Direction::Both => "both",
+        }
+    }
+
+    /// A file name.
+    pub fn file(&self) -> String {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "-_".contains(c) { c } else { '_' };
+        format!("{}-{}.toml", self.subject.chars().map(plain).collect::<String>(), self.direction_name())
+    }
+}
+
+/// Latencies of paced trials by session: (ρ, nanoseconds, packets).
+pub(super) fn tail_points(loss: &[&Trial], service_ns: f64) -> Vec<Vec<TailPoint>> {
+    let mut sessions: BTreeMap<u32, Vec<TailPoint>> = BTreeMap::new();
+    for trial in loss {
+        let decoded = trial.measured.latency.as_deref().and_then(Latency::decode).zip(trial.offered_pps);
+        let Some((latency, pps)) = decoded else { continue };
+        let rho = pps * service_ns / 1e9;
+        let points = latency.points().map(|(ns, packets)| TailPoint { rho, ns, packets });
+        sessions.entry(trial.session).or_default().extend(points);
+    }
+    sessions.into_values().collect()
+}

@@ -1,0 +1,103 @@
+//! Batches and caches: what a call of the path costs whatever is in it, and what packets cost that are in no cache.
+//!
+//! A batch of k packets takes T₀ + k·t₁. At a load of λ packets per unit of time a path that takes what is there settles at
+//! k* = λT₀ / (1 − λt₁), so that a packet costs less the more there is to do.
+
+use serde::{Deserialize, Serialize};
+
+use super::linear::least_squares;
+use crate::stats::{Estimate, Rng, median, over_clusters};
+
+/// Packets in a batch and nanoseconds per packet.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct BatchSample {
+    /// Packets per batch.
+    pub batch: f64,
+    /// Nanoseconds per packet.
+    pub ns: f64,
+}
+
+/// The cost of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
+pub struct VectorCost {
+    /// T₀ in nanoseconds, 95 % over sessions.
+    pub call_ns: Estimate,
+    /// t₁ in nanoseconds, 95 % over sessions.
+    pub packet_ns: Estimate,
+    /// Largest relative error at its own points, in percent.
+    pub worst_percent: f64,
+}
+
+impl VectorCost {
+    /// Fits sessions of samples, relative errors minimised; `None` for fewer than three different batches.
+    pub fn fit(sessions: &[Vec<BatchSample>]) -> Option<Self> {
+        let figures = over_clusters(sessions, line, &mut Rng::new(1))?;
+        let (call_ns, packet_ns) = (figures[0], figures[1]);
+        let worst = medians(&sessions.concat())
+            .iter()
+            .map(|s| ((packet_ns.value + call_ns.value / s.batch) / s.ns - 1.0).abs() * 100.0)
+            .fold(0.0, f64::max);
+        Some(Self { call_ns, packet_ns, worst_percent: worst })
+    }
+
+    /// The batch that a load of `pps` packets per second settles at, at least 1 and at most `largest`.
+    pub fn stable_batch(&self, pps: f64, largest: f64) -> f64 {
+        let per_ns = pps / 1e9;
+        let busy = per_ns * self.packet_ns.value;
+        if busy >= 1.0 { largest } else { (per_ns * self.call_ns.value / (1.0 - busy)).clamp(1.0, largest) }
+    }
+}
+
+fn line(samples: &[BatchSample]) -> Option<Vec<f64>> {
+    let points = medians(samples);
+    if points.len() < 3 {
+        return None;
+    }
+    let rows: Vec<Vec<f64>> = points.iter().map(|s| vec![1.0 / s.batch / s.ns, 1.0 / s.ns]).collect();
+    least_squares(&rows, &vec![1.0; points.len()]).map(|solution| solution.coef)
+}
+
+/// Each batch size once, with its median.
+fn medians(samples: &[BatchSample]) -> Vec<BatchSample> {
+    let mut batches: Vec<f64> = samples.iter().map(|s| s.batch).collect();
+    batches.sort_by(f64::total_cmp);
+    batches.dedup();
+    let of = |batch: f64| {
+        let ns: Vec<f64> = samples.iter().filter(|s| s.batch == batch).map(|s| s.ns).collect();
+        BatchSample { batch, ns: median(&ns) }
+    };
+    batches.into_iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sessions() -> Vec<Vec<BatchSample>> {
+        let mut rng = Rng::new(2);
+        (0..5)
+            .map(|_| {
+                let level = 1.0 + 0.01 * (rng.unit() - 0.5);
+                let of = |batch: f64| BatchSample { batch, ns: (120.0 + 300.0 / batch) * level };
+                [1.0, 2.0, 4.0, 16.0, 64.0, 256.0].map(of).into()
+            })
+            .collect()
+    }
+
+    #[test]
+    fn a_call_and_a_packet_are_told_apart() {
+        let cost = VectorCost::fit(&sessions()).unwrap();
+        assert!((cost.call_ns.value / 300.0 - 1.0).abs() < 0.01, "{cost:?}");
+        assert!((cost.packet_ns.value / 120.0 - 1.0).abs() < 0.01, "{cost:?}");
+        assert!(cost.packet_ns.low < 120.5 && 119.5 < cost.packet_ns.high && cost.worst_percent < 1.0, "{cost:?}");
+        assert_eq!(VectorCost::fit(&[sessions()[0][..2].to_vec()]), None);
+    }
+
+    #[test]
+    fn batches_grow_with_load() {
+        let cost = VectorCost::fit(&sessions()).unwrap();
+        // λt₁ = 0.5: k* = λT₀ / 0.5 = 0.5 · 300/120 / 0.5.
+        assert!((cost.stable_batch(0.5e9 / 120.0, 256.0) - 2.5).abs() < 0.1);
+        assert_eq!((cost.stable_batch(1e3, 256.0), cost.stable_batch(1e9, 256.0)), (1.0, 256.0));
+    }
+}

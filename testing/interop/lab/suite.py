@@ -1,0 +1,448 @@
+"""Cases of the suite `lab`: what every command ends with, what it says when something is wrong, and what is left then."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+WEIR = os.environ["WEIR"]
+LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
+# A loaded machine takes its time; a hang takes for ever.
+PATIENCE = 400
+ESP = "weir-esp-tunnel-aes128gcm16"
+OTHER = "weir-esp-tunnel-chacha20poly1305"
+failures = 0
+
+
+class Skip(Exception):
+    """The case cannot run here, and why."""
+
+
+def run(*command, **options):
+    return subprocess.run([str(c) for c in command], capture_output=True, text=True, timeout=PATIENCE, **options)
+
+
+def weir(*args, status):
+    """Runs `weir lab` and wants this exit status."""
+    done = run(WEIR, "lab", *args, cwd=LAB)
+    words = " ".join(map(str, args))
+    assert done.returncode == status, f"{words}: status {done.returncode}, not {status}: {(done.stderr + done.stdout).strip()[-400:]}"
+    return done
+
+
+def refused(*args, words):
+    """Status 2, nothing on standard output, one line of error that says this."""
+    done = weir(*args, status=2)
+    # How a wrong argument is written correctly may follow.
+    usage = ("Usage:", "For more information", "  ")
+    lines = [line for line in done.stderr.strip().splitlines() if line.strip() and not line.startswith(usage)]
+    assert not done.stdout.strip(), f"{args}: said on standard output: {done.stdout[:200]}"
+    assert len(lines) == 1, f"{args}: {len(lines)} lines of error: {lines}"
+    for word in [words] if isinstance(words, str) else words:
+        assert word in lines[0], f"{args}: '{word}' is not in: {lines[0]}"
+
+
+def interrupted(*args, when, command=(WEIR, "lab")):
+    """SIGINT once `when` is true: status 130 and the word."""
+    child = subprocess.Popen([*command, *map(str, args)], cwd=LAB, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    give_up = time.monotonic() + PATIENCE
+    while not when():
+        assert time.monotonic() < give_up and child.poll() is None, f"{args}: ended early: {child.communicate()[1][-300:]}"
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate(timeout=PATIENCE)
+    assert child.returncode == 130, f"{args}: status {child.returncode}: {said[-300:]}"
+    assert "interrupted" in said, f"{args}: {said[-300:]}"
+
+
+def after(seconds):
+    end = time.monotonic() + seconds
+    return lambda: time.monotonic() > end
+
+
+CAMPAIGN = f"""
+name = "tiny"
+title = "A tiny campaign"
+[[study]]
+kind = "sizes"
+subjects = ["{ESP}", "{OTHER}"]
+traffic = [64, 256, 512, 1024, 1400]
+directions = ["out"]
+sessions = 2
+rounds = 2
+duration_ms = 1
+[[study]]
+kind = "validate"
+subjects = ["{ESP}"]
+traffic = [83, 125, 177, 247, 319, 414, 460, 571, 706, 836, 1001, 1174, "imix"]
+directions = ["out"]
+sessions = 2
+rounds = 2
+duration_ms = 1
+[[study]]
+kind = "cipher"
+subjects = ["cipher-esp-tunnel-aes128gcm16"]
+directions = ["out"]
+sessions = 1
+rounds = 1
+[[study]]
+kind = "vector"
+subjects = ["{ESP}"]
+traffic = [512]
+directions = ["out"]
+batch = [1, 8, 64, 256]
+sessions = 2
+rounds = 1
+duration_ms = 1
+"""
+
+
+def folder():
+    """A small run, made once."""
+    out = LAB / "tiny"
+    if not (out / "report.html").exists():
+        (LAB / "tiny.toml").write_text(CAMPAIGN)
+        weir("run", "tiny.toml", "--out", "tiny", status=0)
+    return out
+
+
+def slowed(name, factor):
+    """The small run once more, as if every trial had taken `factor` times as long as the first one of its kind did."""
+    out = LAB / name
+    out.mkdir(exist_ok=True)
+    for kept in ["campaign.toml", "env.json"]:
+        shutil.copy(folder() / kept, out / kept)
+    trials = [json.loads(line) for line in (folder() / "trials.jsonl").read_text().splitlines()]
+    first = {}
+    for trial in [trial for trial in trials if trial["received"]]:
+        times = first.setdefault((trial["direction"], trial["traffic"]), (trial["dur_ns"], trial["received"]))
+        trial["dur_ns"] = round(times[0] * factor(trial) * trial["received"] / times[1])
+    (out / "trials.jsonl").write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+    return out
+
+
+def empty_folder():
+    """A run without any trial, as it is right after the start."""
+    out = LAB / "empty"
+    out.mkdir(exist_ok=True)
+    for name in ["campaign.toml", "env.json"]:
+        shutil.copy(folder() / name, out / name)
+    (out / "trials.jsonl").touch()
+    return out
+
+
+def table(name, head, rows):
+    path = LAB / name
+    path.write_text("\n".join([head, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+def saw(size):
+    """A time with teeth of 16 bytes, in ns: no line follows it, blocks of 16 do."""
+    return 100 + 6.4 * -(-size // 16)
+
+
+def times(name, sizes, sessions, factor=1.0):
+    """Measurements that repeat to 0.02 %."""
+    rows = [(s, round(saw(s) * factor * (1 + 1e-4 * ((s + n + r) % 3 - 1)), 4), n, r) for n in sessions for r in range(2) for s in sizes]
+    return table(name, "size,time_ns,session,round", rows)
+
+
+GRID = [64, 123, 250, 381, 515, 770, 1021, 1283, 1500]
+UNSEEN = [66, 83, 100, 132, 153, 177, 198, 247, 288, 319, 362, 414, 460, 517, 571, 632]
+
+
+def case_model_status():
+    weir("model", "verify-paper", status=0)
+    weir("model", "verify-paper", "--json", status=0)
+    weir("model", "sizes", "--protocol", "esp", "--suite", "aes128gcm16", status=0)
+    refused("model", "sizes", "--protocol", "esp", words="--protocol and --suite go together")
+    refused("model", "sizes", "--protocol", "psp", "--suite", "3des-md5", words="does not take the suite '3des-md5'")
+    weir("model", "cost", "aes128gcm16", "--max", "256", "--step", "64", "--rounds", "3", "--out", "cost.csv", status=0)
+    refused("model", "cost", "nonsense", "--out", "no.csv", words="nonsense")
+    refused("model", "cost", "aes128gcm16", "--max", "256", "--rounds", "3", "--out", "no/such/folder.csv", words="cannot write no/such/folder.csv")
+    good = times("good.csv", GRID, range(5))
+    weir("model", "fit", good, "--out", "good.toml", status=0)
+    weir("model", "validate", "good.toml", times("unseen.csv", UNSEEN, range(5, 9)), status=0)
+    weir("model", "validate", "good.toml", times("slow.csv", UNSEEN, range(5, 9), 1.05), status=1)
+    refused("model", "validate", "good.toml", good, words="validation needs sizes it has not seen")
+    refused("model", "validate", "good.toml", words="needs measurements")
+    refused("model", "validate", "good.csv", good, words="not what weir lab model fit writes")
+    (LAB / "changed.toml").write_text((LAB / "good.toml").read_text().replace("samples = 90", "samples = 91"))
+    refused("model", "validate", "changed.toml", "unseen.csv", words="hash is wrong")
+    refused("model", "fit", times("few.csv", GRID[:3], range(5)), words="3 different sizes are too few")
+    refused("model", "fit", "none.csv", words="cannot read none.csv")
+    (LAB / "nothing.csv").write_text("")
+    refused("model", "fit", "nothing.csv", words="is empty")
+    refused("model", "fit", table("unit.csv", "size,gbytes", [(64, 1), (128, 1)]), words="bytes or bits?")
+    refused("model", "fit", table("absurd.csv", "size,gbps", [(64, 9e9), (128, 1)]), words="the unit must be wrong")
+    # Two sizes that were measured wrong bend every form, but not the line through two others.
+    bad = table("bad.csv", "size,time_ns", [(64, 125.6), (100, 140), (128, 151.2), (140, 156), (512, 457.2), (1200, 580), (1280, 612), (1400, 396)])
+    weir("model", "fit", bad, status=1)
+    cores = table("cores.csv", "cores,pps", [(n, 1e6 * n / (1 + 0.02 * (n - 1))) for n in [1, 2, 4, 6, 8, 12, 16]])
+    weir("model", "scale", cores, status=0)
+    refused("model", "scale", table("two.csv", "cores,pps", [(1, 1e6), (2, 2e6)]), words="at least 6 different core counts")
+    engine = table("engine.csv", "size,time_ns", [(s, max(20000, 8000 + 16 * s)) for s in [64, 128, 256, 512, 1024, 1280, 1456]])
+    weir("model", "engine", engine, status=0)
+    refused("model", "engine", table("flat.csv", "size,time_ns", [(64, 100), (128, 100)]), words="no breakpoint")
+
+
+def case_model_of_a_run():
+    out = folder()
+    fitted = run(WEIR, "lab", "model", "fit", out)
+    # On a busy machine no form need be better than two points, in trials of a millisecond.
+    assert fitted.returncode in (0, 1), fitted.stderr[-300:]
+    profiles = sorted(p.name for p in (out / "profiles").iterdir())
+    assert profiles == ["weir-esp-tunnel-aes128gcm16-out.toml", "weir-esp-tunnel-chacha20poly1305-out.toml"], profiles
+    done = run(WEIR, "lab", "model", "validate", out, "--json")
+    # Trials of a millisecond in two sessions prove nothing, and it has to say so.
+    assert done.returncode == 1, done.stderr[-300:]
+    judged = json.loads(done.stdout)
+    assert [j["subject"] for j in judged] == [ESP], [j["subject"] for j in judged]
+    assert not judged[0]["accepted"] and len(judged[0]["validation"]["points"]) == 12
+    found = {c["what"]: c["holds"] for c in judged[0]["validation"]["criteria"]}
+    assert found["measured in other sessions"] is True and found["calibrated on at least 7 sizes in at least 5 sessions"] is False, found
+    assert [c["kind"] for c in judged[0]["beyond"]["checks"]] == ["mix"], judged[0]["beyond"]
+    # A second run of the same campaign numbers its sessions alike; they are others.
+    again = LAB / "again"
+    weir("run", "tiny.toml", "--out", "again", status=0)
+    done = run(WEIR, "lab", "model", "validate", out, again, "--json")
+    assert {c["what"]: c["holds"] for c in json.loads(done.stdout)[0]["validation"]["criteria"]}["measured in other sessions"], done.stderr
+    refused("model", "fit", out, "--subject", "weir-psp-tunnel-aes128gcm16", words="nothing to fit")
+    refused("model", "validate", LAB / "again", words=["holds no profile", "weir lab model fit"])
+    assert again.exists()
+
+
+def case_zero_trials():
+    """A folder in which nothing was measured yet: each command says so once."""
+    out = empty_folder()
+    refused("model", "fit", out, words=["holds no trial yet", "weir lab run --out"])
+    refused("model", "validate", out, words="holds no trial yet")
+    refused("explain", out, words="empty")
+    refused("compare", out, folder(), words="empty")
+    refused("run", table("none.toml", 'name = "none"', []), "--out", LAB / "none", words=["no trial", "[[study]]"])
+    refused("run", "--out", LAB / "nowhere", words="name a campaign")
+    refused("verify", LAB / "nowhere", words="not there")
+    # The report of nothing is still a report.
+    weir("verify", out, status=1)
+
+
+def case_half_written():
+    """A line that a crash cut short is left aside by whoever reads, and the rest stays."""
+    out = LAB / "half"
+    shutil.copytree(folder(), out)
+    with open(out / "trials.jsonl", "a") as file:
+        file.write('{"schema":1,"run":"tiny","ses')
+    done = run(WEIR, "lab", "model", "fit", out)
+    assert done.returncode in (0, 1), done.stderr[-300:]
+    assert "the last, is cut off and was left aside" in done.stderr, done.stderr
+    weir("explain", out, status=0)
+    whole = (folder() / "trials.jsonl").read_text()
+    (out / "trials.jsonl").write_text(whole.replace('{"schema":1', '{"schema":9', 1))
+    refused("model", "fit", out, words=["trials.jsonl:1:", "schema 9 is newer"])
+    (out / "trials.jsonl").write_text("nonsense\n" + whole)
+    refused("explain", out, words="trials.jsonl:1:")
+
+
+def case_interrupt_and_resume():
+    """Ctrl-C in the middle: everything measured stays, and the same command measures the rest and nothing twice."""
+    folder()
+    out = LAB / "stopped"
+    file = out / "trials.jsonl"
+    lines = lambda: len(file.read_text().splitlines()) if file.exists() else 0
+    interrupted("run", "tiny.toml", "--out", "stopped", when=lambda: lines() >= 5)
+    before = file.read_text()
+    assert before.endswith("\n") and lines() >= 5
+    weir("run", "tiny.toml", "--out", "stopped", status=0)
+    assert file.read_text().startswith(before) and lines() == len((folder() / "trials.jsonl").read_text().splitlines())
+    weir("verify", out, status=0)
+
+
+def case_full_disk():
+    """Results on a file system without room: one error, status 2, and no half file is taken for a whole one."""
+    disk = LAB / "disk"
+    disk.mkdir()
+    if run("unshare", "--mount", "mount", "-t", "tmpfs", "none", disk).returncode != 0:
+        raise Skip("this machine does not allow mounting a small file system")
+    folder()
+    for args in [
+        f"lab model fit {LAB}/tiny --out {disk}/profiles",
+        f"lab model cost aes128gcm16 --max 9000 --step 4 --rounds 3 --out {disk}/cost.csv",
+        f"lab import {ROOT}/testing/data/thesis/esp.csv --out {disk}/import",
+        f"lab run {LAB}/tiny.toml --out {disk}/run",
+    ]:
+        script = f"mount -t tmpfs -o size=16k none {disk} && {WEIR} {args} >/dev/null"
+        done = run("unshare", "--mount", "sh", "-c", script)
+        said = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
+        assert done.returncode == 2, f"{args}: status {done.returncode}: {done.stderr[-300:]}"
+        assert len(said) == 1 and ("No space left" in said[0] or "disk is full" in said[0]), f"{args}: {done.stderr[-300:]}"
+
+
+def case_import():
+    thesis = ROOT / "testing/data/thesis"
+    good = sorted(thesis.glob("*.csv"))
+    assert good, "the thesis data is missing"
+    weir("import", good[0], status=0)
+    rows = [line.split(",") for line in "20250605120000,10.0.0.1,1,10.0.0.2,5001,3,0.0-1.0,1000000,8000000|20250605120001,10.0.0.1,1,10.0.0.2,5001,3,1.0-2.0,1000000,8000000".split("|")]
+    bits, by = LAB / "bits.csv", LAB / "bytes.csv"
+    bits.write_text("\n".join(",".join(r) for r in rows) + "\n")
+    weir("import", bits, status=0)
+    by.write_text("\n".join(",".join([*r[:-1], "1000000"]) for r in rows) + "\n")
+    refused("import", by, words=["bytes.csv:1:", "bytes per second"])
+    refused("import", LAB / "none.csv", words="none.csv")
+    (LAB / "text.csv").write_text("this is no measurement\n")
+    refused("import", LAB / "text.csv", words="text.csv")
+
+
+def case_plan_and_explain():
+    weir("plan", "--datasheet", "64:1.2Gbps,1400:9.5Gbps", "--mix", "aaaaaaaddddg", "--rate", "3Gbps", "--cores", "8", status=0)
+    weir("plan", "--datasheet", "64:1.2Gbps,1400:9.5Gbps", "--mix", "1400", "--rate", "900Gbps", "--cores", "2", status=1)
+    refused("plan", "--datasheet", "64:1.2Gbps", "--mix", "1400", words="datasheet")
+    refused("plan", LAB / "none.toml", "--mix", "1400", words="none.toml")
+    weir("explain", folder(), status=0)
+    refused("explain", LAB / "nowhere", words="nowhere")
+
+
+def case_compare():
+    short = ["--sessions", "3", "--rounds", "3", "--block", "0.5", "--size", "64"]
+    weir("compare", "--binaries", WEIR, WEIR, *short, "--gate", "100", status=0)
+    weir("compare", "--binaries", WEIR, WEIR, "--sessions", "6", "--rounds", "4", "--block", "1", "--size", "64", "--plant", "100", status=1)
+    # Nothing planted is never found in every row, so a self-check of nothing fails.
+    weir("compare", "--self-check", "1", "--plant", "0", *short, status=1)
+    # Runs whose differences are known, so that a gate's verdict is too: nothing was measured between them.
+    level, slow = slowed("level", lambda trial: 1), slowed("slow", lambda trial: 1.5)
+    skewed = slowed("skewed", lambda trial: 1 if trial["subject"] == ESP else 1.5)
+    weir("compare", level, level, "--gate", "0.1", status=0)
+    weir("compare", level, slow, "--gate", "60", status=0)
+    weir("compare", level, slow, "--gate", "40", status=1)
+    weir("compare", slow, level, "--gate", "0.1", status=0)
+    weir("compare", skewed, "--subjects", f"{ESP},{OTHER}", "--gate", "60", status=0)
+    weir("compare", skewed, "--subjects", f"{ESP},{OTHER}", "--gate", "40", status=1)
+    refused("compare", "--binaries", WEIR, LAB / "none", *short, words="none")
+    refused("compare", folder(), LAB / "nowhere", words="nowhere")
+    refused("compare", folder(), words="--subjects A,B")
+    refused("compare", folder(), "--subjects", f"{ESP},wireguard-go", words="wireguard-go")
+
+
+def case_search():
+    weir("search", ESP, "--goal", "0.01f0.03d0.5l50e", "--traffic", "512", status=0)
+    refused("search", "weir-esp-tunel-aes128gcm16", "--goal", "short", words="weir-esp-tunel-aes128gcm16")
+    refused("search", ESP, "--goal", "soon", words="soon")
+    interrupted("search", ESP, "--goal", "rfc2544", when=after(2))
+
+
+def case_overheads():
+    done = weir("overheads", "--subject", ESP, "--size", "64,512,1400", "--rounds", "3", "--pings", "3", status=0)
+    for part in ["By leaving out", "By stamps", "Both methods beside each other", "Fixed cost", "One ping of 736 bytes", "Waterfall"]:
+        assert part in done.stdout, f"'{part}' is missing"
+    refused("overheads", "--subject", "weir-esp-tunnel-rot13", words="rot13")
+    refused("overheads", "--subject", "wireguard-go", words="wireguard-go")
+    refused("overheads", "--subject", "cipher-esp-tunnel-aes128gcm16", words="no path to take apart")
+    interrupted("overheads", "--all", when=after(2))
+
+
+def case_doctor_and_subjects():
+    json.loads(weir("doctor", "--json", status=0).stdout)
+    listed = weir("subjects", status=0).stdout
+    assert ESP in listed and "wireguard-go" in listed, listed[:300]
+    refused("subjects", "--measure", "wireguard-gone", words="wireguard-gone")
+    weir("run", "--subjects", status=0)
+    weir("run", "--preset", "model", "--print", status=0)
+
+
+def case_unknown_subject():
+    """Named with what it should have been, before anything is started or written."""
+    text = CAMPAIGN.replace(ESP, "weir-esp-tunel-aes128gcm16", 1)
+    (LAB / "unknown.toml").write_text(text)
+    refused("run", "unknown.toml", "--out", "unknown", words=["unknown.toml:6:", f"did you mean '{ESP}'?"])
+    assert not (LAB / "unknown").exists()
+    refused("series", "weir-esp-tunnel-rot13", "--seconds", "3", words="rot13")
+
+
+BETWEEN_HOSTS = [("modes", "--sessions", "1"), ("series", "--seconds", "3"), ("subjects", "--measure", "plain"), ("demo", "--seconds", "2")]
+
+
+def case_no_privilege():
+    """No capability and no user namespace to get one in: one error with what is needed, for everything that runs between hosts."""
+    script = 'echo 0 >/proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all --ambient-caps=-all --no-new-privs "$@"'
+    confined = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh"]
+    if run(*confined, "true").returncode != 0:
+        raise Skip("this machine does not let a test give up its privileges")
+    for command in BETWEEN_HOSTS:
+        done = run(*confined, WEIR, "lab", *command, cwd=LAB)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
+        assert done.returncode == 2, f"{command}: status {done.returncode}: {done.stderr[-300:]}"
+        assert len(lines) == 1 and any(w in lines[0] for w in ["needs namespaces", "/dev/net/tun", "not installed"]), f"{command}: {done.stderr[-400:]}"
+
+
+def namespaces():
+    """Two hosts with a cable, and their removal."""
+    names = [f"weirlab-{os.getpid()}-{end}" for end in "ab"]
+    if os.geteuid() != 0 or run("ip", "netns", "add", names[0]).returncode != 0:
+        raise Skip("network namespaces need root")
+    run("ip", "netns", "add", names[1])
+    run("ip", "link", "add", "v0", "netns", names[0], "type", "veth", "peer", "name", "v0", "netns", names[1])
+    for number, name in enumerate(names):
+        run("ip", "-n", name, "addr", "add", f"10.9.9.{number + 1}/24", "dev", "v0")
+        run("ip", "-n", name, "link", "set", "v0", "up")
+        run("ip", "-n", name, "link", "set", "lo", "up")
+    return names
+
+
+def case_interface_down():
+    """A search between two hosts whose cable is unplugged: one error, not a throughput of nothing."""
+    names = namespaces()
+    try:
+        args = ["search", "--from", f"10.9.9.1@{names[0]}", "--to", f"10.9.9.2@{names[1]}", "--goal", "0.05f0.1d0.5l50e", "--traffic", "512"]
+        weir(*args, status=0)
+        run("ip", "-n", names[0], "link", "set", "v0", "down")
+        done = run(WEIR, "lab", *args, cwd=LAB)
+        lines = [line for line in done.stderr.splitlines() if line.startswith("weir: ")]
+        assert done.returncode == 2 and len(lines) == 1, f"status {done.returncode}: {done.stderr[-300:]} {done.stdout[-300:]}"
+        assert "unreachable" in lines[0] or "down" in lines[0], lines[0]
+        run("ip", "-n", names[0], "link", "set", "v0", "up")
+        run("ip", "-n", names[1], "link", "set", "v0", "down")
+        done = run(WEIR, "lab", *args, cwd=LAB)
+        assert done.returncode in (1, 2) and (done.stderr + done.stdout).strip(), f"status {done.returncode}"
+    finally:
+        for name in names:
+            run("ip", "netns", "del", name)
+
+
+def case_modes_with_a_delay():
+    """The cable holds every frame back, says how well, and a round trip is longer by two delays."""
+    if not Path("/dev/net/tun").exists() or run("unshare", "--net", "--mount", "true").returncode != 0:
+        raise Skip("network namespaces and /dev/net/tun are needed")
+    delay = 20
+    done = weir("modes", "--delay", delay, "--size", "160", "--count", "30", "--rounds", "1", "--sessions", "2", "--out", "delayed", "--json", status=0)
+    outcome = json.loads(done.stdout)
+    assert json.loads((LAB / "delayed/modes.json").read_text()) == outcome
+    relay = outcome["relay"]
+    assert relay["forwarded"] > 2 * 2 * 6 * 2 * 30 and relay["dropped"] == 0, relay
+    assert relay["late_us"][0] >= 0, relay
+    medians = [row["us"][0] for row in outcome["rows"] if row["us"][0]]
+    assert medians and all(2000 * delay <= us for us in medians), medians
+    plain = [row["us"][0] for row in outcome["rows"] if row["variant"] == "plain"]
+    # A busy machine is late; a whole delay more would be one too many.
+    assert all(us < 3000 * delay for us in plain), plain
+    interrupted("modes", "--delay", "1", "--sessions", "5", when=after(4))
+
+
+for name, test in [(name[5:].replace("_", "-"), test) for name, test in list(globals().items()) if name.startswith("case_")]:
+    if WANTED and not any(part in name for part in WANTED):
+        continue
+    try:
+        test()
+        print(f"PASS lab/{name}", flush=True)
+    except Skip as why:
+        print(f"SKIP lab/{name}: {why}", flush=True)
+    except Exception as error:  # One line for each case, whatever went wrong in it.
+        failures += 1
+        why = " ".join(str(error).split()) or type(error).__name__
+        print(f"FAIL lab/{name}: {why[:600]}", flush=True)
+sys.exit(1 if failures else 0)
