@@ -347,14 +347,20 @@ class Run:
     # Steps: what has to hold.
 
     def up(self, *expected):
-        """Both ends use one IKE SA and the same Child SAs; what was replaced may be listed for a while. KEY=VALUE: what both say of them, `%` is any text."""
-        wait_for(lambda: f"not up: {self._states()}; {self._last_words()}", self._same_on_both_ends, 10)
-        for end in self.ends:
-            sa = established(self.ends[end].sas())[0]
-            said = {**sa, **(installed([sa])[0] if installed([sa]) else {})}
-            for key, value in (word.split("=", 1) for word in expected):
-                if not re.fullmatch(value.replace("%", ".*"), str(said.get(key, ""))):
-                    raise Failed(f"{end} says {key}={said.get(key)} instead of {value}")
+        """Both ends use one IKE SA and the same Child SAs; what was replaced may be listed for a while. KEY=VALUE: what both say of
+        them, `%` is any text."""
+        wanted = [word.split("=", 1) for word in expected]
+
+        def agree():
+            said = {name: established(end.sas()) for name, end in self.ends.items()}
+            return self._mirrored(*said.values()) and said
+
+        said = wait_for(lambda: f"not up: {self._states()}; {self._last_words()}", agree, 10)
+        for end, (sa,) in said.items():
+            of_both = {**sa, **installed([sa])[0]}
+            for key, value in wanted:
+                if not re.fullmatch(value.replace("%", ".*"), str(of_both.get(key, ""))):
+                    raise Failed(f"{end} says {key}={of_both.get(key)} instead of {value}")
 
     def children(self, count):
         """So many Child SAs on both ends."""
@@ -452,14 +458,14 @@ class Run:
         now = self._keys(what)
         return all(now[end] and len(now[end]) == len(before[end]) and not set(now[end]) & set(before[end]) for end in now)
 
-    def _same_on_both_ends(self):
-        """One IKE SA with the same SPIs, Child SAs that are each other's mirror image."""
-        a, b = (established(end.sas()) for end in self.ends.values())
+    def _mirrored(self, a, b):
+        """One IKE SA with the same SPIs, Child SAs that are each other's mirror image, with keys in both directions."""
         if not len(a) == len(b) == 1:
             return False
         ours = sorted((child["spi-in"], child["spi-out"]) for child in installed(a))
         theirs = sorted((child["spi-out"], child["spi-in"]) for child in installed(b))
-        return ours == theirs and all(a[0][key] == b[0][key] for key in ("initiator-spi", "responder-spi"))
+        agreed = bool(ours) and all(int(spi, 16) for pair in ours for spi in pair)
+        return agreed and ours == theirs and all(a[0][key] == b[0][key] for key in ("initiator-spi", "responder-spi"))
 
     def _states(self):
         return {name: [(sa["name"], sa["state"], [(c["name"], c["state"]) for c in children(sa)]) for sa in end.sas()]
