@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::path::{Ends, Options, SIZES, subjects};
-use crate::host::Gauge;
+use crate::host::{Gauge, Reading};
 use crate::pair::{PairError, Subject};
 use crate::stats::quantile_sorted;
 
@@ -38,9 +38,12 @@ pub struct BlockResult {
     pub inbound: f64,
     /// Rounds.
     pub rounds: usize,
-    /// Median of what the gauge read in the rounds that were counted, in ticks: it follows the clock rate of the core.
+    /// Median clock that the gauge read in the rounds that were counted, in ticks: it follows the clock rate of the core.
     #[serde(default)]
     pub core: f64,
+    /// Median share of the core in these rounds: less with more units of it.
+    #[serde(default)]
+    pub share: f64,
 }
 
 /// Rounds at the start of a block that are not counted: the other process had the caches.
@@ -129,7 +132,7 @@ struct Work<'a> {
 /// One round: ticks per packet out and in, and what the gauge read before and after.
 struct Round {
     ticks: [f64; 2],
-    core: [u64; 2],
+    core: [Reading; 2],
 }
 
 fn block(ends: &mut Ends, work: &Work<'_>, gauge: &mut Gauge, time: Duration) -> BlockResult {
@@ -148,7 +151,8 @@ fn block(ends: &mut Ends, work: &Work<'_>, gauge: &mut Gauge, time: Duration) ->
     }
     assert_eq!(ends.packets(), work.batch, "{:?} at {} bytes lost packets", work.subject, work.size);
     let all = rounds.len();
-    let free: Vec<&Round> = rounds.iter().filter(|round| round.core.iter().all(|took| gauge.free(*took))).collect();
+    let free: Vec<&Round> =
+        rounds.iter().filter(|round| round.core.iter().all(|reading| gauge.free(*reading))).collect();
     let (counted, quantile) = if free.len() < FEWEST { (rounds.iter().collect(), 0.25) } else { (free, 0.5) };
     let figure = |of: &dyn Fn(&Round) -> f64, quantile: f64| {
         let mut values: Vec<f64> = counted.iter().map(|round| of(round)).collect();
@@ -159,7 +163,8 @@ fn block(ends: &mut Ends, work: &Work<'_>, gauge: &mut Gauge, time: Duration) ->
         out: figure(&|round| round.ticks[0], quantile),
         inbound: figure(&|round| round.ticks[1], quantile),
         rounds: all,
-        core: figure(&|round| (round.core[0] + round.core[1]) as f64 / 2.0, 0.5),
+        core: figure(&|round| (round.core[0].clock + round.core[1].clock) / 2.0, 0.5),
+        share: figure(&|round| (round.core[0].share + round.core[1].share) / 2.0, 0.5),
     }
 }
 
@@ -200,7 +205,10 @@ mod tests {
         );
         assert_eq!(lines.len(), 3);
         let block: BlockResult = serde_json::from_str(&lines[2]).expect("an answer");
-        assert!(block.rounds >= FEWEST && block.out > 0.0 && block.inbound > 0.0 && block.core > 0.0, "{block:?}");
+        assert!(
+            block.rounds >= FEWEST && block.out > 0.0 && block.inbound > 0.0 && block.core > 0.0 && block.share > 0.0,
+            "{block:?}"
+        );
     }
 
     #[test]

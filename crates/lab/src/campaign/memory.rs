@@ -226,7 +226,8 @@ impl Runner for Cipher {
         .map_err(|error| MeterError::Unsupported(error.to_string()))?;
         let mut values: BTreeMap<String, f64> =
             table.points().iter().map(|(bytes, ns)| (model::cost_key(*bytes), *ns)).collect();
-        values.insert(MemoryMeter::FREE[2].to_owned(), self.gauge.full() as f64);
+        let full = self.gauge.full();
+        values.extend([(MemoryMeter::FREE[2].to_owned(), full.clock), (MemoryMeter::FREE[3].to_owned(), full.share)]);
         Ok(Measurement { dur_ns: start.elapsed().as_nanos() as u64, values, ..Measurement::default() })
     }
 }

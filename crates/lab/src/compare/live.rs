@@ -105,8 +105,8 @@ fn last_cpu() -> anyhow::Result<usize> {
 /// Packets per batch: few, so that a block has many rounds and some of them are undisturbed.
 const BATCH: &str = "64";
 
-/// A core is free when its gauge takes at most so many times what it took at best in the session.
-const FREE: f64 = 1.125;
+/// A core is free when the share of it that its gauge read is at most so many times the best of the session.
+const FREE: f64 = 1.05;
 /// Rounds on a free core that a case needs in a session, so that those that were not are left aside.
 const FEWEST_FREE: usize = 2;
 
@@ -179,6 +179,7 @@ impl Record<'_> {
                 ("block", place.at as f64),
                 ("rounds", result.rounds as f64),
                 ("core_ticks", result.core),
+                ("core_share", result.share),
             ];
             (self.keep)(Trial {
                 schema: SCHEMA,
@@ -219,8 +220,8 @@ impl Record<'_> {
 struct Four {
     children: [Child; 4],
     cases: Vec<String>,
-    /// The least that the gauge of any of them took in a round's slowest block.
-    best_core: f64,
+    /// The best share of a core in a round's worst block.
+    best_share: f64,
 }
 
 impl Four {
@@ -238,7 +239,7 @@ impl Four {
                 children[0].name
             );
         }
-        Ok(Self { children, cases, best_core: f64::INFINITY })
+        Ok(Self { children, cases, best_share: f64::INFINITY })
     }
 
     /// All rounds of all cases, cases in random order. Adds to `tables`.
@@ -263,14 +264,14 @@ impl Four {
                 for pair in [first, 1 - first] {
                     // Sums of logarithms, by side and direction.
                     let mut sums = [[0.0; 2]; 2];
-                    // The slowest gauge of the round, and whether all builds have one.
-                    let (mut core, mut gauged) = (0.0_f64, true);
+                    // The worst share of the core in the round, and whether all builds have a gauge.
+                    let (mut share, mut gauged) = (0.0_f64, true);
                     let mut cores = [0.0; 2];
                     for (at, step) in plans[pair][4 * round..4 * round + 4].iter().enumerate() {
                         let result = self.children[2 * pair + step.variant].block(case, options.block_us)?;
                         record.block(&Place { case: &self.cases[case], round, pair, at, side: step.variant }, &result);
-                        gauged &= result.core > 0.0;
-                        core = core.max(result.core);
+                        gauged &= result.core > 0.0 && result.share > 0.0;
+                        share = share.max(result.share);
                         cores[step.variant] += result.core.ln();
                         for (direction, ticks) in [result.out, result.inbound].into_iter().enumerate() {
                             sums[step.variant][direction] += ticks.ln();
@@ -282,14 +283,14 @@ impl Four {
                     }
                     let rate = if gauged { cores[1] - cores[0] } else { 0.0 };
                     let log = |direction: usize| (sums[1][direction] - sums[0][direction] - rate) / 2.0;
-                    logs[pair].push(([0, 1].map(log), if gauged { core } else { 0.0 }));
+                    logs[pair].push(([0, 1].map(log), if gauged { share } else { 0.0 }));
                 }
             }
-            let best = logs.iter().flatten().map(|(_, core)| *core).fold(self.best_core, f64::min);
-            self.best_core = best;
+            let best = logs.iter().flatten().map(|(_, share)| *share).fold(self.best_share, f64::min);
+            self.best_share = best;
             for (tables, rounds) in [&mut tables.ab, &mut tables.aa].into_iter().zip(&logs) {
                 let free: Vec<&[f64; 2]> =
-                    rounds.iter().filter(|(_, core)| *core <= FREE * best).map(|(logs, _)| logs).collect();
+                    rounds.iter().filter(|(_, share)| *share <= FREE * best).map(|(logs, _)| logs).collect();
                 let all = || rounds.iter().map(|(logs, _)| logs).collect();
                 let counted: Vec<&[f64; 2]> = if free.len() >= FEWEST_FREE { free } else { all() };
                 for direction in 0..DIRECTIONS.len() {

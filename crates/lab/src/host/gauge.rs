@@ -1,143 +1,220 @@
-//! Whether a core is ours alone.
+//! Whether a core is ours alone, and how fast its clock runs.
 //!
 //! Two threads of a core share its execution units. Whoever runs on the other thread, which on a rented machine may be
-//! somebody else's, makes ours slower by up to a half, for milliseconds or for minutes, and nothing in /proc tells of it:
-//! neither clock rate nor steal time change. So fixed work is timed in between: it needs nothing but execution
-//! units, and what it takes says whether they are shared.
+//! somebody else's, makes ours slower by up to a half, for microseconds or for minutes, and nothing in /proc tells of it:
+//! neither clock rate nor steal time change. So fixed work is timed in between, of two kinds. A chain of instructions that
+//! wait for one another leaves most of a core to others and takes so many cycles whoever else is there: it tells the clock
+//! rate, which differs between times as well. Ten such chains at once need every unit there is: what they take,
+//! measured by the first kind, says whether units are shared.
 
 use std::time::{Duration, Instant};
 
 use dataplane::clock::ticks;
 
-/// Steps of the fixed work: a quarter of a microsecond.
-const STEPS: u32 = 200;
+/// Steps of the one chain: a quarter of a microsecond.
+const CHAIN_STEPS: u32 = 450;
+/// Steps of the ten: half a microsecond, so that counters of ticks that count by 26 or so do.
+const WIDE_STEPS: u32 = 400;
 /// So many readings in a row make a level: a single one may be too short by how instructions overlap.
 const ROW: usize = 8;
-/// Readings before the first answer: a millisecond, which a busy neighbour leaves now and then.
+/// The clock rate is that of so many of a row's quickest chains: the others may have been interrupted.
+const QUICKEST: usize = 6;
+/// Readings before the first answer: some milliseconds, in which a busy neighbour leaves now and then.
 const FIRST: usize = 4000;
+/// A core is still ours alone when the ten chains take more than at best by this share; a neighbour takes more.
+const FREE: f64 = 0.05;
+
+/// What the gauge read.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Reading {
+    /// Ticks of the one chain, from those that were read last: less at a higher clock rate.
+    pub clock: f64,
+    /// What the ten chains took in terms of the one: less with more units of the core.
+    pub share: f64,
+}
 
 /// Times fixed work and knows how fast it can be.
 #[derive(Debug)]
 pub struct Gauge {
-    /// Ticks of the work on a core that is ours alone, as far as was seen.
-    full: u64,
-    recent: [u64; ROW],
+    /// The least that was seen of both.
+    full: Reading,
+    /// The one chain, and the share, as they were read last.
+    chains: [u64; ROW],
+    shares: [f64; ROW],
     at: usize,
 }
 
 impl Gauge {
     /// Takes its first readings.
     pub fn open() -> Self {
-        let mut gauge = Self { full: u64::MAX, recent: [u64::MAX; ROW], at: 0 };
+        let mut gauge = Self::new(Reading { clock: f64::INFINITY, share: f64::INFINITY });
+        gauge.chains.fill(chain_ticks());
         for _ in 0..FIRST {
             gauge.read();
         }
         gauge
     }
 
+    fn new(full: Reading) -> Self {
+        Self { full, chains: [0; ROW], shares: [f64::INFINITY; ROW], at: 0 }
+    }
+
     /// A gauge that never finds the core to be ours alone.
     #[cfg(test)]
     pub(crate) fn stuck() -> Self {
-        Self { full: 0, recent: [u64::MAX; ROW], at: 0 }
+        Self::new(Reading { clock: 0.0, share: 0.0 })
     }
 
-    /// Ticks that the work takes now.
-    pub fn read(&mut self) -> u64 {
+    /// Reads the core as it is now.
+    pub fn read(&mut self) -> Reading {
+        let chain = chain_ticks();
         let start = ticks();
-        work();
-        let took = ticks() - start;
-        self.seen(took);
-        took
+        wide();
+        self.seen(chain, ticks() - start)
     }
 
-    fn seen(&mut self, took: u64) {
-        self.recent[self.at] = took;
+    fn seen(&mut self, chain: u64, wide: u64) -> Reading {
+        self.chains[self.at] = chain;
+        let mut row = self.chains;
+        row.sort_unstable();
+        let clock = row[..QUICKEST].iter().sum::<u64>() as f64 / QUICKEST as f64;
+        let share = wide as f64 / clock;
+        self.shares[self.at] = share;
         self.at = (self.at + 1) % ROW;
-        self.full = self.full.min(self.recent.iter().copied().max().unwrap_or(u64::MAX));
+        self.full.clock = self.full.clock.min(clock);
+        self.full.share = self.full.share.min(self.shares.iter().copied().fold(0.0, f64::max));
+        Reading { clock, share }
     }
 
-    /// Ticks of the work on a core that is ours alone: the least that was seen several times in a row.
-    pub fn full(&self) -> u64 {
+    /// A core of our own at its highest clock rate: the least that was seen several times in a row.
+    pub fn full(&self) -> Reading {
         self.full
     }
 
-    /// Whether `took` ticks are those of a core that is ours alone: an eighth more at most. A neighbour takes more than a quarter.
-    pub fn free(&self, took: u64) -> bool {
-        took <= self.full.saturating_add(self.full / 8)
+    /// Whether this is the reading of a core that is ours alone.
+    pub fn free(&self, reading: Reading) -> bool {
+        reading.share <= self.full.share * (1.0 + FREE)
     }
 
-    /// By what a time has to be multiplied to be that of a core of our own at its highest clock rate, when the gauge read `core`
+    /// By what a time has to be multiplied to be that of a core of our own at its highest clock rate, when this was read
     /// before and after it. 1 when the core was shared: by how much a neighbour slows work down depends on the work.
-    pub fn to_full(&self, core: [u64; 2]) -> f64 {
-        if core.iter().all(|took| self.free(*took)) { 2.0 * self.full as f64 / (core[0] + core[1]) as f64 } else { 1.0 }
+    pub fn to_full(&self, core: [Reading; 2]) -> f64 {
+        let free = core.iter().all(|reading| self.free(*reading));
+        if free { 2.0 * self.full.clock / (core[0].clock + core[1].clock) } else { 1.0 }
     }
 
     /// Waits until the core is ours alone, for as long as there is `patience`, takes off what was needed, and returns the
     /// last reading.
-    pub fn wait(&mut self, patience: &mut Duration) -> u64 {
-        let mut took = self.read();
-        if self.free(took) || patience.is_zero() {
-            return took;
+    pub fn wait(&mut self, patience: &mut Duration) -> Reading {
+        let mut reading = self.read();
+        if self.free(reading) || patience.is_zero() {
+            return reading;
         }
         let start = Instant::now();
-        while start.elapsed() < *patience && !self.free(took) {
-            took = self.read();
+        while start.elapsed() < *patience && !self.free(reading) {
+            reading = self.read();
         }
         *patience = patience.saturating_sub(start.elapsed());
-        took
+        reading
     }
 }
 
-/// Four chains of short instructions, different ones so that they stay four: as many in a cycle as a core can take.
+/// Ticks of one chain of instructions that take a cycle each.
 #[inline(never)]
-fn work() {
-    let [mut a, mut b, mut c, mut d] = std::hint::black_box([1_u64, 2, 3, 5]);
-    for step in 0..u64::from(STEPS) {
+fn chain_ticks() -> u64 {
+    let start = ticks();
+    let mut a = std::hint::black_box(1_u64);
+    for step in 0..u64::from(CHAIN_STEPS) {
+        a = a.rotate_left(7) ^ step;
+    }
+    std::hint::black_box(a);
+    ticks() - start
+}
+
+/// Ten chains of short instructions, different ones so that they stay ten: more in a cycle than a core can take, so that each one
+/// that a neighbour takes is missed. Four do that on Intel's Skylake; on AMD's Zen 5 four wait for one another, and a neighbour by
+/// whom AES-GCM took 28 % longer moved them by 6 %.
+#[inline(never)]
+fn wide() {
+    let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h, mut i, mut j] =
+        std::hint::black_box([1_u64, 2, 3, 5, 7, 11, 13, 17, 19, 23]);
+    for step in 0..u64::from(WIDE_STEPS) {
         a = a.rotate_left(7) ^ step;
         b = b.rotate_left(11).wrapping_add(step);
         c = (c ^ step).wrapping_add(c);
         d = d.wrapping_sub(step).rotate_left(3);
+        e = e.rotate_left(5) ^ step;
+        f = f.rotate_left(13).wrapping_add(step);
+        g = (g ^ step).wrapping_add(g);
+        h = h.wrapping_sub(step).rotate_left(9);
+        i = i.rotate_left(17) ^ step;
+        j = j.rotate_left(19).wrapping_sub(step);
     }
-    std::hint::black_box([a, b, c, d]);
+    std::hint::black_box([a, b, c, d, e, f, g, h, i, j]);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn gauge(readings: &[u64]) -> Gauge {
-        let mut gauge = Gauge { full: u64::MAX, recent: [u64::MAX; ROW], at: 0 };
-        readings.iter().for_each(|took| gauge.seen(*took));
+    fn gauge(readings: &[(u64, u64)]) -> Gauge {
+        let mut gauge = Gauge::new(Reading { clock: f64::INFINITY, share: f64::INFINITY });
+        gauge.chains.fill(readings[0].0);
+        readings.iter().for_each(|(chain, wide)| {
+            gauge.seen(*chain, *wide);
+        });
         gauge
     }
 
     #[test]
     fn one_short_reading_is_no_level() {
-        let mut readings = vec![600; 20];
-        readings[10] = 300;
-        assert_eq!(gauge(&readings).full(), 600);
-        readings.extend([400, 401, 402, 403, 404, 405, 406, 407]);
-        readings.extend([600; 20]);
+        let mut readings = vec![(600, 1200); 20];
+        readings[10] = (600, 600);
+        assert_eq!(gauge(&readings).full(), Reading { clock: 600.0, share: 2.0 });
+        readings.extend([(600, 780); ROW]);
+        readings.extend([(600, 1200); 20]);
         let gauge = gauge(&readings);
-        assert_eq!(gauge.full(), 407);
-        assert!(gauge.free(407) && gauge.free(457) && !gauge.free(458) && !gauge.free(600));
-        assert_eq!(gauge.to_full([407, 407]), 1.0);
-        assert_eq!(gauge.to_full([427, 427]), 407.0 / 427.0);
-        assert_eq!(gauge.to_full([407, 600]), 1.0);
+        assert_eq!(gauge.full().share, 1.3);
+        let read = |clock: f64, share| Reading { clock, share };
+        assert!(gauge.free(read(600.0, 1.3)) && gauge.free(read(900.0, 1.36)) && !gauge.free(read(600.0, 1.37)));
+        assert_eq!(gauge.to_full([read(600.0, 1.3); 2]), 1.0);
+        assert_eq!(gauge.to_full([read(660.0, 1.3); 2]), 600.0 / 660.0);
+        assert_eq!(gauge.to_full([read(660.0, 1.3), read(660.0, 2.0)]), 1.0);
+    }
+
+    /// A lower clock rate stretches both kinds of work, and is no neighbour.
+    #[test]
+    fn the_clock_rate_is_not_the_share() {
+        let mut readings = vec![(600, 780); 20];
+        readings.extend([(690, 897); 20]);
+        // An interruption in between counts for neither.
+        readings.extend([(9000, 897), (690, 897)]);
+        let mut gauge = gauge(&readings);
+        assert_eq!(gauge.full(), Reading { clock: 600.0, share: 1.3 });
+        let now = gauge.seen(690, 897);
+        assert_eq!(now, Reading { clock: 690.0, share: 1.3 });
+        assert!(gauge.free(now) && !gauge.free(gauge.full.shared()));
+    }
+
+    impl Reading {
+        fn shared(self) -> Self {
+            Self { share: self.share * 1.2, ..self }
+        }
     }
 
     #[test]
     fn patience_ends() {
         let mut gauge = Gauge::open();
-        assert!(gauge.full() > 0 && gauge.full() < u64::MAX);
+        assert!(gauge.full().clock > 0.0 && gauge.full().clock.is_finite() && gauge.full().share.is_finite());
         // Nothing is as fast as this.
-        gauge.full = 0;
+        gauge.full.share = 0.0;
         let mut patience = Duration::from_millis(2);
         gauge.wait(&mut patience);
         assert_eq!(patience, Duration::ZERO);
         gauge.wait(&mut patience);
-        // And this is always fast enough.
-        gauge.full = u64::MAX / 2;
+        // And this is always fast enough; no reading is worse than the least that was seen.
+        gauge.full.share = f64::MAX / 4.0;
+        gauge.shares = [f64::MAX / 4.0; ROW];
         patience = Duration::from_secs(1);
         gauge.wait(&mut patience);
         assert_eq!(patience, Duration::from_secs(1));

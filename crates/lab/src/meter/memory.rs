@@ -20,7 +20,7 @@ use super::latency::Latency;
 use super::ports::{self, LiveDevice, PortOptions};
 use super::{Load, Meter, MeterError};
 use crate::host::clock::thread_ns;
-use crate::host::{Gauge, Observer};
+use crate::host::{Gauge, Observer, Reading};
 use crate::pair::PairError;
 use crate::stats::quantile_sorted;
 use crate::traffic::{Checker, Due, Generator, Rate};
@@ -34,6 +34,8 @@ const MAX_SAMPLES: usize = 1 << 20;
 const MAX_WALL: u32 = 8;
 /// Fewer batches on a core of our own say nothing by themselves.
 const FEWEST_FREE: usize = 8;
+/// Which of the batches with a core of our own at both ends is taken: in between a neighbour may have come and gone.
+const FREE_QUANTILE: f64 = 0.25;
 /// Time that others ran is told from the resolution of the clocks by being longer than this, in nanoseconds.
 const PREEMPTED_NS: u64 = 3_000;
 
@@ -121,9 +123,8 @@ impl MemoryMeter {
     pub const TICKS: [&'static str; 4] = ["ticks_min", "ticks_p10", "ticks_median", "ticks_mean"];
 
     /// Where saturating trials store what is said by the batches during which the core was ours alone, if there were at least
-    /// [`FEWEST_FREE`]: their number, their median in ticks per packet, and what the fixed work of the [`Gauge`] takes at the clock rate that
-    /// both of these are for.
-    pub const FREE: [&'static str; 3] = ["free_batches", "free_ticks", "free_core_ticks"];
+    /// [`FEWEST_FREE`]: their number, their lower quartile in ticks per packet, and the [`Reading`] at the clock rate that it is for.
+    pub const FREE: [&'static str; 4] = ["free_batches", "free_ticks", "free_clock_ticks", "free_core_share"];
 
     fn saturate(&mut self, load: &Load, generator: &mut Generator) -> Result<Measurement, MeterError> {
         let checker = generator.checker();
@@ -132,7 +133,7 @@ impl MemoryMeter {
         let mut tally = Tally::default();
         let mut samples: Vec<f64> = Vec::new();
         // Ticks per packet, and what the gauge read at both ends.
-        let mut gauged: Vec<(f64, [u64; 2])> = Vec::new();
+        let mut gauged: Vec<(f64, [Reading; 2])> = Vec::new();
         let mut patience = self.options.patience;
         let lost_before = self.device.lost();
         let mut turn = 0;
@@ -173,12 +174,12 @@ impl MemoryMeter {
         let figures = [samples[0], quantile_sorted(&samples, 0.1), quantile_sorted(&samples, 0.5), mean];
         measured.values.extend(Self::TICKS.iter().map(|key| (*key).to_owned()).zip(figures));
         measured.values.insert("batches".into(), samples.len() as f64);
-        let full = self.gauge.full() as f64;
-        let alone = gauged.iter().filter(|(_, core)| core.iter().all(|took| self.gauge.free(*took)));
+        let full = self.gauge.full();
+        let alone = gauged.iter().filter(|(_, core)| core.iter().all(|reading| self.gauge.free(*reading)));
         let mut free: Vec<f64> = alone.map(|(ticks, core)| ticks * self.gauge.to_full(*core)).collect();
         if free.len() >= FEWEST_FREE {
             free.sort_by(f64::total_cmp);
-            let figures = [free.len() as f64, quantile_sorted(&free, 0.5), full];
+            let figures = [free.len() as f64, quantile_sorted(&free, FREE_QUANTILE), full.clock, full.share];
             measured.values.extend(Self::FREE.iter().map(|key| (*key).to_owned()).zip(figures));
         }
         Ok(measured)
@@ -350,7 +351,7 @@ struct Took {
     /// Time that others ran and that is not counted.
     others_ns: u64,
     /// What the gauge read before and after it.
-    core: [u64; 2],
+    core: [Reading; 2],
 }
 
 /// Sums of a trial.
@@ -485,7 +486,7 @@ mod tests {
         if let Some(free) = measured.values.get("free_batches") {
             assert!(*free >= FEWEST_FREE as f64 && *free <= measured.values["batches"]);
             assert!(measured.values["free_ticks"] >= 0.8 * measured.values["ticks_min"]);
-            assert!(measured.values["free_core_ticks"] > 0.0);
+            assert!(measured.values["free_clock_ticks"] > 0.0 && measured.values["free_core_share"] > 0.0);
         }
         // On no core: batches wait as long as they may, once, and are measured all the same.
         meter.gauge = Gauge::stuck();

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::equation::time_ns;
 use super::fit::Sample;
+use crate::stats::quantile_sorted;
 use crate::trial::{Direction, Place, SCHEMA, Trial};
 
 /// One measurement with where it comes from.
@@ -234,29 +235,51 @@ pub(super) fn cost_bytes(key: &str) -> Option<f64> {
     key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok()
 }
 
-/// Levels of the gauge that differ by more, a share, are not both those of a core without a neighbour.
-const SAME_LEVEL: f64 = 0.08;
+/// Shares of a core that differ by more are not both those of a core without a neighbour.
+const SAME_SHARE: f64 = 0.03;
+/// The best share of an environment is the one that so many trials have, or fewer: a single one may be too good.
+const BEST: f64 = 0.1;
+/// Of a trial without a neighbour so many batches, a share, had a core of their own at both ends. One that has fewer met a neighbour that
+/// comes and goes, in between as well.
+const FREE_BATCHES: f64 = 0.25;
 
-/// Leaves aside the saturating trials whose core was shared with a neighbour, wherever the same was measured without one. Times
+/// Leaves aside the saturating trials and those of a cipher whose core was shared with a neighbour, wherever the same was measured without one. Times
 /// of the others become those of one clock rate, the highest that was seen in the same environment.
 pub(super) fn undisturbed(trials: &[Trial]) -> Vec<Trial> {
-    let level = |t: &Trial| t.measured.values.get("free_core_ticks").copied();
-    let mut best: BTreeMap<&str, f64> = BTreeMap::new();
-    for (env, ticks) in trials.iter().filter_map(|t| Some((t.env.as_str(), level(t)?))) {
-        best.entry(env).and_modify(|least| *least = least.min(ticks)).or_insert(ticks);
+    let clock = |t: &Trial| t.measured.values.get("free_clock_ticks").copied();
+    let share = |t: &Trial| t.measured.values.get("free_core_share").copied();
+    let mut seen: BTreeMap<&str, (f64, Vec<f64>)> = BTreeMap::new();
+    for (env, ticks, share) in trials.iter().filter_map(|t| Some((t.env.as_str(), clock(t)?, share(t)?))) {
+        let (highest, shares) = seen.entry(env).or_insert((f64::INFINITY, Vec::new()));
+        *highest = highest.min(ticks);
+        shares.push(share);
     }
-    let free = |t: &Trial| level(t).is_some_and(|ticks| ticks <= best[t.env.as_str()] * (1.0 + SAME_LEVEL));
+    let best: BTreeMap<&str, (f64, f64)> = seen
+        .into_iter()
+        .map(|(env, (highest, mut shares))| {
+            shares.sort_by(f64::total_cmp);
+            (env, (highest, quantile_sorted(&shares, BEST)))
+        })
+        .collect();
+    let most = |t: &Trial| {
+        let value = |key| t.measured.values.get(key).copied();
+        value("free_batches").zip(value("batches")).is_none_or(|(free, all)| free >= FREE_BATCHES * all)
+    };
+    let free =
+        |t: &Trial| most(t) && share(t).is_some_and(|share| share <= best[t.env.as_str()].1 * (1.0 + SAME_SHARE));
     let cell = |t: &Trial| {
         let memory = t.measured.values.get("memory_mib").copied().unwrap_or(0.0) as u64;
         let name = format!("{} {} {} {:?}", t.study, t.subject, t.traffic, t.direction);
         (name, [u64::from(t.batch), u64::from(t.cores), u64::from(t.sas), u64::from(t.replay), memory])
     };
     let measured_free: BTreeSet<_> = trials.iter().filter(|t| free(t)).map(cell).collect();
-    let kept = trials.iter().filter(|t| !saturates(t) || free(t) || !measured_free.contains(&cell(t)));
+    let is_cost = |t: &Trial| t.measured.values.keys().any(|key| cost_bytes(key).is_some());
+    let judged = |t: &Trial| saturates(t) || is_cost(t);
+    let kept = trials.iter().filter(|t| !judged(t) || free(t) || !measured_free.contains(&cell(t)));
     kept.map(|trial| {
         let mut trial = trial.clone();
-        if let Some(ticks) = level(&trial) {
-            let to_best = best[trial.env.as_str()] / ticks;
+        if let Some(ticks) = clock(&trial).filter(|_| share(&trial).is_some()) {
+            let to_best = best[trial.env.as_str()].0 / ticks;
             let times = trial.measured.values.iter_mut();
             times.filter(|(key, _)| *key == "free_ticks" || cost_bytes(key).is_some()).for_each(|(_, t)| *t *= to_best);
         }
@@ -520,5 +543,50 @@ mod tests {
         let newer = whole.replace(r#""schema":1"#, r#""schema":9"#);
         let error = read_trials(Path::new("t"), &format!("{newer}\n")).unwrap_err().to_string();
         assert!(error.contains("newer"), "{error}");
+    }
+
+    /// Clock of the gauge, share of the core, and how many of a hundred batches were free.
+    fn gauged(ticks: f64, clock: f64, share: f64, free: f64) -> Trial {
+        let mut trial = trial("a", 64, 0);
+        let values = [
+            ("free_ticks", ticks),
+            ("free_clock_ticks", clock),
+            ("free_core_share", share),
+            ("free_batches", free),
+            ("batches", 100.0),
+        ];
+        trial.measured.values.extend(values.map(|(key, value)| (key.to_owned(), value)));
+        trial
+    }
+
+    #[test]
+    fn trials_with_a_neighbour_are_left_aside_and_times_are_those_of_one_clock() {
+        let ticks = |trials: &[Trial]| -> Vec<f64> {
+            undisturbed(trials).iter().map(|t| t.measured.values["free_ticks"].round()).collect()
+        };
+        let mut trials = vec![gauged(100.0, 600.0, 1.3, 90.0); 10];
+        trials.push(gauged(110.0, 660.0, 1.33, 25.0));
+        assert_eq!(ticks(&trials), [100.0; 11]);
+        // A larger share, or hardly any free batch.
+        trials.extend([gauged(150.0, 600.0, 1.35, 90.0), gauged(140.0, 600.0, 1.3, 24.0)]);
+        assert_eq!(ticks(&trials), [100.0; 11]);
+        // What was never measured without a neighbour stays, and so does what has no gauge.
+        trials.push(Trial { size: Some(65), traffic: "65".into(), ..gauged(150.0, 600.0, 1.5, 9.0) });
+        assert_eq!(ticks(&trials).len(), 12);
+        trials.push(trial("b", 64, 0));
+        assert_eq!(undisturbed(&trials).len(), 13);
+    }
+
+    #[test]
+    fn a_cipher_with_a_neighbour_is_left_aside() {
+        let cipher = |ns: f64, share: f64| {
+            let mut trial = gauged(0.0, 600.0, share, 90.0);
+            trial.measured.received = 0;
+            trial.measured.values.insert(cost_key(64.0), ns);
+            trial
+        };
+        let mut trials = vec![cipher(50.0, 1.3); 5];
+        trials.push(cipher(60.0, 1.5));
+        assert!(undisturbed(&trials).iter().all(|t| t.measured.values[&cost_key(64.0)] == 50.0));
     }
 }

@@ -111,7 +111,7 @@ pub fn measure_cost(
                     spent = ticks() - opening;
                 }
                 let core = [before, gauge.read()];
-                let disturbed = !core.iter().all(|took| gauge.free(*took));
+                let disturbed = !core.iter().all(|reading| gauge.free(*reading));
                 if disturbed && !patience.is_zero() && tries < MOST_TRIES {
                     continue;
                 }

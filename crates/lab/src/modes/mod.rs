@@ -98,8 +98,8 @@ pub struct Row {
     pub received: usize,
     /// 50th, 90th, 99th and 99.9th percentile in microseconds; `None` where fewer answers than 100 / (1 − p) stand behind one.
     pub us: [Option<f64>; 4],
-    /// Bytes of an outer IP packet, by the counters of the cable.
-    pub wire_bytes: f64,
+    /// Bytes of an outer IP packet, by the counters of the cable; `None` where the host sent something else in every round.
+    pub wire_bytes: Option<f64>,
 }
 
 /// Percentiles of a [`Row`].
@@ -159,7 +159,8 @@ impl Outcome {
         for row in &self.rows {
             let mut cells = vec![row.variant.label().to_owned(), row.from.clone(), row.size.to_string()];
             cells.extend(row.us.map(|us| us.map_or("-".to_owned(), |us| format!("{us:.0}"))));
-            cells.extend([(row.sent - row.received).to_string(), format!("{:.1}", row.wire_bytes)]);
+            let wire = row.wire_bytes.map_or("-".to_owned(), |bytes| format!("{bytes:.1}"));
+            cells.extend([(row.sent - row.received).to_string(), wire]);
             table.add_row(cells);
         }
         align(&mut table, 2);

@@ -91,7 +91,8 @@ pub(crate) fn run(
     Ok(Outcome { options: options.clone(), rows: rows(&seen), comparisons, relay })
 }
 
-/// Round trips of one cell, with packets and bytes that the asking host put on the cable meanwhile.
+/// Round trips of one cell, with packets and bytes that the asking host put on the cable for them: nothing where it sent something of
+/// its own meanwhile, as reports of multicast groups.
 pub(crate) fn ping(
     meter: &mut SubjectMeter,
     subject: &Subject,
@@ -125,7 +126,9 @@ pub(crate) fn ping(
             running.errors().trim()
         ))
     })?;
-    Ok((trips, (sent.tx_packets, sent.tx_bytes)))
+    // Each request is as many packets as the others.
+    let alone = (trips.sent as u64) > 0 && sent.tx_packets.is_multiple_of(trips.sent as u64);
+    Ok((trips, if alone { (sent.tx_packets, sent.tx_bytes) } else { (0, 0) }))
 }
 
 fn rows(seen: &BTreeMap<Cell, Seen>) -> Vec<Row> {
@@ -140,7 +143,7 @@ fn rows(seen: &BTreeMap<Cell, Seen>) -> Vec<Row> {
             sent: seen.sent,
             received: us.len(),
             us: PERCENTILES.map(|p| enough(p).then(|| quantile_sorted(&us, p))),
-            wire_bytes: seen.wire.1 as f64 / seen.wire.0 as f64 - ETHERNET as f64,
+            wire_bytes: (seen.wire.0 > 0).then(|| seen.wire.1 as f64 / seen.wire.0 as f64 - ETHERNET as f64),
         }
     };
     seen.iter().map(row).collect()
@@ -250,6 +253,6 @@ mod tests {
         let mut rng = Rng::new(3);
         let all = rows(&[((1, 0, 160), seen(100.0, &mut rng))].into());
         assert_eq!((all[0].received, all[0].us[2].is_some(), all[0].us[3]), (3000, true, None));
-        assert_eq!(all[0].wire_bytes, 136.0);
+        assert_eq!(all[0].wire_bytes, Some(136.0));
     }
 }

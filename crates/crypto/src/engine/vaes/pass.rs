@@ -602,7 +602,9 @@ unsafe fn bulk<L: Lanes, const N: usize, const SEAL: bool>(
                 }
                 // Otherwise the compiler gathers the hash in front of the AES, further apart than the processor
                 // looks ahead (docs/decisions/0011).
-                blocks = blocks.map(L::pinned);
+                for block in &mut blocks {
+                    *block = block.pinned();
+                }
                 sums = sums.pinned();
             }
             hash = sums.reduce();
