@@ -5,6 +5,7 @@
 //! next one finds opened again, so none can be fast by doing something else.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use comfy_table::{CellAlignment, Table, presets};
 use crypto::{CryptoOp, DerivedKeys, Engine, KeyTable, Keys};
@@ -12,6 +13,7 @@ use dataplane::Batch;
 use dataplane::clock::ticks_per_second;
 use ipsec::Protocol;
 
+use super::alone::{self, Alone};
 use super::path::{Bare, WARM_UP, udp_packet};
 use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
@@ -47,6 +49,8 @@ pub struct EngineOptions {
     pub rounds: usize,
     /// Seed of order and bootstrap.
     pub seed: u64,
+    /// Longest time that a case waits for a core that no neighbour shares; zero takes every round as it comes.
+    pub patience: Duration,
 }
 
 impl Default for EngineOptions {
@@ -59,6 +63,7 @@ impl Default for EngineOptions {
             batches: vec![16, 256],
             rounds: 41,
             seed: 1,
+            patience: alone::PATIENCE,
         }
     }
 }
@@ -87,6 +92,8 @@ pub struct EngineOutcome {
     pub seal: EngineTime,
     /// Opening.
     pub open: EngineTime,
+    /// Whether only rounds are counted during which no neighbour shared the core: there were enough.
+    pub alone: bool,
 }
 
 /// Measures every case; ticks per second come first.
@@ -106,6 +113,7 @@ pub fn run_engines(
     let largest = options.batches.iter().copied().max().unwrap_or(1);
     let total = suites.len() * options.sizes.len() * options.batches.len();
     let (mut rng, mut outcomes, mut done) = (Rng::new(options.seed), Vec::new(), 0);
+    let mut alone = Alone::new(options.patience);
     for suite in suites {
         let rigs = engines.iter().map(|engine| Rig::new(*engine, suite)).collect::<Result<Vec<_>, _>>()?;
         let mut packets = Batch::new(largest, 2304);
@@ -114,7 +122,7 @@ pub fn run_engines(
                 progress(done, total);
                 done += 1;
                 fill(&mut packets, *size, *batch, &rigs[0].subject);
-                let times = rounds(&rigs, &mut packets, *size, options.rounds, &mut rng);
+                let times = rounds(&rigs, &mut packets, *size, options.rounds, &mut rng, &mut alone);
                 let base = engines.iter().position(|engine| *engine == options.against).unwrap_or(0);
                 let estimate = |engine: usize, way: usize, rng: &mut Rng| {
                     let ticks = &times[engine][way];
@@ -124,7 +132,8 @@ pub fn run_engines(
                 for (n, engine) in engines.iter().enumerate() {
                     let [seal, open] = [0, 1].map(|way| estimate(n, way, &mut rng));
                     let (engine, suite) = (engine.name(), suite.clone());
-                    outcomes.push(EngineOutcome { engine, suite, size: *size, batch: *batch, seal, open });
+                    let alone = alone.enough();
+                    outcomes.push(EngineOutcome { engine, suite, size: *size, batch: *batch, seal, open, alone });
                 }
             }
         }
@@ -165,8 +174,16 @@ impl Rig {
     }
 }
 
-/// Ticks per packet, by engine and direction.
-fn rounds(rigs: &[Rig], packets: &mut Batch, size: usize, rounds: usize, rng: &mut Rng) -> Vec<[Vec<f64>; 2]> {
+/// Ticks per packet, by engine and direction, of the rounds that count.
+fn rounds(
+    rigs: &[Rig],
+    packets: &mut Batch,
+    size: usize,
+    rounds: usize,
+    rng: &mut Rng,
+    alone: &mut Alone,
+) -> Vec<[Vec<f64>; 2]> {
+    alone.case();
     let mut times = vec![[Vec::new(), Vec::new()]; rigs.len()];
     let shape = rigs[0].shape(size);
     let mut order: Vec<usize> = (0..rigs.len()).collect();
@@ -176,6 +193,7 @@ fn rounds(rigs: &[Rig], packets: &mut Batch, size: usize, rounds: usize, rng: &m
         for last in (1..order.len()).rev() {
             order.swap(last, (rng.next_u64() % (last as u64 + 1)) as usize);
         }
+        alone.begin();
         for &n in &order {
             let rig = &rigs[n];
             let keys = Keys { table: &rig.keys, derived: &rig.derived };
@@ -184,8 +202,11 @@ fn rounds(rigs: &[Rig], packets: &mut Batch, size: usize, rounds: usize, rng: &m
                 times[n].iter_mut().zip(ticks).for_each(|(times, ticks)| times.push(ticks as f64 / count));
             }
         }
+        if round >= WARM_UP {
+            alone.end();
+        }
     }
-    times
+    times.into_iter().map(|ways| ways.map(|ticks| alone.counted(&ticks))).collect()
 }
 
 /// The table for people.
@@ -197,7 +218,7 @@ pub fn engines_table(outcomes: &[EngineOutcome]) -> String {
     for o in outcomes {
         table.add_row([
             o.suite.clone(),
-            o.size.to_string(),
+            alone::marked(o.size, o.alone),
             o.batch.to_string(),
             o.engine.to_owned(),
             format!("{:.0}", o.seal.ticks.value),
@@ -209,7 +230,8 @@ pub fn engines_table(outcomes: &[EngineOutcome]) -> String {
     for column in table.column_iter_mut().skip(1).filter(|column| column.index != 3) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table.to_string()
+    let note = alone::note(outcomes.iter().map(|o| o.alone));
+    note.into_iter().fold(table.to_string(), |table, note| format!("{table}\n{note}"))
 }
 
 /// The same for machines.

@@ -1,5 +1,6 @@
 //! `weir bench`: what the path costs, against the bare engine on the same buffers; what keying costs; what rivals carry.
 
+mod alone;
 mod blocks;
 mod cores;
 mod engines;

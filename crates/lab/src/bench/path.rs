@@ -7,6 +7,7 @@
 
 use std::cell::Cell;
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use crypto::{CryptoOp, DerivedKeys, Engine, Job, Keys};
 use dataplane::clock::{ticks, ticks_per_second};
@@ -14,6 +15,7 @@ use dataplane::{Batch, HEADROOM, Packet, Snapshot, TAILROOM, Worker, WorkerConfi
 use ipsec::{Frame, Protocol, prepare_out};
 use wire::{IpPacket, IpProto, SeqNo};
 
+use super::alone::{self, Alone};
 use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
 
@@ -44,6 +46,8 @@ pub struct Options {
     pub v6: bool,
     /// Engine of the path and of the comparison.
     pub engine: Engine,
+    /// Longest time that a case waits for a core that no neighbour shares; zero takes every round as it comes.
+    pub patience: Duration,
 }
 
 impl Default for Options {
@@ -59,6 +63,7 @@ impl Default for Options {
             seed: 1,
             v6: false,
             engine: Engine::best(),
+            patience: alone::PATIENCE,
         }
     }
 }
@@ -105,6 +110,10 @@ pub struct Outcome {
     pub outbound: Direction,
     /// Opening.
     pub inbound: Direction,
+    /// Rounds during which no neighbour shared the core.
+    pub free_rounds: usize,
+    /// Whether only these are counted: there were enough.
+    pub alone: bool,
 }
 
 /// Called before each case with (done, total).
@@ -122,6 +131,7 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
     let sets = if options.working_sets.is_empty() { vec![0] } else { options.working_sets.clone() };
     let total = subjects.len() * sizes.len() * batches.len() * sets.len();
     let mut rng = Rng::new(options.seed);
+    let mut alone = Alone::new(options.patience);
     let mut outcomes = Vec::with_capacity(total);
     for subject in &subjects {
         for (batch, set) in batches.iter().flat_map(|batch| sets.iter().map(|set| (*batch, *set))) {
@@ -129,7 +139,7 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
             let mut ends = Ends::with_set(subject, &options, set)?;
             for &size in &sizes {
                 progress(outcomes.len(), total);
-                outcomes.push(ends.measure(subject, size, &options, hz, &mut rng));
+                outcomes.push(ends.measure(subject, size, &options, hz, &mut rng, &mut alone));
             }
         }
     }
@@ -226,7 +236,16 @@ impl Ends {
         template
     }
 
-    fn measure(&mut self, subject: &Subject, size: usize, options: &Options, hz: f64, rng: &mut Rng) -> Outcome {
+    fn measure(
+        &mut self,
+        subject: &Subject,
+        size: usize,
+        options: &Options,
+        hz: f64,
+        rng: &mut Rng,
+        alone: &mut Alone,
+    ) -> Outcome {
+        alone.case();
         let batch = options.batch;
         let template = self.fill(subject, size, batch);
         let n = batch as f64;
@@ -234,6 +253,7 @@ impl Ends {
         let mut samples: [Vec<f64>; 4] = Default::default();
         for round in 0..options.rounds + WARM_UP {
             let path_first = rng.next_u64() & 1 == 0;
+            alone.begin();
             let (path, bare) = if path_first {
                 let path = self.path_round(0.0);
                 self.turn();
@@ -246,11 +266,13 @@ impl Ends {
             self.turn();
             assert_eq!(self.packets(), batch, "{subject:?} at {size} bytes lost packets");
             if round >= WARM_UP {
+                alone.end();
                 for (samples, ticks) in samples.iter_mut().zip([path[0], bare[0], path[1], bare[1]]) {
                     samples.push(ticks as f64 / n);
                 }
             }
         }
+        let samples = samples.map(|samples| alone.counted(&samples));
         let direction = |path: &[f64], engine: &[f64], rng: &mut Rng| {
             let ratios: Vec<f64> = path.iter().zip(engine).map(|(p, e)| p / e).collect();
             let over: Vec<f64> = path.iter().zip(engine).map(|(p, e)| p - e).collect();
@@ -274,6 +296,8 @@ impl Ends {
             },
             outbound: direction(&samples[0], &samples[1], rng),
             inbound: direction(&samples[2], &samples[3], rng),
+            free_rounds: alone.count(),
+            alone: alone.enough(),
         }
     }
 

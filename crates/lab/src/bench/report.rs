@@ -2,7 +2,7 @@
 
 use comfy_table::{CellAlignment, Table, presets};
 
-use super::{Options, Outcome};
+use super::{Options, Outcome, alone};
 
 /// The table for people: ticks per packet and ratios, both directions.
 pub fn table(outcomes: &[Outcome]) -> String {
@@ -21,7 +21,7 @@ pub fn table(outcomes: &[Outcome]) -> String {
         };
         let row = [
             format!("{} {mode} {}", o.case.protocol, o.case.suite),
-            o.case.size.to_string(),
+            alone::marked(o.case.size, o.alone),
             format!("{:.0}", o.outbound.path.value),
             format!("{:.0}", o.outbound.engine.value),
             format!("{:.0}", o.outbound.over.value),
@@ -38,7 +38,8 @@ pub fn table(outcomes: &[Outcome]) -> String {
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }
-    table.to_string()
+    let note = alone::note(outcomes.iter().map(|o| o.alone));
+    note.into_iter().fold(table.to_string(), |table, note| format!("{table}\n{note}"))
 }
 
 /// The same for machines.

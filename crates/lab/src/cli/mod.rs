@@ -22,6 +22,7 @@ mod verify;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -310,6 +311,9 @@ pub struct PathArgs {
     /// Engine: auto (the fastest here), ipsec_mb, aws_lc, vaes (own AES-GCM), or null (everything but the arithmetic: what the path itself costs)
     #[arg(long, default_value = "auto", value_parser = engine)]
     engine: Engine,
+    /// Longest time that a case waits for a core that no neighbour shares, in milliseconds; 0 takes rounds as they come
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    patience_ms: u32,
     /// Seed of the order of measurements
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -345,6 +349,9 @@ pub struct EnginesArgs {
     /// Timed rounds per case
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
     rounds: u16,
+    /// Longest time that a case waits for a core that no neighbour shares, in milliseconds; 0 takes rounds as they come
+    #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
+    patience_ms: u32,
     /// Seed of the order of measurements
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -467,6 +474,7 @@ fn run_path(args: PathArgs) -> anyhow::Result<()> {
         seed: args.seed,
         v6: args.v6,
         engine: args.engine,
+        patience: Duration::from_millis(args.patience_ms.into()),
     };
     if args.blocks {
         return Ok(bench::serve(&options, args.slow_down, std::io::stdin().lock(), std::io::stdout().lock())?);
@@ -505,6 +513,7 @@ fn run_engines(args: EnginesArgs) -> anyhow::Result<()> {
         batches: args.batch.into_iter().map(usize::from).collect(),
         rounds: args.rounds.into(),
         seed: args.seed,
+        patience: Duration::from_millis(args.patience_ms.into()),
     };
     let bar = progress_bar();
     let (hz, outcomes) = bench::run_engines(&options, &mut |done, total| {

@@ -55,6 +55,16 @@ impl Gauge {
         gauge
     }
 
+    /// Takes readings for so long, at least those of [`Gauge::open`]: the longer, the sooner a core of our own is among them, without
+    /// which a neighbour that is always there is taken for none.
+    pub fn open_for(time: Duration) -> Self {
+        let (start, mut gauge) = (Instant::now(), Self::open());
+        while start.elapsed() < time {
+            gauge.read();
+        }
+        gauge
+    }
+
     fn new(full: Reading) -> Self {
         Self { full, chains: [0; ROW], shares: [f64::INFINITY; ROW], at: 0 }
     }

@@ -24,8 +24,11 @@ use super::vector::{BatchSample, VectorCost};
 use crate::campaign::{Campaign, Kind, format, store};
 use crate::meter::{Latency, MemorySubject};
 use crate::pair::{Shape, Subject};
-use crate::stats::{Ratio, Rng, median, paired};
+use crate::stats::{Ratio, Rng, paired, quantile_sorted};
 use crate::trial::{Direction, Trial};
+
+/// Which of a cipher's sessions is taken at each length: a neighbour that comes and goes makes some of them slower, never faster.
+const COST_QUANTILE: f64 = 0.25;
 
 /// What a model is of.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -142,7 +145,7 @@ impl<'a> RunTrials<'a> {
         Measurements { identity: first, rows: self.rows(Kind::Sizes, way), notes: vec![] }
     }
 
-    /// The cipher of `way` alone, where the run has it: for each length the median over all trials.
+    /// The cipher of `way` alone, where the run has it: for each length the lower quartile over all trials.
     pub fn cost_table(&self, way: &Way) -> Option<CostTable> {
         let suite = &self.of(Kind::Sizes, way).first()?.suite;
         let cipher = |t: &&Trial| {
@@ -158,7 +161,11 @@ impl<'a> RunTrials<'a> {
                 }
             }
         }
-        CostTable::new(suite, times.into_iter().map(|(bytes, ns)| (f64::from(bytes), median(&ns))).collect()).ok()
+        let quick = |mut ns: Vec<f64>| {
+            ns.sort_by(f64::total_cmp);
+            quantile_sorted(&ns, COST_QUANTILE)
+        };
+        CostTable::new(suite, times.into_iter().map(|(bytes, ns)| (f64::from(bytes), quick(ns))).collect()).ok()
     }
 
     /// Fits `way`, by the family that does best at sizes left out unless one is named, with the run's own times of the cipher unless
