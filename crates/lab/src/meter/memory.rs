@@ -485,7 +485,8 @@ mod tests {
         // A neighbour may be there all the time; without one nearly all batches are free.
         if let Some(free) = measured.values.get("free_batches") {
             assert!(*free >= FEWEST_FREE as f64 && *free <= measured.values["batches"]);
-            assert!(measured.values["free_ticks"] >= 0.8 * measured.values["ticks_min"]);
+            // At the highest clock rate that was seen, which may be well above that of now.
+            assert!(measured.values["free_ticks"] >= 0.4 * measured.values["ticks_min"]);
             assert!(measured.values["free_clock_ticks"] > 0.0 && measured.values["free_core_share"] > 0.0);
         }
         // On no core: batches wait as long as they may, once, and are measured all the same.
