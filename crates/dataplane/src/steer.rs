@@ -1,12 +1,12 @@
 //! Which core a protected packet belongs to, told from its first bytes.
 //!
 //! A replay window is written by one core, so all packets of a lane (an SA, or a Sub SA of EESP) go to the same one: the
-//! SPI plus the Session ID, modulo the number of workers. The kernel can compute that too, so that most packets arrive
+//! SPI plus the Session ID ([`ipsec::home`]), modulo the number of workers. The kernel can compute that too, so that most packets arrive
 //! where they belong; the others are handed over.
 
 use wire::encap::NatT;
 use wire::udp::UdpHeader;
-use wire::{IpPacket, IpProto};
+use wire::{IpPacket, IpProto, SessionId};
 
 use crate::Snapshot;
 
@@ -74,7 +74,7 @@ pub(crate) fn in_nat_t(payload: &[u8], has_eesp: bool) -> Arrival {
 /// By SPI and Session ID, so that Sub SAs spread and neighbouring ones go to different workers.
 fn eesp(header: &[u8]) -> Arrival {
     let Some(&[_, _, a, b, c, d, e, f]) = header.first_chunk() else { return Arrival::Any };
-    Arrival::Of(u32::from_be_bytes([c, d, e, f]).wrapping_add(u16::from_be_bytes([a, b]).into()))
+    Arrival::Of(ipsec::home(u32::from_be_bytes([c, d, e, f]), SessionId(u16::from_be_bytes([a, b]))))
 }
 
 fn word(bytes: &[u8], at: usize) -> Arrival {

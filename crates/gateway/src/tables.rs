@@ -201,6 +201,11 @@ pub(crate) fn snapshot(
     let mut slots: BTreeMap<&str, (u32, u32)> = BTreeMap::new();
     for entry in &tables.entries {
         let outbound = entry.outbound.as_ref().map_or(NO_SLOT, |live| all.send(&live.sa));
+        if let (Some(out), Some(inn)) = (&entry.outbound, &entry.inbound)
+            && out.sa.protocol() == ipsec::Protocol::Eesp
+        {
+            out.sa.set_answers(inn.sa.spi, config.gateway.workers);
+        }
         let inbound = entry.inbound.as_ref().map_or(NO_SLOT, |live| all.receive(&live.sa, None));
         slots.insert(&entry.sa.name, (outbound, inbound));
     }

@@ -9,7 +9,6 @@ mod mutable;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use crypto::{Aad, CryptoOp, Engine, IcvOk, KeyId, KeyMaterial, KeyTable, Span, Suite};
 use wire::ah::AhHeader;
@@ -110,17 +109,8 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     let align = if common.outer.peer.remote.is_ipv6() || spec.align8_v4 { 8 } else { 4 };
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
     let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
-    let sa = OutboundSa {
-        common,
-        spi: spi.get(),
-        lanes: Arc::new([lane]),
-        inner_mtu: AtomicU32::new(0),
-        path_mtu: AtomicU32::new(0),
-        proto: OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) }),
-        recipe: None,
-    };
-    sa.set_path_mtu(1500);
-    Ok(sa)
+    let proto = OutProto::Ah(Outbound { layout, head_len: layout.head_len(align) });
+    Ok(OutboundSa::new(common, spi.get(), Arc::new([lane]), proto))
 }
 
 /// Builds the receiving side.

@@ -10,7 +10,6 @@ mod outbound;
 mod tests;
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 
 use crypto::{Aad, CipherKind, CryptoOp, Engine, KeyId, KeyMaterial, KeyTable, Span, Suite};
 use wire::esp::{EspHeader, TRAILER_LEN};
@@ -267,17 +266,8 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
     }
     let seq = SeqCounter::new(spec.first_seq.max(1), last_seq(spec.esn), spec.persistent);
     let lane = OutLane { session: Default::default(), key: insert_key(spec, engine, keys)?, seq };
-    let sa = OutboundSa {
-        common,
-        spi: spi.get(),
-        lanes: Arc::new([lane]),
-        inner_mtu: AtomicU32::new(0),
-        path_mtu: AtomicU32::new(0),
-        proto: OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding }),
-        recipe: None,
-    };
-    sa.set_path_mtu(1500);
-    Ok(sa.with_recipe())
+    let proto = OutProto::Esp(Outbound { layout, tfc_padding: spec.tfc_padding });
+    Ok(OutboundSa::new(common, spi.get(), Arc::new([lane]), proto).with_recipe())
 }
 
 /// Builds the receiving side.

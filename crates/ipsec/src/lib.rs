@@ -40,7 +40,7 @@ pub use recipe::{InNext, InsideLike, OutNext, OutShape};
 pub use replay::{Authentic, ReplayWindow};
 pub use sa::{
     Beet, DfPolicy, DscpPolicy, InLane, InProto, InboundSa, Lifetime, Mode, OutLane, OutProto, OutboundSa, Outer, Peer,
-    Protocol, SaCommon, SaCounters, SaError, UdpPorts,
+    Protocol, SaCommon, SaCounters, SaError, UdpPorts, home,
 };
 pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};

@@ -333,6 +333,13 @@ pub struct OutLane {
 }
 const _: () = assert!(size_of::<OutLane>() == APART);
 
+/// The core, modulo their number, at which the packets with this SPI and Session ID are received: the one that has the
+/// replay window. Neighbouring Sub SAs have neighbouring cores.
+#[inline]
+pub const fn home(spi: u32, session: SessionId) -> u32 {
+    spi.wrapping_add(session.0 as u32)
+}
+
 /// The receive side of a lane, apart from others likewise.
 #[repr(align(128))]
 pub struct InLane {
@@ -369,8 +376,10 @@ pub struct OutboundSa {
     pub common: SaCommon,
     /// SPI on the wire.
     pub spi: u32,
-    /// At least one; a core takes `lanes[core % lanes.len()]`. Shared by an SA that moved and its successor.
+    /// At least one; a core takes the one at [`OutboundSa::lane_of`]. Shared by an SA that moved and its successor.
     pub lanes: Arc<[OutLane]>,
+    /// What [`OutboundSa::set_answers`] was told: the first core's place in the upper 16 bits, cores in the lower.
+    turn: AtomicU32,
     /// Largest inner packet in bytes that fits the path, kept by [`OutboundSa::set_path_mtu`].
     pub inner_mtu: AtomicU32,
     /// Path MTU in bytes that [`OutboundSa::set_path_mtu`] was last told.
@@ -399,6 +408,22 @@ pub struct InboundSa {
 }
 
 impl OutboundSa {
+    /// An SA that has no recipe yet, for a path of 1500 bytes.
+    pub(crate) fn new(common: SaCommon, spi: u32, lanes: Arc<[OutLane]>, proto: OutProto) -> Self {
+        let sa = Self {
+            common,
+            spi,
+            lanes,
+            turn: u32::from(u16::MAX).into(),
+            inner_mtu: 0.into(),
+            path_mtu: 0.into(),
+            proto,
+            recipe: None,
+        };
+        sa.set_path_mtu(1500);
+        sa
+    }
+
     /// The SA with its recipe, when it can have one.
     #[must_use]
     pub(crate) fn with_recipe(mut self) -> Self {
@@ -423,12 +448,32 @@ impl OutboundSa {
             common: self.common.moved(outer),
             spi: self.spi,
             lanes: Arc::clone(&self.lanes),
+            turn: self.turn.load(Ordering::Relaxed).into(),
             inner_mtu: AtomicU32::new(self.inner_mtu.load(Ordering::Relaxed)),
             path_mtu: AtomicU32::new(self.path_mtu.load(Ordering::Relaxed)),
             proto: self.proto.clone(),
             recipe: None,
         }
         .with_recipe()
+    }
+
+    /// The answers to what it sends come to this host with the SPI `spi`, and `cores` cores share the work. From then on
+    /// a core sends with the Session ID that it receives with ([`home`]): an answer then arrives where its flow is sent, at
+    /// both ends, and the flow stays there. Without it Session IDs are given out from the first core on.
+    pub fn set_answers(&self, spi: u32, cores: usize) {
+        let cores = cores.clamp(1, usize::from(u16::MAX)) as u32;
+        let first = (cores - home(spi, self.lanes[0].session) % cores) % cores;
+        self.turn.store(first << 16 | cores, Ordering::Relaxed);
+    }
+
+    /// The place among its lanes of the one that `core` sends with.
+    #[inline]
+    pub fn lane_of(&self, core: usize) -> usize {
+        let turn = self.turn.load(Ordering::Relaxed);
+        let (first, cores) = (turn >> 16, turn & 0xffff);
+        let place = core as u32 + first;
+        let place = if place < cores { place } else { place - cores };
+        place as usize % self.lanes.len()
     }
 
     /// Sets the path MTU in bytes (outer packets) and with it [`OutboundSa::inner_mtu`].

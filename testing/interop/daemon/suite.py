@@ -532,6 +532,43 @@ def spis(gateway):
     return {sa["spi"] for sa in gateway.status()["sas"]}
 
 
+def numbered(stack, address):
+    """Datagrams with numbers from sun to an address of moon, and back, until its input ends."""
+    count = ["/usr/bin/python3", os.path.join(HERE, "order.py")]
+    serving = subprocess.Popen([*within("moon"), *count, "serve"], stdout=subprocess.PIPE, text=True)
+    stack.callback(serving.wait)
+    stack.callback(serving.kill)
+    serving.stdout.readline()
+    asking = subprocess.Popen([*within("sun"), *count, "ask", address], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True)
+    stack.callback(asking.kill)
+    return asking
+
+
+def in_order(asking, sun, moon, what):
+    """How many came back, when none was lost or out of order."""
+    out, error = asking.communicate(timeout=60)
+    if asking.returncode != 0:
+        drops = {gateway.host: gateway.status()["total"]["drops"] for gateway in (sun, moon)}
+        raise Failed(f"{what}: {error.strip()}; dropped {drops}")
+    return int(out)
+
+
+def answers(where):
+    """Sub SAs whose SPIs, one odd and one even, have them at different workers: each answer comes to the worker that sent."""
+    keys = Keys()
+    with contextlib.ExitStack() as stack:
+        moon = stack.enter_context(Weir("moon", where, keys.tree("moon", ["eesp"])))
+        sun = stack.enter_context(Weir("sun", where, keys.tree("sun", ["eesp"])))
+        asking = numbered(stack, address("eesp", "moon"))
+        time.sleep(2)
+        echoed = in_order(asking, sun, moon, "EESP")
+        there, back = ({lane["session"]: lane["next"] for lane in gateway.sas("out")["eesp"]["lanes"]} for gateway in (sun, moon))
+        if there != back:
+            raise Failed(f"by Session ID sun is at {there} and moon, who answers each packet, at {back}")
+    return f"{echoed} datagrams there and back, by Session ID {[count - 1 for count in there.values()]}"
+
+
 def order(where):
     """Both schedulers: keys are changed, tables swapped, and a CPU goes and comes back; no flow is reordered, nothing is lost."""
     cpus = sorted(os.sched_getaffinity(0))
@@ -558,16 +595,9 @@ def order(where):
         with contextlib.ExitStack() as stack:
             moon = stack.enter_context(Weir("moon", place, tree("moon")))
             sun = stack.enter_context(Weir("sun", place, tree("sun")))
-            count = ["/usr/bin/python3", os.path.join(HERE, "order.py")]
-            serving = subprocess.Popen([*within("moon"), *count, "serve"], stdout=subprocess.PIPE, text=True)
-            stack.callback(serving.wait)
-            stack.callback(serving.kill)
-            serving.stdout.readline()
             # Few packets wait for an SA.
             wait_for("keys", lambda: " 0% packet loss" in at("sun", ["ping", "-c", "1", "-W", "1", "10.1.2.1"]))
-            asking = subprocess.Popen([*within("sun"), *count, "ask", "10.1.2.1"], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            stack.callback(asking.kill)
+            asking = numbered(stack, "10.1.2.1")
             first = [spis(sun), spis(moon)]
             time.sleep(0.5)
             for gateway in (sun, moon):
@@ -581,14 +611,11 @@ def order(where):
                 wait_for("a thread for each worker", lambda: gone in workers(gateway))
                 time.sleep(0.3)
             wait_for("new keys", lambda: not first[0] & spis(sun) and not first[1] & spis(moon))
-            out, error = asking.communicate(timeout=60)
-            if asking.returncode != 0:
-                drops = {gateway.host: gateway.status()["total"]["drops"] for gateway in (sun, moon)}
-                raise Failed(f"{scheduler}: {error.strip()}; dropped {drops}")
+            echoed = in_order(asking, sun, moon, scheduler)
             keys = len(sun.heard("child 'net' {"))
             if keys < 5:
                 raise Failed(f"{scheduler}: keys were changed only {keys - 1} times")
-            said.append(f"{scheduler} {int(out)} through {keys} SAs")
+            said.append(f"{scheduler} {echoed} through {keys} SAs")
         for host in OUTER:
             clean_up(host)
     return f"datagrams there and back: {', '.join(said)}"
@@ -691,7 +718,7 @@ class Skipped(Exception):
     """This machine cannot."""
 
 
-CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, socket, user, offload, order, xdp]
+CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, socket, user, offload, order, answers, xdp]
 
 
 def main():

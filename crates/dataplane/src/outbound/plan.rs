@@ -105,7 +105,7 @@ impl Worker {
             }
             return;
         };
-        let lane = &sa.lanes[self.config.core % sa.lanes.len()];
+        let lane = &sa.lanes[sa.lane_of(self.config.core)];
         let mut given = 0;
         while left > 0 {
             let allowed = sa

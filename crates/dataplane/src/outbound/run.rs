@@ -80,7 +80,7 @@ pub(super) struct Run<'t> {
 
 impl<'t> Run<'t> {
     pub(super) fn new(sa: &'t OutboundSa, slot: u32, core: usize) -> Self {
-        let lane_at = core % sa.lanes.len();
+        let lane_at = sa.lane_of(core);
         Self {
             sa,
             lane: &sa.lanes[lane_at],

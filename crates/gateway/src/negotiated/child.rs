@@ -326,7 +326,9 @@ fn outbound(
             // One for each packet thread is all that is of use, and nobody has to use all (EESP §4.5).
             let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
             let spec = eesp_spec(child, half, suite, site, count, None);
-            eesp::outbound(common, &spec, site.engine, keys)
+            let sa = eesp::outbound(common, &spec, site.engine, keys)?;
+            sa.set_answers(child.inbound.spi.get(), site.workers);
+            Ok(sa)
         }
     }
 }

@@ -54,16 +54,7 @@ pub fn outbound(common: SaCommon, spec: &Spec<'_>, engine: Engine, keys: &mut Ke
         confidential: enc.kind.is_confidential(),
     };
     let lanes = lanes(spec, engine, keys)?;
-    Ok(OutboundSa {
-        common: common.with_lanes(lanes.len()),
-        spi: spec.spi,
-        lanes,
-        inner_mtu: 0.into(),
-        path_mtu: 0.into(),
-        proto: OutProto::Eesp(eesp),
-        recipe: None,
-    }
-    .with_recipe())
+    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Eesp(eesp)).with_recipe())
 }
 
 fn lanes(spec: &Spec<'_>, engine: Engine, keys: &mut KeyTable) -> Result<Arc<[OutLane]>, SaError> {

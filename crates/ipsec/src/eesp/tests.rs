@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use crypto::{EncAlg, Engine, IntegAlg, KeyTable, Suite};
 use proptest::prelude::*;
 use wire::eesp::{CryptOffset, EespHeader};
-use wire::{IpProto, SeqNo};
+use wire::{IpProto, SeqNo, SessionId};
 
 use super::*;
 use crate::testkit::{Loop, assert_ipv4_checksum, hex, ipv4_udp, ipv6_udp, ones_complement_sum};
@@ -643,4 +643,36 @@ fn both_ends_can_be_shared_between_cores(out: OutboundSa, inn: InboundSa) {
     fn shared<T: Send + Sync>(_: T) {}
     shared(out);
     shared(inn);
+}
+
+/// Two hosts, as many cores as they have, and any SPIs: a core sends with the Session ID that it receives with, so
+/// what it sends is answered to it, at the latest once the flow has gone where the first answer came to.
+#[test]
+fn with_sub_sas_an_answer_comes_to_the_core_that_sent() {
+    let sends = |answers: u32, cores: usize| {
+        let spec = Spec { sub_sas: Some((SubSaKdf::HkdfSha256, cores as u32)), key: &[7; 32], ..spec(0x1122_3344) };
+        let sa = outbound(common(Mode::Tunnel, V4, false), &spec, Engine::best(), &mut KeyTable::default()).unwrap();
+        let sessions = || (0..cores).map(|core| sa.lanes[sa.lane_of(core)].session.0).collect::<Vec<_>>();
+        assert!(sessions().into_iter().eq(0..cores as u16));
+        sa.set_answers(answers, cores);
+        sessions().into_iter().map(SessionId).collect::<Vec<_>>()
+    };
+    for (spis, cores) in [(0x1000, 0x2001), (0x1001, 0x2003), (0x1002, 0xfffe_1235)]
+        .into_iter()
+        .flat_map(|spis| [(2, 2), (2, 4), (3, 2), (4, 4), (6, 8)].map(|cores| (spis, cores)))
+    {
+        let (here, there) = (sends(spis.0, cores.0), sends(spis.1, cores.1));
+        let answered_at = |core: usize| {
+            let at = crate::home(spis.1, here[core]) as usize % cores.1;
+            crate::home(spis.0, there[at]) as usize % cores.0
+        };
+        for core in 0..cores.0 {
+            let moved = answered_at(core);
+            assert_eq!(answered_at(moved), moved, "{spis:x?}, {cores:?} cores, from core {core}");
+            assert!(
+                cores.0 > cores.1 || moved == core,
+                "{spis:x?}, {cores:?} cores: core {core} is answered at {moved}"
+            );
+        }
+    }
 }

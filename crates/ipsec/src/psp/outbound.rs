@@ -69,16 +69,7 @@ pub fn outbound(
         port_key: spec.port_key,
         source_port: spec.source_port,
     };
-    Ok(OutboundSa {
-        common: common.with_lanes(lanes.len()),
-        spi: spec.spi,
-        lanes,
-        inner_mtu: 0.into(),
-        path_mtu: 0.into(),
-        proto: OutProto::Psp(psp),
-        recipe: None,
-    }
-    .with_recipe())
+    Ok(OutboundSa::new(common.with_lanes(lanes.len()), spec.spi, lanes, OutProto::Psp(psp)).with_recipe())
 }
 
 /// One lane, or one for each core with the core's number in the top bits of its IVs: no two cores count together, and
