@@ -137,7 +137,7 @@ impl Worker {
         if let Some(run) = &mut pass.run {
             run.count();
         }
-        self.finish(tables, first, packets, &sealings, &sealed);
+        self.finish(tables, (first, self.config.core), packets, &sealings, &sealed);
     }
 
     /// Finds the SA of packet `i` of the chunk that starts at `first`, and lays it out; `left` packets of the chunk may follow, this one
@@ -292,11 +292,12 @@ impl Worker {
         Err(Drop::QueueFull)
     }
 
-    /// The part after the engine that only some packets need. What the engine said of those in `sealings` is in `sealed`.
+    /// The part after the engine that only some packets need. What the engine said of those in `sealings` is in `sealed`; they
+    /// are counted already, in the lanes of the core `numbered_by`.
     fn finish(
         &mut self,
         tables: &Snapshot,
-        first: usize,
+        (first, numbered_by): (usize, usize),
         packets: &mut [Packet],
         sealings: &Sealings,
         sealed: &[bool],
@@ -309,7 +310,7 @@ impl Worker {
             let range = frame.range();
             packets[i].set_range(range);
             if let Err(why) = done {
-                sa.common.counters.take_back(self.config.core % sa.lanes.len(), 1, sealing.len());
+                sa.common.counters.take_back(sa.lane_of(numbered_by), 1, sealing.len());
                 self.gone_outbound(first + i, Some(sa), None, why);
             }
         }

@@ -377,7 +377,8 @@ impl Runner {
     }
 
     fn follow(&mut self, allowed: &[usize]) -> Result<(), RunnerError> {
-        if allowed.is_empty() {
+        // While one hangs nothing changes hands: whoever asks it for something waits with it.
+        if allowed.is_empty() || self.hangs() {
             return Ok(());
         }
         // Those that are back come first: they can take care of the others.
@@ -1076,6 +1077,42 @@ mod tests {
         assert!(!runner.healthy());
         assert!(runner.stop().unwrap_err().to_string().starts_with("worker 1 hangs"));
         LEFT_ALONE.store(true, Ordering::Relaxed);
+    }
+
+    /// What others do not wait for is lost and counted, and comes through again when the worker goes on.
+    #[test]
+    fn a_worker_that_hangs_holds_nobody_up() {
+        const PACKETS: usize = 2000;
+        static LEFT_ALONE: AtomicBool = AtomicBool::new(false);
+        let (links, _inner, mut outer_in, _outer_out) = between_rings(PACKETS);
+        let hangs = || {
+            while !LEFT_ALONE.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Ok(())
+        };
+        let hung = Links { inner: Odd::boxed(hangs), outer_rx: vec![], outer_tx: Odd::boxed(|| Ok(())) };
+        let config = |core| WorkerConfig { batch: 64, derived_keys: 128, ..small(core) };
+        let runner = Runner::start(vec![(config(0), links), (config(1), hung)], tables(Action::Drop)).unwrap();
+        let counted = |core: usize, why: Reason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
+        let mut batch = Batch::new(PACKETS, 2048);
+        while batch.push_with(|to| to.set(&esp_for(1))) {}
+        batch.packets_mut()[PACKETS - 1].set(&esp_for(0));
+        outer_in.tx(&mut batch).unwrap();
+        wait_for(|| counted(0, Reason::NoSa) == 1);
+        let lost = counted(0, Reason::QueueFull);
+        assert!(lost > 0 && lost + HANDED_OVER as u64 >= PACKETS as u64 - 1, "{lost}");
+        // From here on nothing waits for it, not even for a moment.
+        batch.push_with(|to| to.set(&esp_for(1)));
+        outer_in.tx(&mut batch).unwrap();
+        wait_for(|| counted(0, Reason::QueueFull) == lost + 1);
+        LEFT_ALONE.store(true, Ordering::Relaxed);
+        wait_for(|| counted(1, Reason::NoSa) == PACKETS as u64 - 1 - lost);
+        batch.push_with(|to| to.set(&esp_for(1)));
+        outer_in.tx(&mut batch).unwrap();
+        wait_for(|| counted(1, Reason::NoSa) == PACKETS as u64 - lost);
+        assert_eq!(counted(0, Reason::QueueFull), lost + 1);
+        runner.stop().unwrap();
     }
 
     #[test]

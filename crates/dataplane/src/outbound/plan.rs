@@ -178,7 +178,10 @@ impl Worker {
         if finish || !jobs.0.iter().all(Job::sealed) {
             let sealed: ArrayVec<bool, CHUNK> = jobs.0.iter().map(Job::sealed).collect();
             drop(jobs);
-            self.finish(tables, first, packets, &sealings, &sealed);
+            if let Some(current) = &mut run.current {
+                current.count();
+            }
+            self.finish(tables, (first, planner), packets, &sealings, &sealed);
         }
     }
 

@@ -43,17 +43,25 @@ pub(crate) const NOBODY: u32 = u32::MAX;
 
 impl MemoryPort {
     /// Sends the packets of `from` that are for `whom` by `of`, in order, as far as there is room. Their places in `of` become
-    /// [`NOBODY`], and the packets that stay there are empty. When the other end is gone they are lost.
-    pub(crate) fn pass(&mut self, from: &mut Batch, of: &mut [u32], whom: u32) {
+    /// [`NOBODY`], and the packets that stay there are empty. When the other end is gone they are lost. Returns how many went.
+    pub(crate) fn pass(&mut self, from: &mut Batch, of: &mut [u32], whom: u32) -> usize {
         let gone = self.outgoing.full.is_abandoned();
+        let mut went = 0;
         for (i, to) in of.iter_mut().enumerate().filter(|(_, to)| **to == whom) {
             if !gone {
-                let Ok(empty) = self.outgoing.empty.pop() else { return };
+                let Ok(empty) = self.outgoing.empty.pop() else { return went };
                 // Has a place: this direction never holds more packets than it was made with.
                 let _ = self.outgoing.full.push(from.swap_out(i, empty));
             }
             *to = NOBODY;
+            went += 1;
         }
+        went
+    }
+
+    /// Whether the other end sent something.
+    pub(crate) fn has_input(&self) -> bool {
+        !self.incoming.full.is_empty()
     }
 }
 

@@ -27,6 +27,8 @@ const STOP: u64 = u64::MAX;
 const WAKE: u64 = u64::MAX - 1;
 /// Pieces of work that a worker does before it looks at its ports again.
 const WORK_PER_TURN: usize = 4;
+/// Longest time that packets wait for a worker that takes nothing: it hangs, and the others go on.
+const LONGEST_STUCK_MS: u64 = 1000;
 
 /// A worker with its ports. It goes from thread to thread as a whole, and its SAs with it.
 pub(super) struct Post {
@@ -41,8 +43,6 @@ pub(super) struct Post {
     open: Vec<bool>,
     /// Ports that cannot be waited on.
     unwaitable: Vec<bool>,
-    /// The bell rang: others may have left something.
-    rung: bool,
     /// Refusals of each port that are in the counters already; the last is `outer_tx`.
     seen: Vec<Refused>,
     batch: Batch,
@@ -50,6 +50,11 @@ pub(super) struct Post {
     /// nothing more is received.
     stuck: Batch,
     stuck_for: Vec<u32>,
+    /// When one of them went last, or the first came.
+    stuck_since_ms: u64,
+    /// Workers that took nothing for [`LONGEST_STUCK_MS`], until they take something, a bit each: nothing waits for them.
+    lost: u64,
+    now_ms: u64,
     /// Packets from the outer side that found no place in the pipeline. Until they have nothing more is received.
     arrivals: Batch,
     replies: Batch,
@@ -101,12 +106,14 @@ impl Post {
             counters: worker.counters(),
             ready,
             open: vec![true; unwaitable.len()],
-            rung: false,
             seen: vec![Refused::default(); unwaitable.len() + 1],
             unwaitable,
             batch: whole(packets),
             stuck: Batch::new(stuck, bytes),
             stuck_for: Vec::with_capacity(stuck),
+            stuck_since_ms: 0,
+            lost: 0,
+            now_ms: 0,
             arrivals: whole(arrivals),
             replies: Batch::new(packets, bytes),
             team,
@@ -129,7 +136,12 @@ impl Post {
 
     /// Says that it is about to sleep; false when there is work for it after all. [`Post::wakes`] is to follow.
     pub(super) fn rests(&self) -> bool {
-        self.team.rests(self.core())
+        self.team.rests(self.core()) && !self.is_given_any()
+    }
+
+    /// Whether other workers left packets for this one.
+    fn is_given_any(&self) -> bool {
+        self.others.iter().flatten().any(MemoryPort::has_input)
     }
 
     /// Says that it does not sleep any more.
@@ -141,6 +153,7 @@ impl Post {
     pub(super) fn turn(&mut self, now_ms: u64, tables: &mut Reader) -> io::Result<()> {
         bump(&self.counters.turns, 1);
         self.worker.tick(now_ms);
+        self.now_ms = now_ms;
         if self.team.pipeline.is_some() {
             self.turn_pipeline(tables)?;
         } else {
@@ -181,10 +194,7 @@ impl Post {
                 self.count_refused(i + 1);
             }
         }
-        if std::mem::take(&mut self.rung) {
-            self.take_over(tables)?;
-        }
-        Ok(())
+        self.take_over(tables)
     }
 
     fn outbound(&mut self, tables: &Snapshot) -> io::Result<()> {
@@ -213,7 +223,8 @@ impl Post {
     }
 
     /// Gives the packets of SAs that other workers own to them, through bounded rings. What does not fit is kept, and nothing
-    /// more is received before it is gone: if that is too slow, the kernel's queue is where packets are lost.
+    /// more is received before it is gone: if that is too slow, the kernel's queue is where packets are lost. Only what is for a
+    /// worker that takes nothing any more is dropped.
     fn hand_over(&mut self, tables: &Snapshot) {
         let workers = self.others.len() as u32;
         if workers <= 1 {
@@ -238,6 +249,7 @@ impl Post {
             self.batch.retain(|i, _| owners[i] == own);
             if !self.stuck.is_empty() {
                 bump(&self.counters.input_waits, 1);
+                self.stuck_since_ms = self.now_ms;
                 self.push_on();
             }
         }
@@ -246,24 +258,42 @@ impl Post {
 
     /// Passes the packets of the batch on to those among `owners` that are others.
     fn pass_to_others(&mut self, owners: &mut [u32]) {
-        let Self { others, batch, team, .. } = self;
+        let Self { others, batch, team, lost, .. } = self;
         for (owner, ring) in others.iter_mut().enumerate() {
             let Some(ring) = ring else { continue };
-            if owners.contains(&(owner as u32)) {
-                ring.pass(batch, owners, owner as u32);
-                team.ring(owner);
+            if owners.contains(&(owner as u32)) && ring.pass(batch, owners, owner as u32) > 0 {
+                *lost &= !(1 << owner);
+                team.tell(owner);
             }
         }
     }
 
     /// Tries again to pass on what found a full ring.
     fn push_on(&mut self) {
+        let Self { others, stuck, stuck_for, team, lost, .. } = self;
         // Before the rings are looked at, so that room which is made meanwhile is seen or rings.
-        self.team.wants_room(self.worker.config.core);
-        for (owner, ring) in self.others.iter_mut().enumerate() {
-            let (Some(ring), true) = (ring, self.stuck_for.contains(&(owner as u32))) else { continue };
-            ring.pass(&mut self.stuck, &mut self.stuck_for, owner as u32);
-            self.team.ring(owner);
+        team.wants_room(self.worker.config.core);
+        let mut moved = false;
+        for (owner, ring) in others.iter_mut().enumerate() {
+            let (Some(ring), true) = (ring, stuck_for.contains(&(owner as u32))) else { continue };
+            if ring.pass(stuck, stuck_for, owner as u32) > 0 {
+                moved = true;
+                *lost &= !(1 << owner);
+                team.tell(owner);
+            }
+        }
+        if moved {
+            self.stuck_since_ms = self.now_ms;
+        } else if self.now_ms.saturating_sub(self.stuck_since_ms) >= LONGEST_STUCK_MS {
+            stuck_for.iter().filter(|owner| **owner != NOBODY).for_each(|owner| *lost |= 1 << owner);
+        }
+        let mut dropped = 0;
+        for owner in stuck_for.iter_mut().filter(|owner| **owner != NOBODY && *lost >> **owner & 1 == 1) {
+            *owner = NOBODY;
+            dropped += 1;
+        }
+        if dropped > 0 {
+            bump(&self.counters.drops[Reason::QueueFull as usize], dropped);
         }
         self.stuck.retain(|i, _| self.stuck_for[i] != NOBODY);
         self.stuck_for.retain(|owner| *owner != NOBODY);
@@ -273,10 +303,9 @@ impl Post {
     fn take_over(&mut self, tables: &mut Reader) -> io::Result<()> {
         let mut any = false;
         for i in 0..self.others.len() {
-            let Some(ring) = &mut self.others[i] else { continue };
+            let Some(ring) = self.others[i].as_mut().filter(|ring| ring.has_input()) else { continue };
             // Fails when the other has ended, and everything with it.
             let _ = ring.rx(&mut self.batch);
-            self.rung |= self.batch.room() == 0;
             if !self.batch.is_empty() {
                 any = true;
                 self.inbound(tables.load())?;
@@ -291,7 +320,6 @@ impl Post {
     fn turn_pipeline(&mut self, tables: &mut Reader) -> io::Result<()> {
         let team = Arc::clone(&self.team);
         let Some(pipeline) = &team.pipeline else { return Ok(()) };
-        self.rung = false;
         let Self { worker, links, batch, replies, open, unwaitable, .. } = self;
         // Packets that were held go before those that come now, by the same tables; they stay here until there is a place.
         let snapshot = tables.load();
@@ -394,7 +422,8 @@ impl Post {
         // What is stuck has to go before anything is received; room rings.
         let open = if self.stuck.is_empty() { &self.open[..] } else { &self.open[..1] };
         match () {
-            () if open.contains(&true) || self.rung || self.team.has_work(core) || !self.arrivals.is_empty() => 0,
+            () if open.contains(&true) || self.team.has_work(core) || !self.arrivals.is_empty() => 0,
+            () if self.is_given_any() => 0,
             () if !self.stuck.is_empty() => POLL_SLEEP_MS,
             () if self.unwaitable.contains(&true) || self.worker.hold.waits_for_sign() => POLL_SLEEP_MS,
             () => LONGEST_SLEEP_MS,
@@ -421,7 +450,6 @@ impl Post {
                 for event in events.iter() {
                     if event.data.u64() == WAKE {
                         let _ = rustix::io::read(&self.team.bells[self.worker.config.core], &mut [0; 8]);
-                        self.rung = true;
                     }
                     // The events of stop and wake are beyond every index.
                     if let Some(open) = self.open.get_mut(event.data.u64() as usize) {

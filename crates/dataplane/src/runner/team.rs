@@ -35,6 +35,11 @@ impl Team {
         let _ = self.bells.get(worker).map(|bell| rustix::io::write(bell, &1_u64.to_ne_bytes()));
     }
 
+    /// Wakes a worker for which something was left, if it sleeps: otherwise it looks by itself.
+    pub(super) fn tell(&self, worker: usize) {
+        self.resting.wake(|sleeper| sleeper == worker, |worker| self.ring(worker));
+    }
+
     /// Wakes workers that sleep while there is work for them: each one's own, and one for what any may do.
     pub(super) fn rouse(&self) {
         let Some(pipeline) = &self.pipeline else { return };
@@ -51,20 +56,16 @@ impl Team {
         self.pipeline.as_ref().is_some_and(|pipeline| pipeline.waiting() > 0 || pipeline.waiting_at(worker) > 0)
     }
 
-    /// Says that `worker` is about to sleep; false when it should not, because there is work after all.
+    /// Says that `worker` is about to sleep; false when it should not, because there is work after all. It is to look for what
+    /// others left for it once more, too.
     pub(super) fn rests(&self, worker: usize) -> bool {
-        if self.pipeline.is_none() {
-            return true;
-        }
         self.resting.enter(worker);
         !self.has_work(worker)
     }
 
     /// Says that `worker` does not sleep any more.
     pub(super) fn wakes(&self, worker: usize) {
-        if self.pipeline.is_some() {
-            self.resting.leave(worker);
-        }
+        self.resting.leave(worker);
     }
 
     /// Workers that sleep, a bit each.
