@@ -45,31 +45,45 @@ impl Alone {
 
     /// How many rounds of the case had a core of their own.
     pub(super) fn count(&self) -> usize {
-        self.free.iter().filter(|free| **free).count()
+        count(&self.free)
     }
 
     /// Whether they speak for the case.
     pub(super) fn enough(&self) -> bool {
-        let count = self.count();
-        count >= FEWEST.min(self.free.len()) && count as f64 >= FEWEST_SHARE * self.free.len() as f64 && count > 0
+        enough(&self.free)
     }
 
-    /// What counts of `samples`, one for each round: those without a neighbour, or all where these are too few.
+    /// What counts of `samples`, one for each round.
     pub(super) fn counted(&self, samples: &[f64]) -> Vec<f64> {
-        if !self.enough() {
-            return samples.to_vec();
-        }
-        samples.iter().zip(&self.free).filter(|(_, free)| **free).map(|(sample, _)| *sample).collect()
+        counted(samples, &self.free)
     }
 }
 
-/// What stands below a table: how many of `cases` had a neighbour, which their sizes say with a `~`.
+fn count(free: &[bool]) -> usize {
+    free.iter().filter(|free| **free).count()
+}
+
+/// Whether the rounds without a neighbour are enough to speak for all.
+pub(super) fn enough(free: &[bool]) -> bool {
+    let count = count(free);
+    count >= FEWEST.min(free.len()) && count as f64 >= FEWEST_SHARE * free.len() as f64 && count > 0
+}
+
+/// What counts of `samples`, one for each round: those without a neighbour, or all where these are too few.
+pub(super) fn counted(samples: &[f64], free: &[bool]) -> Vec<f64> {
+    if !enough(free) {
+        return samples.to_vec();
+    }
+    samples.iter().zip(free).filter(|(_, free)| **free).map(|(sample, _)| *sample).collect()
+}
+
+/// What stands below a table: how many cases had a neighbour, which their sizes say with a `~`.
 pub(super) fn note(alone: impl Iterator<Item = bool>) -> Option<String> {
     let all: Vec<bool> = alone.collect();
     let shared = all.iter().filter(|alone| !**alone).count();
     (shared > 0).then(|| {
         format!(
-            "~ {shared} of {} cases shared the core with a neighbour in most rounds and are slower for it; --patience-ms waits longer",
+            "~ {shared} of {} cases shared a core with a neighbour most of the time; --patience-ms waits longer",
             all.len()
         )
     })

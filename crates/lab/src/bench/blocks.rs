@@ -15,7 +15,7 @@ use crate::pair::{PairError, Subject};
 use crate::stats::quantile_sorted;
 
 /// Version of the exchange. A driver refuses another one.
-pub(crate) const FORMAT: u32 = 1;
+pub(crate) const FORMAT: u32 = 2;
 
 /// First line of output.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -39,10 +39,8 @@ pub struct BlockResult {
     /// Rounds.
     pub rounds: usize,
     /// Median clock that the gauge read in the rounds that were counted, in ticks: it follows the clock rate of the core.
-    #[serde(default)]
     pub core: f64,
     /// Median share of the core in these rounds: less with more units of it.
-    #[serde(default)]
     pub share: f64,
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Every packet goes round in memory: stamped with its flow and number, protected by one gateway, opened by another,
 //! its stamp checked. Nothing but the cores under test takes part. Trials of all cases that are compared run in turns, in
-//! random order in every round, so that drift of the machine meets all alike; speed-ups are taken round by round.
+//! random order in every round, so that drift of the machine meets all alike; speed-ups are taken round by round. What a
+//! neighbour was there for is repeated while there is patience, and does not count where enough is left without it.
 
 mod show;
 mod trial;
@@ -13,6 +14,8 @@ use std::time::Duration;
 use crypto::Engine;
 use serde::{Deserialize, Serialize};
 
+use super::alone;
+use crate::host::Gauge;
 use crate::model::{Usl, UslFit, used_queues};
 use crate::pair::PairError;
 use crate::stats::{Estimate, Judged, Limits, Ratio, Rng, jain, judge, median_with_interval, paired};
@@ -146,6 +149,8 @@ pub struct CoresOptions {
     pub rounds: usize,
     /// Length of a trial.
     pub trial: Duration,
+    /// Longest time, for each case, that is spent on trials once more during which a neighbour shared a core.
+    pub patience: Duration,
     /// Seed of order and intervals.
     pub seed: u64,
     /// Engine.
@@ -166,6 +171,7 @@ impl Default for CoresOptions {
             atomic_cipher: false,
             rounds: 7,
             trial: Duration::from_millis(50),
+            patience: Duration::from_secs(1),
             seed: 1,
             engine: Engine::best(),
         }
@@ -251,6 +257,10 @@ pub struct CoresOutcome {
     pub lost: u64,
     /// Packets per second of every round.
     pub trials: Vec<f64>,
+    /// Which of them had their cores for themselves.
+    pub trials_alone: Vec<bool>,
+    /// Whether those are enough to be all that counts here, and with the speed-up those that one core had too.
+    pub alone: bool,
 }
 
 /// The law of a way over numbers of cores.
@@ -302,12 +312,15 @@ pub fn run(options: &CoresOptions, progress: &mut dyn FnMut(usize, usize)) -> Re
     let total = groups.iter().map(Vec::len).sum::<usize>() * options.rounds;
     let mut report = CoresReport { outcomes: vec![], scaling: vec![], equivalence: vec![] };
     let mut done = 0;
+    // Knows from here on what a core of our own is.
+    let _ = Gauge::open_for(options.patience);
     for cases in groups {
         let worlds = cases
             .iter()
             .map(|case| World::new(case.set, &case.suite, case.cores, case.engine))
             .collect::<Result<Vec<_>, _>>()?;
         let mut passed: Vec<Vec<trial::Passed>> = vec![vec![]; cases.len()];
+        let mut patience = vec![options.patience; cases.len()];
         for round in 0..=options.rounds {
             let mut order: Vec<usize> = (0..cases.len()).collect();
             rng.shuffle(&mut order);
@@ -316,8 +329,12 @@ pub fn run(options: &CoresOptions, progress: &mut dyn FnMut(usize, usize)) -> Re
                 let time = if round == 0 { options.trial / 4 } else { options.trial };
                 progress(done.min(total), total);
                 done += usize::from(round > 0);
-                let one = run_trial(&cases[i], &worlds[i], time);
+                let mut one = run_trial(&cases[i], &worlds[i], time);
                 if round > 0 {
+                    while !one.alone() && patience[i] >= time {
+                        patience[i] -= time;
+                        one = run_trial(&cases[i], &worlds[i], time).after(&one);
+                    }
                     passed[i].push(one);
                 }
             }
@@ -363,36 +380,61 @@ fn groups(options: &CoresOptions) -> Vec<Vec<Case>> {
     groups
 }
 
-fn rates(passed: &[trial::Passed]) -> Vec<f64> {
-    passed.iter().map(|one| one.rate).collect()
+/// What the rounds of a case say.
+struct Rounds {
+    rates: Vec<f64>,
+    /// Which had their cores for themselves.
+    alone: Vec<bool>,
 }
 
-/// Round by round, `a` over `b`.
-fn over(a: &[f64], b: &[f64]) -> Vec<f64> {
-    a.iter().zip(b).map(|(a, b)| a / b).collect()
+impl Rounds {
+    fn of(passed: &[trial::Passed]) -> Self {
+        Self {
+            rates: passed.iter().map(|one| one.rate).collect(),
+            alone: passed.iter().map(trial::Passed::alone).collect(),
+        }
+    }
+
+    /// Round by round, times `other`.
+    fn over(&self, other: &Self) -> Self {
+        Self {
+            rates: self.rates.iter().zip(&other.rates).map(|(a, b)| a / b).collect(),
+            alone: self.alone.iter().zip(&other.alone).map(|(a, b)| *a && *b).collect(),
+        }
+    }
+
+    fn counted(&self) -> Vec<f64> {
+        alone::counted(&self.rates, &self.alone)
+    }
+
+    fn enough(&self) -> bool {
+        alone::enough(&self.alone)
+    }
 }
 
 fn judge_group(cases: &[Case], passed: &[Vec<trial::Passed>], report: &mut CoresReport, rng: &mut Rng) {
-    let all: Vec<Vec<f64>> = passed.iter().map(|one| rates(one)).collect();
+    let all: Vec<Rounds> = passed.iter().map(|one| Rounds::of(one)).collect();
     // One core is the same core whoever divides the work: what speed-up is against runs to completion where that was measured.
-    let alone = |case: &Case| {
+    let one_core = |case: &Case| {
         let plain = Case { scheduler: Scheduler::RunToCompletion, atomic_cipher: false, ..case.alone() };
         let at = cases.iter().position(|other| *other == plain);
         at.or_else(|| cases.iter().position(|other| *other == case.alone())).map(|at| &all[at])
     };
-    let speed_ups = |case: &Case, rates: &[f64]| alone(case).map(|one| over(rates, one));
-    for ((case, passed), rates) in cases.iter().zip(passed).zip(&all) {
-        let pps = median_with_interval(rates, rng);
+    let speed_ups = |case: &Case, rounds: &Rounds| one_core(case).map(|one| rounds.over(one));
+    for ((case, passed), rounds) in cases.iter().zip(passed).zip(&all) {
+        let pps = median_with_interval(&rounds.counted(), rng);
         let mut shares = vec![0.0; case.cores];
         for one in passed {
             shares.iter_mut().zip(&one.packets).for_each(|(share, packets)| *share += *packets as f64);
         }
         let sum: f64 = shares.iter().sum();
+        let speed_up = speed_ups(case, rounds);
         report.outcomes.push(CoresOutcome {
             case: case.clone(),
             bps: pps.value * 8.0 * case.size as f64,
             pps,
-            speed_up: speed_ups(case, rates).map(|ratios| median_with_interval(&ratios, rng)),
+            alone: rounds.enough() && speed_up.as_ref().is_none_or(Rounds::enough),
+            speed_up: speed_up.map(|ratios| median_with_interval(&ratios.counted(), rng)),
             ceiling: case.ceiling(),
             used_queues: shares.iter().filter(|share| **share > 0.0).count(),
             expected_queues: used_queues(case.cores as u32, case.flows as u32),
@@ -401,16 +443,17 @@ fn judge_group(cases: &[Case], passed: &[Vec<trial::Passed>], report: &mut Cores
             blocked_per_thousand: passed.iter().map(|one| one.blocked).sum::<u64>() as f64 * 1e3 / sum,
             disordered: passed.iter().map(|one| one.disordered).sum(),
             lost: passed.iter().map(|one| one.lost).sum(),
-            trials: rates.clone(),
+            trials: rounds.rates.clone(),
+            trials_alone: rounds.alone.clone(),
         });
     }
     let most = cases.iter().map(|case| case.cores).max().unwrap_or(1);
-    for (case, rates) in cases.iter().zip(&all).filter(|(case, _)| case.cores == most && most > 1) {
+    for (case, rounds) in cases.iter().zip(&all).filter(|(case, _)| case.cores == most && most > 1) {
         let points: Vec<(f64, f64)> = cases
             .iter()
             .zip(&all)
             .filter(|(other, _)| other.alone() == case.alone())
-            .flat_map(|(other, rates)| rates.iter().map(|rate| (other.cores as f64, *rate)))
+            .flat_map(|(other, rounds)| rounds.counted().into_iter().map(|rate| (other.cores as f64, rate)))
             .collect();
         report.scaling.push(Scaling { case: case.clone(), usl: Usl::fit(&points) });
         if case.set != Set::SubSas {
@@ -418,8 +461,8 @@ fn judge_group(cases: &[Case], passed: &[Vec<trial::Passed>], report: &mut Cores
         }
         let other = Case { set: Set::PerCpu, ..case.clone() };
         let Some(at) = cases.iter().position(|one| *one == other) else { continue };
-        let (Some(sub), Some(per_cpu)) = (speed_ups(case, rates), speed_ups(&other, &all[at])) else { continue };
-        let logs = over(&sub, &per_cpu).iter().map(|ratio| ratio.ln()).collect();
+        let (Some(sub), Some(per_cpu)) = (speed_ups(case, rounds), speed_ups(&other, &all[at])) else { continue };
+        let logs = sub.over(&per_cpu).counted().iter().map(|ratio| ratio.ln()).collect();
         let Some(ratio) = paired(&[logs], rng) else { continue };
         let Judged { verdict, why, p_equivalent, .. } = judge(&ratio, Limits { floor: 0.0, margin: Some(MARGIN) });
         report.equivalence.push(Equivalence {

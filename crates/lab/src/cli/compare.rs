@@ -112,7 +112,7 @@ impl CompareArgs {
             let json = serde_json::to_vec_pretty(&comparison)?;
             super::write_files(folder, &[("comparison.json", &json), ("forest.svg", comparison.svg().as_bytes())])?;
             if !rows.is_empty() {
-                super::write_files(folder, &[("trials.jsonl", &rows)])?;
+                super::write_files(folder, &[("blocks.jsonl", &rows)])?;
             }
         }
         if self.json {

@@ -46,6 +46,9 @@ pub struct CoresArgs {
     /// Milliseconds of a trial
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(5..=10_000))]
     ms: u16,
+    /// Longest time for each case, in milliseconds, that trials are repeated during which a neighbour shared a core
+    #[arg(long, default_value_t = 1000)]
+    patience_ms: u32,
     /// Engine: auto (the fastest here), or one by name; null is everything but the arithmetic
     #[arg(long, default_value = "auto", value_parser = super::engine)]
     engine: Engine,
@@ -65,6 +68,7 @@ impl CoresArgs {
             atomic_cipher: self.atomic_cipher,
             rounds: self.rounds.into(),
             trial: Duration::from_millis(self.ms.into()),
+            patience: Duration::from_millis(self.patience_ms.into()),
             seed: self.seed,
             engine: self.engine,
             ..CoresOptions::default()

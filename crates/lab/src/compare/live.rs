@@ -50,7 +50,7 @@ pub fn live(options: &LiveOptions, progress: &mut dyn FnMut(u64, u64)) -> anyhow
 }
 
 /// [`live`], and every block in each direction as a trial, in the order in which they were measured, to `keep`: ticks in
-/// `ticks_p25`, what it was for in `pair` and `block`.
+/// `ticks`, what it was for in `pair` and `block`.
 ///
 /// # Errors
 /// As [`live`].
@@ -174,7 +174,7 @@ impl Record<'_> {
         };
         for (direction, ticks) in [(Direction::Out, result.out), (Direction::In, result.inbound)] {
             let values = [
-                ("ticks_p25", ticks),
+                ("ticks", ticks),
                 ("pair", place.pair as f64),
                 ("block", place.at as f64),
                 ("rounds", result.rounds as f64),
@@ -264,13 +264,12 @@ impl Four {
                 for pair in [first, 1 - first] {
                     // Sums of logarithms, by side and direction.
                     let mut sums = [[0.0; 2]; 2];
-                    // The worst share of the core in the round, and whether all builds have a gauge.
-                    let (mut share, mut gauged) = (0.0_f64, true);
+                    // The worst share of the core in the round.
+                    let mut share = 0.0_f64;
                     let mut cores = [0.0; 2];
                     for (at, step) in plans[pair][4 * round..4 * round + 4].iter().enumerate() {
                         let result = self.children[2 * pair + step.variant].block(case, options.block_us)?;
                         record.block(&Place { case: &self.cases[case], round, pair, at, side: step.variant }, &result);
-                        gauged &= result.core > 0.0 && result.share > 0.0;
                         share = share.max(result.share);
                         cores[step.variant] += result.core.ln();
                         for (direction, ticks) in [result.out, result.inbound].into_iter().enumerate() {
@@ -281,9 +280,9 @@ impl Four {
                         }
                         done();
                     }
-                    let rate = if gauged { cores[1] - cores[0] } else { 0.0 };
+                    let rate = cores[1] - cores[0];
                     let log = |direction: usize| (sums[1][direction] - sums[0][direction] - rate) / 2.0;
-                    logs[pair].push(([0, 1].map(log), if gauged { share } else { 0.0 }));
+                    logs[pair].push(([0, 1].map(log), share));
                 }
             }
             let best = logs.iter().flatten().map(|(_, share)| *share).fold(self.best_share, f64::min);
@@ -400,7 +399,7 @@ mod tests {
 
     fn answering(ticks: &str) -> String {
         format!(
-            "echo '{{\"format\":1,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{ticks},\"in\":50,\"rounds\":3}}'; done"
+            "echo '{{\"format\":2,\"cases\":[\"x 64\",\"x 65\"]}}'\nwhile read -r line; do echo '{{\"out\":{ticks},\"in\":50,\"rounds\":3,\"core\":600,\"share\":1.3}}'; done"
         )
     }
 
@@ -431,7 +430,7 @@ mod tests {
             let sides: String = rounds.iter().step_by(2).map(|row| row.subject.chars().last().unwrap_or('?')).collect();
             assert!(["ABBA", "BAAB", "tddt", "dttd"].contains(&sides.as_str()), "{sides}");
         }
-        let ticks = |row: &Trial| row.measured.values["ticks_p25"];
+        let ticks = |row: &Trial| row.measured.values["ticks"];
         let of_b: Vec<f64> =
             rows.iter().filter(|row| row.subject == "B" && row.direction == Direction::Out).map(ticks).collect();
         assert!(!of_b.is_empty() && of_b.iter().all(|ticks| *ticks == 110.0));
@@ -465,14 +464,14 @@ mod tests {
         );
         assert!(refusal("talks", "echo hello").contains("does not measure in blocks"));
         assert!(
-            refusal("few", "echo '{\"format\":1,\"cases\":[\"x 64\"]}'; read -r x")
+            refusal("few", "echo '{\"format\":2,\"cases\":[\"x 64\"]}'; read -r x")
                 .contains("choose cases that both know")
         );
         assert!(refusal("next", "echo '{\"format\":9,\"cases\":[]}'; read -r x").contains("speaks version 9"));
         assert!(
             refusal(
                 "dies",
-                "echo '{\"format\":1,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
+                "echo '{\"format\":2,\"cases\":[\"x 64\",\"x 65\"]}'; read -r x; echo 'weir: out of memory' >&2; exit 1"
             )
             .contains("dies ended: weir: out of memory")
         );

@@ -3,6 +3,7 @@
 use comfy_table::{CellAlignment, Table, presets};
 use serde_json::{Value, json};
 
+use super::super::alone;
 use super::{CoresOptions, CoresReport, Scheduler, Set};
 
 fn scheduler(scheduler: Scheduler, atomic: bool) -> &'static str {
@@ -46,7 +47,7 @@ pub fn cores_table(report: &CoresReport) -> String {
         let speed_up = o.speed_up.map_or_else(String::new, |s| format!("{:.2} ({:.2}-{:.2})", s.value, s.low, s.high));
         table.add_row([
             case.suite.clone(),
-            case.size.to_string(),
+            alone::marked(case.size, o.alone),
             case.flows.to_string(),
             scheduler(case.scheduler, case.atomic_cipher).into(),
             set(case.set).into(),
@@ -66,6 +67,9 @@ pub fn cores_table(report: &CoresReport) -> String {
         column.set_cell_alignment(CellAlignment::Right);
     }
     let mut text = table.to_string();
+    if let Some(note) = alone::note(report.outcomes.iter().map(|o| o.alone)) {
+        text += &format!("\n{note}");
+    }
     for one in &report.scaling {
         if let Some(fit) = &one.usl {
             text += &format!(

@@ -10,6 +10,7 @@ use dataplane::{After, Batch, CipherTag, Pipeline, PipelineConfig, Sink, Snapsho
 
 use super::world::{Tables, World, packet};
 use super::{Case, Scheduler, Set, Spreading};
+use crate::host::Gauge;
 
 /// Bytes of the largest packet, protected.
 const PACKET_BYTES: usize = 2048;
@@ -35,6 +36,55 @@ pub(crate) struct Passed {
     pub(crate) blocked: u64,
     /// Packets that came to another core than that of their SA.
     pub(crate) wrong_core: u64,
+    /// Of the times that a core looked whether it was alone, the share that it was; of the core with the least.
+    pub(crate) free: f64,
+}
+
+impl Passed {
+    /// The trial in place of another one, whose faults it keeps.
+    pub(super) fn after(self, other: &Self) -> Self {
+        Self { disordered: self.disordered + other.disordered, lost: self.lost + other.lost, ..self }
+    }
+
+    /// Whether no neighbour shared a core for long.
+    pub(super) fn alone(&self) -> bool {
+        self.free >= ALONE
+    }
+}
+
+/// A trial had its cores for itself when they were found so in this share of looks; the others may have been interrupts.
+const ALONE: f64 = 0.9;
+/// A worker looks after so many batches: 1 µs of a hundred or more.
+const LOOK_EVERY: u32 = 16;
+
+/// Looks now and then whether a core is its worker's alone.
+struct Watch {
+    gauge: Gauge,
+    batches: u32,
+    looks: u32,
+    free: u32,
+}
+
+impl Watch {
+    fn new() -> Self {
+        Self { gauge: Gauge::open(), batches: 0, looks: 0, free: 0 }
+    }
+
+    /// A batch was worked on.
+    #[inline]
+    fn batch(&mut self) {
+        self.batches += 1;
+        if self.batches.is_multiple_of(LOOK_EVERY) {
+            let reading = self.gauge.read();
+            self.looks += 1;
+            self.free += u32::from(self.gauge.free(reading));
+        }
+    }
+
+    /// The share of looks; a core that had nothing to do had no neighbour.
+    fn share(&self) -> f64 {
+        if self.looks == 0 { 1.0 } else { f64::from(self.free) / f64::from(self.looks) }
+    }
 }
 
 /// Flows of a line.
@@ -99,7 +149,7 @@ impl Flows {
         let number = u64::from_be_bytes(*stamp.last_chunk().expect("eight of twelve"));
         let expected = &self.lines[place / TOGETHER].expected[place % TOGETHER];
         let due = expected.load(Ordering::Relaxed);
-        expected.store(number + 1, Ordering::Relaxed);
+        expected.store(due.max(number + 1), Ordering::Relaxed);
         if number != due {
             self.wrong(number, due);
         }
@@ -113,8 +163,13 @@ impl Flows {
 
     #[cold]
     fn wrong(&self, number: u64, due: u64) {
-        let (which, by) = if number < due { (&self.disordered, 1) } else { (&self.lost, number - due) };
-        which.fetch_add(by, Ordering::Relaxed);
+        if number < due {
+            // It was taken for lost when the one after it came.
+            self.disordered.fetch_add(1, Ordering::Relaxed);
+            self.lost.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            self.lost.fetch_add(number - due, Ordering::Relaxed);
+        }
     }
 }
 
@@ -192,7 +247,7 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
     });
     let allowed = cpus::allowed();
     let (stop, start) = (AtomicBool::new(false), Barrier::new(case.cores + 1));
-    let mut passed = Passed::default();
+    let mut passed = Passed { free: 1.0, ..Passed::default() };
     std::thread::scope(|scope| {
         let threads: Vec<_> = placed
             .into_iter()
@@ -213,11 +268,11 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
                         reassembly: 1,
                         ..WorkerConfig::default()
                     };
-                    let worker = Worker::new(config).0;
+                    let (worker, watch) = (Worker::new(config).0, Watch::new());
                     start.wait();
                     match pipeline {
-                        None => to_completion(worker, source, tables, stop),
-                        Some(pipeline) => through(pipeline, worker, source, tables, stop),
+                        None => to_completion(worker, source, tables, stop, watch),
+                        Some(pipeline) => through(pipeline, worker, source, tables, stop, watch),
                     }
                 })
             })
@@ -231,6 +286,7 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
             passed.rate += worked.packets as f64 / worked.time.as_secs_f64();
             passed.blocked += worked.blocked;
             passed.wrong_core += worked.wrong_core;
+            passed.free = passed.free.min(worked.free);
         }
     });
     passed.disordered = flows.disordered.load(Ordering::Relaxed);
@@ -244,19 +300,26 @@ struct Worked {
     time: Duration,
     blocked: u64,
     wrong_core: u64,
+    free: f64,
 }
 
 impl Worked {
-    fn new(packets: u64, time: Duration, worker: &Worker) -> Self {
+    fn new(packets: u64, time: Duration, worker: &Worker, watch: &Watch) -> Self {
         let counters = worker.counters();
         let [blocked, wrong_core] =
             [&counters.blocked, &counters.wrong_core].map(|count| count.load(Ordering::Relaxed));
-        Self { packets, time, blocked, wrong_core }
+        Self { packets, time, blocked, wrong_core, free: watch.share() }
     }
 }
 
 /// A core by itself, both ways.
-fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, stop: &AtomicBool) -> Worked {
+fn to_completion(
+    mut worker: Worker,
+    mut source: Source<'_>,
+    tables: &Tables,
+    stop: &AtomicBool,
+    mut watch: Watch,
+) -> Worked {
     let began = Instant::now();
     let (mut batch, mut replies) = (Batch::new(BATCH, PACKET_BYTES), Batch::new(4, PACKET_BYTES));
     let mut passed = 0;
@@ -270,8 +333,9 @@ fn to_completion(mut worker: Worker, mut source: Source<'_>, tables: &Tables, st
         worker.inbound(&tables.receiver, &mut batch);
         batch.packets().iter().for_each(|packet| source.flows.check(packet.bytes()));
         passed += batch.len() as u64;
+        watch.batch();
     }
-    Worked::new(passed, began.elapsed(), &worker)
+    Worked::new(passed, began.elapsed(), &worker, &watch)
 }
 
 /// A core of a pipeline: it receives what is its own, and works on what anybody received.
@@ -281,6 +345,7 @@ fn through(
     mut source: Source<'_>,
     tables: &Tables,
     stop: &AtomicBool,
+    mut watch: Watch,
 ) -> Worked {
     let began = Instant::now();
     let mut replies = Batch::new(4, PACKET_BYTES);
@@ -302,7 +367,9 @@ fn through(
             }
         }
         let worked = pipeline.work(&mut worker, &mut sink).expect("memory does not fail");
-        if !worked {
+        if worked {
+            watch.batch();
+        } else {
             if stopped && pipeline.in_use() == 0 {
                 break;
             }
@@ -310,5 +377,26 @@ fn through(
         }
     }
     let (packets, time) = until_stop.unwrap_or((sink.passed, began.elapsed()));
-    Worked::new(packets, time, &worker)
+    Worked::new(packets, time, &worker, &watch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_late_is_out_of_order_and_not_lost() {
+        let (flows, placed) = Flows::new(&[vec![7]]);
+        let mut sent = vec![packet(64); 6];
+        sent.iter_mut().for_each(|packet| flows.stamp(placed[0][0], packet));
+        let counted = || [&flows.disordered, &flows.lost].map(|count| count.load(Ordering::Relaxed));
+        let come = |order: &[usize]| order.iter().for_each(|i| flows.check(&sent[*i]));
+        come(&[1]);
+        assert_eq!((counted(), flows.missing()), ([0, 1], 4));
+        come(&[0, 2]);
+        assert_eq!((counted(), flows.missing()), ([1, 0], 3));
+        // The fourth never comes, and the last one is still to come.
+        come(&[4]);
+        assert_eq!((counted(), flows.missing()), ([1, 1], 1));
+    }
 }
