@@ -1,31 +1,22 @@
 #!/usr/bin/env bash
 # Debian's swanctl and the Python package vici against the gateway's vici server, message by message. See README.md.
 # Arguments are parts of case names; without any, all of them. KEEP=DIR keeps what was written there.
-set -u
-here=$(cd "$(dirname "$0")" && pwd)
-root=$(cd "$here/../../.." && pwd)
-PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH:/usr/sbin:/sbin"
-
-skip() {
-    echo "SKIP swanctl/all: $*"
-    exit 0
-}
+. "$(dirname "$0")/../lib/start.sh"
+PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 command -v swanctl >/dev/null || skip "swanctl is not installed (Debian: strongswan-swanctl)"
-for tool in cargo openssl /usr/bin/python3; do command -v "$tool" >/dev/null || skip "$tool is not installed"; done
+need cargo openssl /usr/bin/python3
 
 # One that is there already, in $WEIR_VICI_SERVER, is taken as it is: lint may have the build folder for minutes.
 SERVER=${WEIR_VICI_SERVER:-}
 if [ -z "$SERVER" ]; then
     export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
     cargo build --quiet --locked --manifest-path "$root/Cargo.toml" --package weir-gateway --example vici-server ||
-        { echo "FAIL swanctl/all: the example server does not build" && exit 1; }
+        fail "the example server does not build"
     SERVER="$CARGO_TARGET_DIR/debug/examples/vici-server"
 fi
 export SERVER
 
-lab=${KEEP:-$(mktemp -d)}
-mkdir -p "$lab"
-[ -n "${KEEP:-}" ] || trap 'rm -rf "$lab"' EXIT
+make_lab
 # Only the cases of the package need it.
 /usr/bin/python3 -m pip install --quiet --no-deps --target "$lab/python" vici==6.0.3 >/dev/null 2>&1 || true
 /usr/bin/python3 -B "$here/suite.py" "$lab" "$@"
