@@ -97,10 +97,11 @@ IMB_MGR *weir_mb_new(const char **arch)
         return mgr;
 }
 
-/* Jobs, and the lanes with the keys they ran under, are overwritten. */
+/* Jobs, and the lanes with what is left of the keys they ran under, are overwritten. The lanes lie behind the
+ * struct, in the one block that alloc_mb_mgr() takes for both. */
 void weir_mb_free(IMB_MGR *mgr)
 {
-        imb_clear_mem(mgr, sizeof(*mgr));
+        imb_clear_mem(mgr, imb_get_mb_mgr_size());
         free_mb_mgr(mgr);
 }
 
