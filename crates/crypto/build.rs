@@ -1,7 +1,7 @@
 //! Looks for intel-ipsec-mb and compiles the shim over it (docs/decisions/0010).
 //!
-//! `WEIR_IPSEC_MB` decides: `auto` (the default) takes the library where it is installed, `off` leaves it
-//! out, `require` fails without it, and a path is the prefix it is installed under (and required there).
+//! `WEIR_IPSEC_MB` decides: `auto` (the default) takes the library where it is installed and warns when that cannot be used, `off`
+//! leaves it out, `require` fails without it, and a path is the prefix it is installed under (and required there).
 //! Only the static library is taken: the binary runs on hosts that have none. One that is installed after this crate was built is
 //! found when the variable changes, as to `require`, or after `cargo clean --package weir-crypto`.
 
@@ -19,11 +19,16 @@ fn main() {
         prefix => find(&[Path::new(prefix)]),
     };
     let required = !matches!(wish.as_str(), "" | "auto");
+    let installed = found.is_ok();
     match found.and_then(|library| library.compile()) {
         Ok(()) => println!("cargo:rustc-cfg=ipsec_mb"),
         Err(why) if required => panic!(
             "WEIR_IPSEC_MB={wish}: {why}; install libipsec-mb-dev (Debian's name), or set WEIR_IPSEC_MB to the \
              prefix of a static build of intel-ipsec-mb 1.3 or later, or to off"
+        ),
+        // Whoever has installed it expects it to be used.
+        Err(why) if installed => println!(
+            "cargo:warning=built without intel-ipsec-mb: {why}; install version 1.3 or later, or set WEIR_IPSEC_MB to off"
         ),
         Err(_) => {}
     }
@@ -67,9 +72,10 @@ impl Library {
                 .define("WEIR_GCM_KEY_BYTES", bytes)
                 .opt_level(2)
                 .warnings(false)
-                .cargo_warnings(false)
+                // What the compiler says of the sizes before is expected.
+                .cargo_warnings(Some(&bytes) == GCM_KEY_BYTES.last())
                 .try_compile("weir_ipsec_mb")
-                .map_err(|error| error.to_string())
+                .map_err(|error| error.to_string().replace('\n', " "))
         };
         let mut outcome = Err(String::new());
         for bytes in GCM_KEY_BYTES {
@@ -78,7 +84,8 @@ impl Library {
                 break;
             }
         }
-        let bytes = outcome?;
+        let bytes =
+            outcome.map_err(|why| format!("with {} the shim does not compile: {why}", self.include.display()))?;
         println!("cargo:rustc-env=WEIR_GCM_KEY_BYTES={bytes}");
         if bytes != GCM_KEY_BYTES[0] {
             println!("cargo:rustc-cfg=ipsec_mb_large");
