@@ -707,7 +707,8 @@ def xdp(where):
             gateway.must_say("AF_XDP: spare: there is no such interface; its packets go by sockets")
             comes_and_goes(gateway)
             gateway.kill()
-        wait_for("the program of a killed gateway gone", lambda: not has_program("sun"), 2)
+        # The kernel frees it when it comes to that.
+        wait_for("the program of a killed gateway gone", lambda: not has_program("sun"), 10)
         # At once: what the kernel still has of the one before must not be in the way.
         with sun() as gateway:
             comes_and_goes(gateway)

@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from verdict import Skip, run_cases
+
 ROOT = Path(__file__).resolve().parents[3]
 WEIR = os.environ["WEIR"]
 LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
@@ -16,11 +19,6 @@ LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
 PATIENCE = 400
 ESP = "weir-esp-tunnel-aes128gcm16"
 OTHER = "weir-esp-tunnel-chacha20poly1305"
-failures = 0
-
-
-class Skip(Exception):
-    """The case cannot run here, and why."""
 
 
 def run(*command, **options):
@@ -52,7 +50,10 @@ def interrupted(*args, when, command=(WEIR, "lab")):
     child = subprocess.Popen([*command, *map(str, args)], cwd=LAB, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     give_up = time.monotonic() + PATIENCE
     while not when():
-        assert time.monotonic() < give_up and child.poll() is None, f"{args}: ended early: {child.communicate()[1][-300:]}"
+        if time.monotonic() > give_up or child.poll() is not None:
+            what = "never came so far" if child.poll() is None else "ended early"
+            child.kill()
+            raise AssertionError(f"{args}: {what}: {child.communicate(timeout=PATIENCE)[1][-300:]}")
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     _, said = child.communicate(timeout=PATIENCE)
@@ -433,16 +434,5 @@ def case_modes_with_a_delay():
     interrupted("modes", "--delay", "1", "--sessions", "5", when=after(4))
 
 
-for name, test in [(name[5:].replace("_", "-"), test) for name, test in list(globals().items()) if name.startswith("case_")]:
-    if WANTED and not any(part in name for part in WANTED):
-        continue
-    try:
-        test()
-        print(f"PASS lab/{name}", flush=True)
-    except Skip as why:
-        print(f"SKIP lab/{name}: {why}", flush=True)
-    except Exception as error:  # One line for each case, whatever went wrong in it.
-        failures += 1
-        why = " ".join(str(error).split()) or type(error).__name__
-        print(f"FAIL lab/{name}: {why[:600]}", flush=True)
-sys.exit(1 if failures else 0)
+if __name__ == "__main__":
+    sys.exit(run_cases("lab", globals(), WANTED))

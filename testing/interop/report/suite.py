@@ -11,16 +11,17 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "lib"))
+from verdict import Skip, run_cases
+
 HERE = Path(__file__).parent
 WEIR = os.environ["WEIR"]
 LAB, WANTED = Path(sys.argv[1]), sys.argv[2:]
 # A loaded machine takes its time; a hang takes for ever.
 PATIENCE = 500
-failures = 0
-
-
-class Skip(Exception):
-    """The case cannot run here, and why."""
+# Everything that this suite starts inherits it, also what outlives its parent: other campaigns may run beside it.
+MARK = "WEIR_REPORT_SUITE"
+os.environ[MARK] = f"{LAB}:{os.getpid()}"
 
 
 def weir(*args, check=None, **options):
@@ -150,14 +151,15 @@ def left_over():
 
 
 def gateways(folder="/run/weir-demo"):
-    """Processes of `weir up` whose configuration is in the private folder of a session."""
+    """Processes of `weir up` whose configuration is in the private folder of a session that this suite started."""
     found = []
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+            ours = f"{MARK}={os.environ[MARK]}".encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if "up" in words and any(word.startswith(folder) for word in words):
+        if ours and "up" in words and any(word.startswith(folder) for word in words):
             found.append(int(pid))
     return found
 
@@ -385,16 +387,5 @@ def case_page_390_dark():
     look(390, True)
 
 
-for name, test in [(name[5:].replace("_", "-"), test) for name, test in list(globals().items()) if name.startswith("case_")]:
-    if WANTED and not any(part in name for part in WANTED):
-        continue
-    try:
-        test()
-        print(f"PASS report/{name}", flush=True)
-    except Skip as why:
-        print(f"SKIP report/{name}: {why}", flush=True)
-    except Exception as error:  # One line for each case, whatever went wrong in it.
-        failures += 1
-        why = " ".join(str(error).split()) or type(error).__name__
-        print(f"FAIL report/{name}: {why[:600]}", flush=True)
-sys.exit(1 if failures else 0)
+if __name__ == "__main__":
+    sys.exit(run_cases("report", globals(), WANTED))
