@@ -4,6 +4,7 @@
 //! the machine meets both halves of every comparison alike (A B C C B A); each pair has a random order of its own.
 
 use super::{Kind, Place, Study, scaling};
+use crate::bench::Spreading;
 use crate::stats::Rng;
 use crate::trial::{Direction, Way};
 
@@ -106,8 +107,9 @@ fn ways(study: &Study, subject: &str, cores: u32) -> Vec<Way> {
     let mut all = Vec::new();
     for &scheduler in &study.schedulers {
         for &set in study.sets.iter().filter(|set| scaling::fits(subject, **set, scheduler)) {
-            let differ = if set.spreads() && cores > 1 { study.spreads.len() } else { 1 };
-            for &spread in &study.spreads[..differ.min(study.spreads.len())] {
+            // Where there is nothing to spread, each core has as much as the next.
+            let spreads = if set.spreads() && cores > 1 { &study.spreads[..] } else { &[Spreading::Ideal] };
+            for &spread in spreads {
                 all.extend(study.flows.iter().map(|&flows| Way { scheduler, set, spread, flows }));
             }
         }
@@ -160,6 +162,7 @@ fn fingerprint(name: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::Set;
 
     fn study(text: &str) -> Study {
         let text = format!("name = \"t\"\n[[study]]\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\n{text}");
@@ -190,6 +193,22 @@ mod tests {
     }
 
     #[test]
+    fn what_cannot_be_spread_is_spread_evenly() {
+        let study = study(
+            "kind = \"scaling\"\ncores = [1, 2]\nspreads = [\"worst\", \"hashed\"]\nschedulers = [\"run-to-completion\"]",
+        );
+        let cells = cells(&study);
+        let spreads = |set: Set, cores: u32| -> Vec<Spreading> {
+            let ways = cells.iter().filter(|cell| cell.cores == cores).filter_map(|cell| cell.way);
+            ways.filter(|way| way.set == set).map(|way| way.spread).collect()
+        };
+        assert_eq!(spreads(Set::PerCpu, 2), [Spreading::Worst, Spreading::Hashed]);
+        for (set, cores) in [(Set::PerCpu, 1), (Set::One, 1), (Set::One, 2), (Set::Apart, 2)] {
+            assert_eq!(spreads(set, cores), [Spreading::Ideal], "{set:?} {cores}");
+        }
+    }
+
+    #[test]
     fn noise_has_both_arms_in_every_round_and_a_series_stays_in_order() {
         let noise = study("kind = \"noise\"\nrounds = 3");
         let trials = session(&noise, 1, 0);
@@ -201,11 +220,12 @@ mod tests {
         let series = study("kind = \"series\"\ntraffic = [64, 128]\nrounds = 3");
         let sizes: Vec<String> = session(&series, 1, 0).into_iter().map(|trial| trial.cell.traffic).collect();
         assert_eq!(sizes, ["64", "128", "64", "128", "64", "128"]);
-        let hosts =
-            study("kind = \"series\"\nplace = \"namespaces\"\ntraffic = [64, 128]\nrounds = 3\nduration_ms = 500");
+        let mut hosts = study("kind = \"series\"\nplace = \"namespaces\"\nrounds = 3\nduration_ms = 500");
+        hosts.subjects = ["plain", "wireguard-go"].map(str::to_owned).into();
         let planned = session(&hosts, 1, 0);
-        let sizes: Vec<&str> = planned.iter().map(|trial| trial.cell.traffic.as_str()).collect();
-        assert_eq!(sizes, ["64", "64", "64", "128", "128", "128"], "one transfer after the other");
+        let subjects: Vec<&str> = planned.iter().map(|trial| trial.cell.subject.as_str()).collect();
+        let [one, other] = ["plain", "wireguard-go"];
+        assert_eq!(subjects, [one, one, one, other, other, other], "one transfer after the other");
         assert!(
             planned.iter().enumerate().all(|(at, trial)| (trial.order as usize, trial.round) == (at, at as u32 % 3))
         );
