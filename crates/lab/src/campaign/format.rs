@@ -149,9 +149,12 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
     if kind == Kind::Scaling {
         of_tunnels(&keys, &study)?;
     }
-    if kind == Kind::Series && place == Place::Namespaces && study.duration < SHORTEST_SAMPLE {
-        let what = format!("duration_ms: a sample of TCP takes at least {} ms", SHORTEST_SAMPLE.as_millis());
-        return Err(source.error(keys.at("duration_ms"), what));
+    if kind == Kind::Series && place == Place::Namespaces {
+        of_tcp(&keys, &study)?;
+    }
+    if pings && !study.loads.is_empty() {
+        let what = "loads: pings go one after the other, at no share of a capacity: leave the key out".into();
+        return Err(source.error(keys.at("loads"), what));
     }
     Ok((study, entry.span()))
 }
@@ -197,6 +200,20 @@ fn of_tunnels(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
          of eesp for sub-sas, of psp for psp"
     );
     Err(keys.source.error(keys.at("subjects"), what))
+}
+
+/// A transfer of TCP is one from its first sample to its last, and chooses its packets and its rate itself.
+fn of_tcp(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
+    let (key, what) = if study.duration < SHORTEST_SAMPLE {
+        ("duration_ms", format!("a sample of TCP takes at least {} ms", SHORTEST_SAMPLE.as_millis()))
+    } else if study.traffic.len() > 1 {
+        ("traffic", "TCP chooses its packets itself: leave the key out".into())
+    } else if !study.loads.is_empty() {
+        ("loads", "TCP sends as much as goes: leave the key out".into())
+    } else {
+        return Ok(());
+    };
+    Err(keys.source.error(keys.at(key), format!("{key}: {what}")))
 }
 
 /// iperf knows no shorter ones.
@@ -546,6 +563,22 @@ rounds = 4
             (
                 "kind = \"series\"\nplace = \"namespaces\"\nduration_ms = 100\n",
                 "c.toml:5: duration_ms: a sample of TCP takes at least 500 ms",
+            ),
+            (
+                "kind = \"series\"\nplace = \"namespaces\"\nduration_ms = 500\ntraffic = [64, 1400]\n",
+                "c.toml:6: traffic: TCP chooses its packets itself: leave the key out",
+            ),
+            (
+                "kind = \"series\"\nplace = \"namespaces\"\nduration_ms = 500\nloads = [0.5]\n",
+                "c.toml:6: loads: TCP sends as much as goes: leave the key out",
+            ),
+            (
+                "kind = \"modes\"\nplace = \"namespaces\"\nloads = [0.5]\n",
+                "c.toml:5: loads: pings go one after the other, at no share of a capacity: leave the key out",
+            ),
+            (
+                "kind = \"noise\"\nplace = \"namespaces\"\nloads = [0.5]\n",
+                "c.toml:5: loads: pings go one after the other",
             ),
             (
                 "kind = \"modes\"\nplace = \"namespace\"\n",
