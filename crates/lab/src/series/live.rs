@@ -2,6 +2,8 @@
 //! yields is what an import of the same files would: one analysis serves both.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -24,6 +26,7 @@ pub(crate) struct Transfer {
     _server: Running,
     flows: usize,
     sample: Duration,
+    said: Said,
 }
 
 impl Transfer {
@@ -59,12 +62,15 @@ impl Transfer {
         // Its times have no zone: they shall be those of the samples.
         command.args(["-i", &seconds(sample), "-y", "C"]).args(family).env("TZ", "UTC");
         begin();
-        let client = Running::start(command, &dir.join("client.csv"))?;
-        Ok(Self { client, _server: server, flows: flows as usize, sample })
+        let csv = dir.join("client.csv");
+        let client = Running::start(command, &csv)?;
+        let said = File::open(&csv).map_err(|error| DemoError::Row(format!("{}: {error}", csv.display())))?;
+        let said = Said { csv: said, line: Vec::new(), rates: BTreeMap::new() };
+        Ok(Self { client, _server: server, flows: flows as usize, sample, said })
     }
 
-    /// Bits per second of each flow in sample `number`, as soon as all flows have said it. `meanwhile` is called while
-    /// nothing is there; its error ends the waiting.
+    /// Bits per second of each flow in sample `number`, as soon as all flows have said it; samples are asked for in order.
+    /// `meanwhile` is called while nothing is there; its error ends the waiting.
     pub(crate) fn sample(
         &mut self,
         number: usize,
@@ -75,7 +81,8 @@ impl Transfer {
         let limit = Instant::now() + self.sample + late;
         loop {
             let ended = self.client.poll();
-            if let Some(rates) = sample(&self.client.output(), number, self.sample, self.flows) {
+            self.said.read_on(self.sample);
+            if let Some(rates) = self.said.sample(number, self.flows) {
                 return Ok(rates);
             }
             let why = match ended {
@@ -92,27 +99,46 @@ impl Transfer {
     }
 }
 
-/// Bits per second of each flow in the interval `number` of iperf's CSV; `None` until all `flows` have a line of it.
-fn sample(csv: &str, number: usize, length: Duration, flows: usize) -> Option<Vec<f64>> {
-    let length = length.as_secs_f64();
-    let mut rates: BTreeMap<i64, f64> = BTreeMap::new();
-    // The last line may be half written.
-    let whole = csv.rfind('\n').map_or("", |end| &csv[..end]);
-    for line in whole.lines() {
-        let mut fields = line.split(',').skip(5);
-        let (Some(flow), Some(interval), _, Some(bits)) = (fields.next(), fields.next(), fields.next(), fields.next())
-        else {
-            continue;
-        };
-        let ends = interval.split_once('-').and_then(|(a, b)| Some((a.parse::<f64>().ok()?, b.parse::<f64>().ok()?)));
-        let (Some((start, end)), Ok(flow), Ok(bits)) = (ends, flow.parse::<i64>(), bits.parse()) else { continue };
-        // Neither the sum over all flows, numbered -1, nor the line over the whole time.
-        let own = flow >= 0 && end - start < 1.5 * length && (start / length).round() == number as f64;
-        if own {
-            rates.insert(flow, bits);
+/// What iperf has said so far. Its CSV is read on from where the last look ended, so that a look costs the same however long the
+/// transfer lasts: it is made on the cores that are measured.
+struct Said {
+    csv: File,
+    /// The last line, as far as it is written.
+    line: Vec<u8>,
+    /// Bits per second by flow, of samples that nobody has asked for.
+    rates: BTreeMap<usize, BTreeMap<i64, f64>>,
+}
+
+impl Said {
+    /// Reads what was written since, in samples of `length`.
+    fn read_on(&mut self, length: Duration) {
+        // What cannot be read now is read with the next look; without any the sample is late, and that is said.
+        let _ = self.csv.read_to_end(&mut self.line);
+        let Some(end) = self.line.iter().rposition(|byte| *byte == b'\n') else { return };
+        let whole: Vec<u8> = self.line.drain(..=end).collect();
+        for (number, flow, bits) in String::from_utf8_lossy(&whole).lines().filter_map(|line| interval(line, length)) {
+            self.rates.entry(number).or_default().insert(flow, bits);
         }
     }
-    (rates.len() >= flows).then(|| rates.into_values().collect())
+
+    /// Bits per second of each flow in sample `number`; `None` until all `flows` have a line of it.
+    fn sample(&mut self, number: usize, flows: usize) -> Option<Vec<f64>> {
+        // Those before were asked for.
+        self.rates = self.rates.split_off(&number);
+        self.rates.get(&number).filter(|rates| rates.len() >= flows)?;
+        self.rates.remove(&number).map(|rates| rates.into_values().collect())
+    }
+}
+
+/// Number of the sample, flow and bits per second of a line of iperf's CSV. `None` for the sum over all flows, numbered -1, and for
+/// the line over the whole time.
+fn interval(line: &str, length: Duration) -> Option<(usize, i64, f64)> {
+    let length = length.as_secs_f64();
+    let mut fields = line.split(',').skip(5);
+    let (flow, (start, end)) = (fields.next()?.parse().ok()?, fields.next()?.split_once('-')?);
+    let (start, end) = (start.parse::<f64>().ok()?, end.parse::<f64>().ok()?);
+    let bits = fields.nth(1)?.parse().ok()?;
+    (flow >= 0 && end - start < 1.5 * length).then(|| ((start / length).round() as usize, flow, bits))
 }
 
 /// Sends TCP in `flows` flows from sun to moon for so many seconds, with files in `dir`.
@@ -185,6 +211,8 @@ fn cores(samples: &[CpuSample], began_s: f64) -> Cpu {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::host::cpu::CpuTimes;
 
@@ -211,11 +239,21 @@ mod tests {
     #[test]
     fn a_sample_is_there_when_all_flows_have_said_it() {
         let half = Duration::from_millis(500);
-        assert_eq!(sample(CSV, 0, half, 2), Some(vec![1e6, 2e6]));
-        assert_eq!(sample(CSV, 1, half, 2), None);
-        let whole = format!("{CSV}0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
-        assert_eq!(sample(&whole, 1, half, 2), Some(vec![1e6, 2e6]));
-        assert_eq!(sample(&whole, 0, half, 2), Some(vec![1e6, 2e6]));
-        assert_eq!(sample("", 0, half, 1), None);
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        let mut said = Said { csv: file.reopen().unwrap(), line: Vec::new(), rates: BTreeMap::new() };
+        let mut say = |said: &mut Said, more: &str| {
+            file.write_all(more.as_bytes()).unwrap();
+            said.read_on(half);
+        };
+        say(&mut said, "");
+        assert_eq!(said.sample(0, 2), None);
+        say(&mut said, CSV);
+        assert_eq!(said.sample(0, 2), Some(vec![1e6, 2e6]));
+        assert_eq!(said.sample(1, 2), None);
+        say(&mut said, "0000\n20261121113118,10.1.0.1,58116,10.2.0.1,5001,1,0.0-1.0,125000,1000000\n");
+        assert_eq!(said.sample(1, 2), Some(vec![1e6, 2e6]));
+        say(&mut said, "20261121113119,10.1.0.1,58116,10.2.0.1,5001,1,1.0-1.5,62500,3000000\nno line of iperf\n");
+        assert_eq!((said.sample(2, 2), said.sample(2, 1)), (None, Some(vec![3e6])));
+        assert!(said.rates.is_empty() && said.line.is_empty(), "what was asked for is not kept");
     }
 }
