@@ -95,12 +95,14 @@ pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<L
 /// Round trips.
 pub(super) struct Pings {
     pair: Pair,
+    /// What both hosts add to what they send: an answer comes two of them later.
+    delay_ms: u32,
 }
 
 impl Pings {
     pub(super) fn open(study: &Study, cell: &Cell, setting: &Setting) -> Result<Box<dyn Runner>, NotOpen> {
         let pair = Pair::start(setting, &cell.subject, Duration::from_millis(study.delay_ms.into()))?;
-        Ok(Box::new(Self { pair }))
+        Ok(Box::new(Self { pair, delay_ms: study.delay_ms }))
     }
 }
 
@@ -119,7 +121,7 @@ impl Runner for Pings {
             rounds: 1,
             sessions: 1,
             margin: 0.0,
-            delay_ms: 0,
+            delay_ms: self.delay_ms,
             seed,
         };
         let began = Instant::now();
