@@ -32,7 +32,7 @@ pub(in crate::report) struct Through {
     pub(in crate::report) gbps: Estimate,
     kpps: Estimate,
     lost_percent: f64,
-    /// Processor time of the subject's programs per packet, in nanoseconds; `NaN` where the kernel does the work.
+    /// Processor time of the subject's programs per packet, in nanoseconds; `NaN` where the kernel does the work, or a box of the user's.
     cpu_ns: f64,
 }
 
@@ -66,10 +66,10 @@ fn rates(folder: &Folder) -> Figure {
     let top = all.iter().map(|through| through.gbps.high.max(through.gbps.value)).fold(0.0, f64::max);
     for (index, through) in all.iter().enumerate() {
         let y = index as f64 * PITCH;
-        let cpu = if through.cpu_ns.is_finite() {
-            format!("{} µs/packet", short(through.cpu_ns / 1e3))
-        } else {
-            "in the kernel".into()
+        let cpu = match through.key.place {
+            _ if through.cpu_ns.is_finite() => format!("{} µs/packet", short(through.cpu_ns / 1e3)),
+            Place::Interfaces => "processor not known".into(),
+            Place::Memory | Place::Namespaces => "in the kernel".into(),
         };
         svg.text(
             0.0,
@@ -92,10 +92,24 @@ fn rates(folder: &Folder) -> Figure {
         row.extend([exact(through.lost_percent), exact(through.cpu_ns)]);
         data.push(row);
     }
-    let text = "As much as goes is sent through both ends of a subject, over sockets and a cable between two network namespaces; all share \
-                the cores of this machine with the generator. Inner bits that came out, with the 95 % interval over sessions, and \
-                processor time of the subject's programs at both ends. WireGuard has one suite: its like is chacha20poly1305.";
-    Figure::drawn(id, title, text, svg.finish(title), data)
+    Figure::drawn(id, title, &caption(&all), svg.finish(title), data)
+}
+
+/// What the figure of rates says, of the places that are in it.
+fn caption(all: &[Through]) -> String {
+    let there = |place: Place| all.iter().any(|through| through.key.place == place);
+    let mut text =
+        "As much as goes is sent over sockets; inner bits that came out, with the 95 % interval over sessions."
+            .to_owned();
+    if there(Place::Namespaces) {
+        text += " Between two network namespaces it goes through both ends of a subject and over a cable; all share the cores of this machine \
+                 with the generator, and processor time is that of the subject's programs at both ends. WireGuard has one suite: its like is \
+                 chacha20poly1305.";
+    }
+    if there(Place::Interfaces) {
+        text += " Between two addresses that the campaign names it goes through whatever lies there, whose processor time is not known.";
+    }
+    text
 }
 
 /// Pings that belong together: delay in milliseconds, who asks.
@@ -302,4 +316,29 @@ fn modes(folder: &Folder) -> Figure {
         if measured { "" } else { " (not measured in this campaign)" }
     );
     Figure::drawn(id, title, &text, draw(title, &rows, MARGIN), data)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::synthetic;
+
+    #[test]
+    fn rates_say_of_their_places_what_is_known() {
+        let mut folder = synthetic::folder();
+        let said = |folder: &Folder| {
+            let figure = rates(folder);
+            (figure.html().matches("processor not known").count(), figure.text)
+        };
+        let (unknown, text) = said(&folder);
+        assert!(unknown == 0 && text.contains("two network namespaces") && !text.contains("addresses"), "{text}");
+        let boxes =
+            folder.trials.iter_mut().filter(|trial| trial.study == "between" && trial.subject == "wireguard-go");
+        boxes.for_each(|trial| (trial.place, trial.measured.cpu_ns) = (Place::Interfaces, None));
+        let (unknown, text) = said(&folder);
+        assert!(unknown == 1 && text.contains("two network namespaces") && text.contains("two addresses"), "{text}");
+        folder.trials.retain(|trial| trial.place == Place::Interfaces);
+        let (unknown, text) = said(&folder);
+        assert!(unknown == 1 && !text.contains("namespaces") && text.contains("two addresses"), "{text}");
+    }
 }
