@@ -288,8 +288,8 @@ pub(super) fn undisturbed(trials: &[Trial]) -> Vec<Trial> {
     .collect()
 }
 
-/// Nanoseconds that a packet took a core: the median over batches while no neighbour shared the core, if there were any; the tenth
-/// percentile over all batches of the trial, where they were kept apart. Whatever else a machine does makes a batch slower,
+/// Nanoseconds that a packet took a core: the lower quartile over batches while no neighbour shared the core, if there were enough; the
+/// tenth percentile over all batches of the trial, where they were kept apart. Whatever else a machine does makes a batch slower,
 /// never faster; the mean of a trial would model the machine's other work.
 pub(super) fn packet_ns(trial: &Trial) -> f64 {
     let measured = &trial.measured;

@@ -102,7 +102,8 @@ fn held_out(folder: &Folder, judged: &[Judged]) -> Figure {
         ]);
     }
     let text = "Calibrated by the sizes of the grid, judged by sizes in between that were measured in other processes. The time of a packet \
-                is the tenth percentile over the batches of a trial, the median over trials. Hollow: the paper's line through two sizes, \
+                is the lower quartile over those batches of a trial that no neighbour slowed, at the highest clock rate of the run (where that \
+                cannot be told, the tenth percentile over all of its batches), and the median over trials. Hollow: the paper's line through two sizes, \
                 for the first subject. Accepted is what meets every criterion of 'weir lab model validate'; the table names those that fail.";
     Figure::drawn("model", HELD_OUT, text, chart.draw(), data)
 }
