@@ -367,7 +367,8 @@ fn skip(dir: &Path, study: &Study, why: &str) -> Result<(), RunError> {
 
 /// The subjects of a session, each opened when it is first needed.
 struct Subjects<'a> {
-    // Subjects end before their setting does.
+    // Subjects end before their setting does. Those of other numbers of SAs stay: memory that a process gave back and takes again is
+    // not seen to grow, so that the next ones would seem to need none.
     open: Vec<(Key, Option<Box<dyn Runner>>)>,
     setting: Setting,
     dir: PathBuf,
