@@ -122,11 +122,6 @@ impl Many {
         self.each_bytes
     }
 
-    /// Whether the receiver stores no key for an SA.
-    pub fn derives(&self) -> bool {
-        self.subject.protocol == Protocol::Psp
-    }
-
     /// As many packets of `size` bytes as go, for `duration` of the subject's time.
     ///
     /// # Errors

@@ -7,6 +7,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::stats::jain;
+
 /// TCP streams.
 pub(crate) const STREAMS: usize = 8;
 
@@ -134,11 +136,6 @@ fn series<'a>(lines: impl Iterator<Item = &'a Line>, flows: usize, seconds: u16)
         *bits += line.bytes as f64 * 8.0 / (line.end_s - line.start_s);
     }
     rates.into_values().filter(|(count, _)| *count == flows).map(|(_, bits)| bits / 1e9).collect()
-}
-
-fn jain(rates: &[f64]) -> f64 {
-    let (sum, squares): (f64, f64) = (rates.iter().sum(), rates.iter().map(|r| r * r).sum());
-    if squares == 0.0 { f64::NAN } else { sum * sum / (rates.len() as f64 * squares) }
 }
 
 #[cfg(test)]

@@ -66,17 +66,6 @@ pub fn spread_limit(queues: u32, flows: u32) -> f64 {
     f64::from(flows) / mean_largest(queues, flows)
 }
 
-/// Jain's index of fairness: 1 when all are equal, 1/n when one has everything.
-pub fn jain(shares: &[f64]) -> f64 {
-    let square: f64 = shares.iter().map(|s| s * s).sum();
-    shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * square)
-}
-
-/// What passes when queue i can carry `capacity[i]` and is offered `offered[i]`.
-pub fn passed(capacity: &[f64], offered: &[f64]) -> f64 {
-    capacity.iter().zip(offered).map(|(c, o)| c.min(*o)).sum()
-}
-
 /// Gunther's universal law: X(N) = N·X₁ / (1 + σ(N−1) + κN(N−1)).
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Usl {
@@ -205,12 +194,5 @@ mod tests {
         for (serial, n) in [(0.05, 8.0), (0.3, 2.0)] {
             close(karp_flatt(amdahl(serial, n), n), serial, 1e-12);
         }
-    }
-
-    #[test]
-    fn shares() {
-        close(jain(&[1.0, 1.0, 1.0, 1.0]), 1.0, 1e-12);
-        close(jain(&[4.0, 0.0, 0.0, 0.0]), 0.25, 1e-12);
-        assert_eq!(passed(&[10.0, 10.0], &[15.0, 5.0]), 15.0);
     }
 }

@@ -39,13 +39,6 @@ impl VectorCost {
             .fold(0.0, f64::max);
         Some(Self { call_ns, packet_ns, worst_percent: worst })
     }
-
-    /// The batch that a load of `pps` packets per second settles at, at least 1 and at most `largest`.
-    pub fn stable_batch(&self, pps: f64, largest: f64) -> f64 {
-        let per_ns = pps / 1e9;
-        let busy = per_ns * self.packet_ns.value;
-        if busy >= 1.0 { largest } else { (per_ns * self.call_ns.value / (1.0 - busy)).clamp(1.0, largest) }
-    }
 }
 
 fn line(samples: &[BatchSample]) -> Option<Vec<f64>> {
@@ -91,13 +84,5 @@ mod tests {
         assert!((cost.packet_ns.value / 120.0 - 1.0).abs() < 0.01, "{cost:?}");
         assert!(cost.packet_ns.low < 120.5 && 119.5 < cost.packet_ns.high && cost.worst_percent < 1.0, "{cost:?}");
         assert_eq!(VectorCost::fit(&[sessions()[0][..2].to_vec()]), None);
-    }
-
-    #[test]
-    fn batches_grow_with_load() {
-        let cost = VectorCost::fit(&sessions()).unwrap();
-        // λt₁ = 0.5: k* = λT₀ / 0.5 = 0.5 · 300/120 / 0.5.
-        assert!((cost.stable_batch(0.5e9 / 120.0, 256.0) - 2.5).abs() < 0.1);
-        assert_eq!((cost.stable_batch(1e3, 256.0), cost.stable_batch(1e9, 256.0)), (1.0, 256.0));
     }
 }

@@ -85,7 +85,7 @@ pub fn cv(values: &[f64]) -> f64 {
     sd(values) / mean(values)
 }
 
-/// Jain's index of fairness of shares: 1 when all are equal, 1/n when one has all. `NaN` for none.
+/// Jain's index of fairness of shares: 1 when all are equal, 1/n when one has all. `NaN` where there is nothing to share.
 pub fn jain(shares: &[f64]) -> f64 {
     let squares: f64 = shares.iter().map(|s| s * s).sum();
     shares.iter().sum::<f64>().powi(2) / (shares.len() as f64 * squares)
@@ -166,6 +166,7 @@ mod tests {
     fn jain_is_one_for_equal_shares_and_one_nth_for_a_single_taker() {
         assert!((jain(&[3.0; 8]) - 1.0).abs() < 1e-12);
         assert!((jain(&[0.0, 0.0, 0.0, 5.0]) - 0.25).abs() < 1e-12);
+        assert!(jain(&[]).is_nan() && jain(&[0.0; 4]).is_nan());
     }
 
     /// Six orders of three things, 6000 shuffles: each about 1000 times (five standard deviations allowed).
