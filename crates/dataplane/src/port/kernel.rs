@@ -384,6 +384,32 @@ fn trains_go_again_when_the_address_is_back() {
     });
 }
 
+#[test]
+fn flows_of_one_place_leave_each_other_the_socket() {
+    in_namespace(|| {
+        let right = UdpPort::bind("127.0.0.3:0".parse().unwrap(), None).unwrap();
+        let mut sender = raw(&[]);
+        sender.send_trains(&[], None).unwrap();
+        let mut sent = |port: u16, datagrams: u8, times: u32| {
+            let from = SocketAddr::from(([127, 0, 0, 2], port));
+            let packets: Vec<_> = (0..datagrams).map(|n| datagram(from, right.local(), 0, &[n; 10])).collect();
+            let before = sender.super_packets().read().sent;
+            (0..times).for_each(|_| sender.tx(&mut batch_of(&packets)).unwrap());
+            assert_eq!(sender.refused(), Refused::default());
+            sender.super_packets().read().sent - before
+        };
+        let (first, second) = (50_001, 50_033);
+        assert_eq!(sent(first, 10, 1), 1);
+        for _ in 0..200 {
+            assert_eq!((sent(second, 10, 1), sent(first, 2, 1)), (0, 1));
+        }
+        // A while after the last train the socket is for others, but not for a few datagrams.
+        assert_eq!((sent(second, 10, 64), sent(second, 7, 100)), (0, 0));
+        assert_eq!(sent(second, 10, 5), 5);
+        assert_eq!((sent(first, 10, 64), sent(second, 2, 1), sent(first, 10, 64), sent(first, 10, 1)), (0, 1, 0, 1));
+    });
+}
+
 /// The socket of IKE, which waits so long for a message, and the port of ESP behind the same address.
 fn ike_and_esp(any: SocketAddr, patience: Duration) -> (Socket, UdpPort) {
     let ike = Socket::new(Domain::for_address(any), Type::DGRAM, Some(Protocol::UDP)).unwrap();

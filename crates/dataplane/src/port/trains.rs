@@ -21,10 +21,13 @@ use crate::Packet;
 
 /// Ports that anybody may take for a while (RFC 6335 §6), from here on.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
-/// Sockets opened for source ports of flows; each worker has as many. Flows beyond take turns.
+/// Sockets opened for source ports of flows; each worker has as many. Flows beyond go one by one while these are used.
 const FLOW_SOCKETS: usize = 32;
 /// Datagrams that make it worth to open a socket in place of another.
 const WORTH_A_SOCKET: usize = 8;
+/// Trains of others, worth a socket each, for which a flow that sends nothing meanwhile keeps its place. So however many flows
+/// there are, 64 × 8 datagrams go before one socket is closed and another opened.
+const KEPT: u8 = 64;
 /// Trains that a socket may refuse in a row before it is left alone for a while.
 const PATIENCE: u8 = 16;
 /// Trains that go one by one then: what was wrong may have been the interface or its address, and be over.
@@ -49,11 +52,22 @@ struct Track {
     failed: u8,
     /// Trains that are not tried.
     pause: u16,
+    /// Trains of others, worth a socket, that would have had its place since it was last tried.
+    waited: u8,
 }
 
 impl Track {
     fn new(local: SocketAddr, socket: Option<OwnedFd>) -> Self {
-        Self { local, socket, failed: 0, pause: 0 }
+        Self { local, socket, failed: 0, pause: 0, waited: 0 }
+    }
+
+    /// Whether its place goes to another flow, which has a train of `count` datagrams now.
+    fn makes_room(&mut self, count: usize) -> bool {
+        if count < WORTH_A_SOCKET {
+            return false;
+        }
+        self.waited += 1;
+        self.waited > KEPT
     }
 
     /// After a train that was refused.
@@ -169,6 +183,7 @@ impl Trains {
             return Outcome::Singly;
         }
         let Some(socket) = &track.socket else { return Outcome::Singly };
+        track.waited = 0;
         match mmsg.send_train(socket.as_fd(), &train) {
             Ok(()) => {
                 track.failed = 0;
@@ -206,16 +221,14 @@ impl Trains {
             return None;
         }
         let place = &mut self.flows[usize::from(from.port()) % FLOW_SOCKETS];
-        let known = place.as_ref().is_some_and(|track| track.local == from);
-        if !known {
-            if place.is_some() && count < WORTH_A_SOCKET {
+        if let Some(track) = place.as_mut().filter(|track| track.local != from) {
+            if !track.makes_room(count) {
                 return None;
             }
             // The old one goes first: there may be no descriptor for two.
             *place = None;
-            *place = Some(Track::new(from, open(from, self.mark).ok()));
         }
-        place.as_mut()
+        Some(place.get_or_insert_with(|| Track::new(from, open(from, self.mark).ok())))
     }
 }
 
@@ -290,6 +303,31 @@ mod tests {
     /// Fields that datagrams of one train may differ in.
     fn may_differ(v6: bool) -> Vec<usize> {
         if v6 { vec![46, 47] } else { vec![4, 5, 10, 11, 26, 27] }
+    }
+
+    #[test]
+    fn a_flow_that_cannot_send_trains_keeps_no_place() {
+        let from = SocketAddr::from(([192, 0, 2, 1], FIRST_DYNAMIC_PORT));
+        let other = SocketAddr::new(from.ip(), from.port() + FLOW_SOCKETS as u16);
+        let mut bytes = packet(false, 100, None);
+        bytes[12..16].copy_from_slice(&[192, 0, 2, 1]);
+        let mut train = Batch::new(WORTH_A_SOCKET, 2048);
+        (0..WORTH_A_SOCKET).for_each(|_| assert!(train.push_with(|to| to.set(&bytes))));
+        // No socket; or one that is left alone, while its flow goes on one by one.
+        for socket in [None, Some(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into())] {
+            let mut trains = Trains::new(vec![], None);
+            let place = usize::from(from.port()) % FLOW_SOCKETS;
+            let pause = if socket.is_some() { PAUSE } else { 0 };
+            trains.flows[place] = Some(Track { pause, ..Track::new(from, socket) });
+            for _ in 0..KEPT {
+                assert!(trains.track(other, WORTH_A_SOCKET).is_none());
+                let (mut refused, supers) = (Refused::default(), SuperPackets::default());
+                let outcome = trains.send(train.packets(), &mut Mmsg::new(), &mut refused, &supers);
+                assert!(matches!(outcome, Outcome::Singly));
+            }
+            assert!(trains.track(other, WORTH_A_SOCKET - 1).is_none());
+            assert_eq!(trains.track(other, WORTH_A_SOCKET).map(|track| track.local), Some(other));
+        }
     }
 
     proptest! {
