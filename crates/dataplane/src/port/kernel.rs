@@ -13,7 +13,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use wire::{IpPacket, IpProto, checksum};
 
 use super::{FlowSteering, Port, RawPort, RawProtocols, Refused, TunConfig, TunPort, UdpPort};
-use crate::Batch;
+use crate::{Batch, Packet};
 
 /// Runs `test` on a thread in a fresh network namespace with loopback up, or says why not.
 pub(super) fn in_namespace(test: impl FnOnce() + Send + 'static) {
@@ -442,6 +442,62 @@ fn ike_finds_its_way_out_of_a_train() {
             let mut buffer = [0; 256];
             let (len, from) = UdpSocket::from(ike).recv_from(&mut buffer).unwrap();
             assert_eq!((&buffer[..len], from), (&message[..], peer.local_addr().unwrap()));
+        }
+    });
+}
+
+#[test]
+fn ike_in_trains_goes_on_within_a_limit() {
+    in_namespace(|| {
+        for any in ["0.0.0.0:4500", "[::]:4500"] {
+            let any: SocketAddr = any.parse().unwrap();
+            let (ike, mut esp) = ike_and_esp(any, Duration::from_millis(200));
+            esp.join_datagrams().unwrap();
+            let host: SocketAddr = if any.is_ipv6() { "[::1]:4500" } else { "127.0.0.1:4500" }.parse().unwrap();
+            let peer = UdpSocket::bind((host.ip(), 0)).unwrap();
+            super::mmsg::set_int(&peer, libc::IPPROTO_UDP, libc::UDP_SEGMENT, 100).unwrap();
+            let message = [&[0; 4][..], &[7; 96]].concat();
+            let train = [&[1; 100][..], &message.repeat(63)].concat();
+            let ike = UdpSocket::from(ike);
+            let mut buffer = [0; 256];
+            let mut heard = || std::iter::from_fn(|| ike.recv(&mut buffer).ok()).count();
+            let mut batch = Batch::new(150, 2048);
+            for n in 1..3 {
+                peer.send_to(&train, host).unwrap();
+                esp.rx(&mut batch).unwrap();
+                assert_eq!((batch.len(), heard()), (n, 16));
+                assert_eq!(esp.refused(), Refused { full: 47 * n as u64, ..Refused::default() });
+            }
+            // A call ends when it has looked at as many as there was room for, and the next one goes on.
+            let mut batch = Batch::new(20, 2048);
+            (0..4).for_each(|_| assert_eq!(peer.send_to(&train, host).unwrap(), train.len()));
+            for _ in 0..4 {
+                esp.rx(&mut batch).unwrap();
+                assert_eq!((batch.len(), heard()), (1, 16));
+                batch.clear();
+            }
+        }
+    });
+}
+
+#[test]
+fn what_is_of_no_use_ends_a_call() {
+    in_namespace(|| {
+        for joined in [false, true] {
+            let mut port = UdpPort::bind("127.0.0.1:0".parse().unwrap(), None).unwrap();
+            if joined {
+                port.join_datagrams().unwrap();
+            }
+            let peer = UdpSocket::bind("127.0.0.1:0").unwrap();
+            (0..100).for_each(|_| assert_eq!(peer.send_to(&[1; 600], port.local()).unwrap(), 600));
+            assert_eq!(peer.send_to(&[2; 60], port.local()).unwrap(), 60);
+            let mut batch = Batch::new(10, 500);
+            for n in 1..11 {
+                port.rx(&mut batch).unwrap();
+                assert_eq!((batch.len(), port.refused()), (0, Refused { cut_off: 10 * n, ..Refused::default() }));
+            }
+            port.rx(&mut batch).unwrap();
+            assert_eq!(batch.packets().iter().map(Packet::len).collect::<Vec<_>>(), [88]);
         }
     });
 }

@@ -6,6 +6,7 @@
 
 #![allow(unsafe_code)]
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::io;
 use std::mem::{offset_of, size_of};
@@ -79,7 +80,7 @@ struct Waiting {
 /// What to do with a received packet.
 pub(super) enum Taken {
     Keep,
-    /// It went somewhere else.
+    /// It goes somewhere else, or nowhere and was counted.
     Gone,
 }
 
@@ -135,8 +136,9 @@ impl Mmsg {
         }
     }
 
-    /// Receives until `socket` is empty or `into` is full. `finish` completes each packet; those it
-    /// refuses, and those cut off, are left out and counted in `refused`.
+    /// Receives until `socket` is empty, or has given as many as `into` had room for. `finish` completes each packet; those
+    /// it refuses, and those cut off, are left out and counted in `refused`: what is no use to anybody cannot keep the
+    /// caller here.
     pub(super) fn receive(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -144,8 +146,9 @@ impl Mmsg {
         refused: &mut Refused,
         mut finish: impl FnMut(&mut Packet, &Message<'_>) -> Result<(), Unreadable>,
     ) -> io::Result<()> {
+        let mut left = into.room();
         loop {
-            let want = into.room().min(BURST);
+            let want = left.min(BURST);
             let before = into.len();
             let mut headers = [EMPTY; BURST];
             let got = match self.receive_burst(socket, into, &mut headers[..want]) {
@@ -172,14 +175,16 @@ impl Mmsg {
                 });
             }
             into.retain(|i, packet| i < before || packet.len() != 0);
-            if got < want || into.room() == 0 {
+            left -= got;
+            if got < want || left == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// As [`Mmsg::receive`], of a socket that may give trains (UDP_GRO). `finish` is also told whether the packet before
-    /// came in the same train. What waits in `trains` is described here: nothing else may be done with `self` meanwhile.
+    /// As [`Mmsg::receive`], of a socket that may give trains (UDP_GRO); what is asked of the kernel last may be more than
+    /// there was room for. `finish` is also told whether the packet before came in the same train. What waits in `trains` is
+    /// described here: nothing else may be done with `self` meanwhile. It waits only while `into` is full.
     pub(super) fn receive_trains(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -189,10 +194,16 @@ impl Mmsg {
         supers: &SuperPackets,
         mut finish: impl FnMut(&mut Packet, &Message<'_>, bool) -> Result<Taken, Unreadable>,
     ) -> io::Result<()> {
+        // Datagrams looked at, whatever becomes of them; those cut off are counted as such.
+        let (seen, cut_before, most) = (Cell::new(0), refused.cut_off, into.room());
+        let mut finish = |packet: &mut Packet, message: &Message<'_>, begun: bool| {
+            seen.set(seen.get() + 1);
+            finish(packet, message, begun)
+        };
         loop {
             self.hand_over(trains, into, refused, &mut finish);
             let want = into.room().min(TRAINS);
-            if want == 0 {
+            if want == 0 || seen.get() + (refused.cut_off - cut_before) as usize >= most {
                 return Ok(());
             }
             let area = into.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len());

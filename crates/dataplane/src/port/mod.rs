@@ -33,7 +33,7 @@ use crate::counters::bump;
 /// A source and sink of IP packets.
 pub trait Port {
     /// Receives what is there, at most `into.room()` packets, without waiting. An empty batch
-    /// afterwards means there was nothing.
+    /// afterwards means there was nothing, or nothing but what was refused: then there may be more.
     ///
     /// # Errors
     /// Errors of the port itself, not of single packets; a closed peer is `UnexpectedEof`.
@@ -60,7 +60,7 @@ pub trait Port {
 /// Packets that went no further at a port. Each packet is counted once.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Refused {
-    /// Not sent: the queue was full.
+    /// Not sent, or not sent on: the queue was full.
     pub full: u64,
     /// Not sent: larger than the interface or the route allows.
     pub too_big: u64,

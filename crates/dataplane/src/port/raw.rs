@@ -150,9 +150,11 @@ impl RawPort {
         Arc::clone(&self.supers)
     }
 
-    /// Sends one packet, as well as that goes.
-    pub(super) fn send_one(&mut self, packet: &Packet) {
-        let _ = self.send_singly(std::slice::from_ref(packet));
+    /// Sends `packets` of another port, as well as that goes. What the kernel refuses is counted in `refused`.
+    pub(super) fn send_for(&mut self, packets: &[Packet], refused: &mut Refused) {
+        std::mem::swap(&mut self.refused, refused);
+        let _ = self.send_singly(packets);
+        std::mem::swap(&mut self.refused, refused);
     }
 
     fn send_singly(&mut self, packets: &[Packet]) -> io::Result<()> {

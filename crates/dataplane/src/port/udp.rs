@@ -19,6 +19,12 @@ use super::mmsg::{self, Message, Mmsg, Outgoing, Taken, TrainsIn, Unreadable, la
 use super::{RawPort, RawProtocols, Refused, SuperPackets, rebuild};
 use crate::{Batch, Packet, Port};
 
+/// IKE messages out of trains that one call sends on to their own socket: a large one in fragments (RFC 7383) comes through, and
+/// who sends nothing else does not keep packets waiting. 0.5 MB per socket, of which a port that has none uses little.
+const ASTRAY: usize = 16;
+/// Bytes of each, with its headers: in a train another one is before it and no shorter, and both together are no longer than what
+/// a UDP datagram may be.
+const ASTRAY_BYTES: usize = (1 << 15) + IPV6_HEADER + UdpHeader::LEN;
 /// Bytes asked for each socket buffer.
 pub(super) const SOCKET_BUFFER: i32 = 16 << 20;
 /// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1 wants none).
@@ -73,8 +79,35 @@ struct Trains {
     memory: TrainsIn,
     /// Says whose the datagrams are that wait for room: nothing is sent by this one.
     mmsg: Mmsg,
-    /// By this an IKE message that came in a train goes to its own socket.
-    astray: Option<RawPort>,
+    astray: Option<Astray>,
+}
+
+/// IKE messages that came in a train, on their way to their own socket.
+struct Astray {
+    messages: Batch,
+    raw: RawPort,
+}
+
+impl Astray {
+    fn open(v6: bool) -> io::Result<Self> {
+        let back = RawProtocols { protocols: vec![], icmp: false, v4: !v6, v6, ..RawProtocols::default() };
+        Ok(Self { messages: Batch::new(ASTRAY, ASTRAY_BYTES), raw: RawPort::open(&back)? })
+    }
+
+    /// Takes a message; false when there are as many as go on together.
+    fn take(&mut self, packet: &Packet) -> bool {
+        self.messages.push_with(|message| message.set(packet.bytes()))
+    }
+
+    /// Sends them to this host once more, each alone.
+    fn send_on(&mut self, refused: &mut Refused) {
+        if self.messages.is_empty() {
+            return;
+        }
+        self.messages.packets_mut().iter_mut().for_each(put_checksum);
+        self.raw.send_for(self.messages.packets(), refused);
+        self.messages.clear();
+    }
 }
 
 impl UdpPort {
@@ -144,8 +177,7 @@ impl UdpPort {
     /// message that comes in a train has to be sent on to its own socket.
     pub fn join_datagrams(&mut self) -> io::Result<()> {
         let v6 = self.local.is_ipv6();
-        let back = RawProtocols { protocols: vec![], icmp: false, v4: !v6, v6, ..RawProtocols::default() };
-        let astray = self.shared.then(|| RawPort::open(&back)).transpose()?;
+        let astray = self.shared.then(|| Astray::open(v6)).transpose()?;
         set_int(&self.socket, libc::IPPROTO_UDP, libc::UDP_GRO, 1)?;
         if !v6 {
             set_int(&self.socket, libc::SOL_SOCKET, SO_NO_CHECK, 0)?;
@@ -207,12 +239,11 @@ const IKE_FIRST: [libc::sock_filter; 4] = [
     step(libc::BPF_RET | libc::BPF_K, 0, 1),
 ];
 
-/// Sends a received packet to this host once more, alone.
-fn send_on(raw: &mut RawPort, packet: &mut Packet) {
+/// Gives a received UDP packet the checksum that it was received without.
+fn put_checksum(packet: &mut Packet) {
     let Ok(ip) = IpPacket::parse(packet.bytes()) else { return };
     let sum = wire::udp::checksum(ip.src, ip.dst, &packet.bytes()[ip.upper_at..]);
     packet.bytes_mut()[ip.upper_at + offset_of!(UdpHeader, checksum)..][..2].copy_from_slice(&sum.to_be_bytes());
-    raw.send_one(packet);
 }
 
 /// A datagram that [`IKE_FIRST`] gives to IKE when it comes alone. In a train the kernel looks at the first one.
@@ -248,18 +279,23 @@ impl Port for UdpPort {
     fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
         let port = self.local.port();
         if let Some(Trains { memory, mmsg, astray }) = &mut self.trains {
-            let mut headers = Headers::default();
+            let (mut headers, mut left_over) = (Headers::default(), 0);
             let finish = |packet: &mut Packet, message: &Message<'_>, again: bool| {
                 let ike = is_ike(packet.bytes()) && (again || message.is_train());
                 if !(again && headers.repeat(packet)) {
                     headers.make(packet, message, port)?;
                 }
-                let Some(raw) = astray.as_mut().filter(|_| ike) else { return Ok(Taken::Keep) };
-                send_on(raw, packet);
+                let Some(astray) = astray.as_mut().filter(|_| ike) else { return Ok(Taken::Keep) };
+                left_over += u64::from(!astray.take(packet));
                 Ok(Taken::Gone)
             };
             let (refused, supers) = (&mut self.refused, &self.supers);
-            return mmsg.receive_trains(self.socket.as_fd(), memory, into, refused, supers, finish);
+            let outcome = mmsg.receive_trains(self.socket.as_fd(), memory, into, refused, supers, finish);
+            refused.full += left_over;
+            if let Some(astray) = astray {
+                astray.send_on(refused);
+            }
+            return outcome;
         }
         self.mmsg.receive(self.socket.as_fd(), into, &mut self.refused, |p, m| rebuild::udp(p, m, port))
     }
