@@ -7,7 +7,7 @@ use wire::ip::IPV4_HEADER;
 
 use super::opening::{Kind, Openings, Own};
 use super::{Admitted, Last};
-use crate::Packet;
+use crate::{Packet, Worker};
 
 impl<'t> Last<'t> {
     /// What a packet has in common with others, when it came through this SA and may be finished as one of a run.
@@ -33,7 +33,7 @@ impl<'t> Last<'t> {
         if next.is_transport() {
             return finish_each::<true>(next, &admitted.flow, pending, own, proofs, packets);
         }
-        if !are_mixed(own) {
+        if !Worker::are_mixed(own.iter().map(|own| own.end)) {
             let pending = first.pending(pending);
             let known = admitted.inside.filter(|inside| inside.is_for(&pending));
             let packet = || packets.get(usize::from(first.i));
@@ -46,15 +46,6 @@ impl<'t> Last<'t> {
         }
         finish_each::<false>(next, &admitted.flow, pending, own, proofs, packets)
     }
-}
-
-/// Whether the lengths of packets change so soon that each has to be looked at by itself.
-#[inline(always)]
-fn are_mixed(packets: &[Own]) -> bool {
-    const LOOKED_AT: usize = 4;
-    let mut ends = packets.iter().take(LOOKED_AT).map(|own| own.end);
-    let first = ends.next();
-    !ends.all(|end| Some(end) == first)
 }
 
 /// Finishes the first of `packets` as far as they are of one kind, with `pending` in common, and of a flow.

@@ -9,7 +9,7 @@ use ipsec::{PutJob, PutOp, prepare_out_any, prepare_out_usual};
 use wire::{IpPacket, PlainFlow, SeqNo};
 
 use super::{CHUNK, Sealing, Sealings};
-use crate::Packet;
+use crate::{Packet, Worker};
 
 /// Appends the operation of a packet, which is lent to it afterwards.
 struct Append<'j, 'p>(&'j mut ArrayVec<Job<'p>, CHUNK>);
@@ -37,13 +37,15 @@ pub(super) struct Alike {
     shape: Option<OutShape>,
 }
 
-/// Whether the lengths of packets change so soon that each has to be looked at by itself.
-#[inline(always)]
-fn are_mixed(packets: &[Packet]) -> bool {
-    const LOOKED_AT: usize = 4;
-    let mut lengths = packets.iter().take(LOOKED_AT).map(|packet| length(packet.bytes()));
-    let first = lengths.next();
-    !lengths.all(|length| Some(length) == first)
+impl Worker {
+    /// Whether the `lengths` of packets change so soon that each has to be looked at by itself, on the way out as on the way in.
+    #[inline(always)]
+    pub(crate) fn are_mixed<T: PartialEq>(lengths: impl Iterator<Item = T>) -> bool {
+        const LOOKED_AT: usize = 4;
+        let mut lengths = lengths.take(LOOKED_AT);
+        let first = lengths.next();
+        !lengths.all(|length| Some(length) == first)
+    }
 }
 
 /// The length in an IPv4 header, its bytes as they come; 0 for a packet that has not even that.
@@ -113,7 +115,8 @@ impl<'t> Run<'t> {
             }
             // Why there are none the general way finds out.
             self.reserve(rest.len()).ok()?;
-            let (mixed, before) = (are_mixed(rest), rest.len());
+            let lengths = rest.iter().map(|packet| length(packet.bytes()));
+            let (mixed, before) = (Worker::are_mixed(lengths), rest.len());
             let lost = match (mixed, alike.next.is_transport()) {
                 (false, false) => self.lay_out::<false, false>(alike, rest, count, jobs, sealings),
                 (false, true) => self.lay_out::<false, true>(alike, rest, count, jobs, sealings),
