@@ -245,20 +245,15 @@ impl<'t> InNext<'t> {
         Some(Self { recipe, window, at, blank: PendingIn { payload, ..*pending }, ecn: sa.common.outer.ecn })
     }
 
-    /// Whether [`InNext::prepare`] is for `packet`, which is whole, and whose IP header is that of the packet before but for length,
-    /// TOS, TTL, identification, checksum.
-    #[inline(always)]
-    pub fn takes(&self, packet: &[u8]) -> bool {
-        self.recipe.head(self.at, packet).is_some()
-    }
-
-    /// What all packets have in the first eight bytes of the protocol header, first byte lowest, and where they have it.
+    /// What all packets have in the first eight bytes of the protocol header, first byte lowest, and where they have it. With
+    /// [`InNext::least`] this tells which packets [`InNext::prepare`] is for, among those that are whole and whose IP header is that
+    /// of the packet before but for length, TOS, TTL, identification, checksum.
     #[inline]
     pub fn head(&self) -> (u64, u64) {
         (self.recipe.first.swap_bytes(), self.recipe.mask.swap_bytes())
     }
 
-    /// Bytes of the shortest packet that [`InNext::takes`]; of longer ones [`InNext::head`] decides.
+    /// Bytes of the shortest packet that [`InNext::prepare`] is for.
     #[inline]
     pub fn least(&self) -> usize {
         self.at + HEAD.max(self.recipe.payload_at + self.recipe.payload_min + self.recipe.icv_len)
@@ -276,7 +271,7 @@ impl<'t> InNext<'t> {
         self.blank.lane
     }
 
-    /// What [`crate::prepare_in`] does for a packet that [`InNext::takes`]: operation, packet, and what is to be remembered are
+    /// What [`crate::prepare_in`] does for a packet with such a [`InNext::head`] and length: operation, packet, and what is to be remembered are
     /// given to `put`. That differs from [`InNext::blank`] in number, end of the payload and TOS only.
     ///
     /// # Errors
