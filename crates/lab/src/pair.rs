@@ -322,6 +322,9 @@ pub enum PairError {
     /// Tables.
     #[error(transparent)]
     Tables(#[from] dataplane::SnapshotError),
+    /// No thread for an engine.
+    #[error("the operating system has no thread for an engine: {0}")]
+    Threads(#[from] std::io::Error),
     /// Many SAs, but not in tunnel mode over IPv4.
     #[error("many SAs are told apart by their inner addresses: use tunnel mode over IPv4")]
     Many,

@@ -13,6 +13,9 @@ use dataplane::Batch;
 use dataplane::clock::ticks_per_second;
 use ipsec::Protocol;
 
+mod afar;
+
+use self::afar::Afar;
 use super::alone::{self, Alone};
 use super::path::{Bare, WARM_UP, udp_packet};
 use crate::pair::{PairError, Shape, Subject};
@@ -45,6 +48,8 @@ pub struct EngineOptions {
     pub sizes: Vec<usize>,
     /// Packets per call of an engine.
     pub batches: Vec<usize>,
+    /// Threads that each engine has once more for itself, beside the caller's; 0 for none.
+    pub threads: usize,
     /// Rounds per case; at least 30 for an interval that means something.
     pub rounds: usize,
     /// Seed of order and bootstrap.
@@ -61,6 +66,7 @@ impl Default for EngineOptions {
             suites: vec![],
             sizes: vec![64, 512, 1400],
             batches: vec![16, 256],
+            threads: 0,
             rounds: 41,
             seed: 1,
             patience: alone::PATIENCE,
@@ -82,6 +88,8 @@ pub struct EngineTime {
 pub struct EngineOutcome {
     /// Engine.
     pub engine: &'static str,
+    /// Threads of its own, to which the caller hands groups of packets and waits for the last; 0: it runs at the caller.
+    pub threads: usize,
     /// Suite.
     pub suite: String,
     /// Inner packet in bytes.
@@ -99,7 +107,7 @@ pub struct EngineOutcome {
 /// Measures every case; ticks per second come first.
 ///
 /// # Errors
-/// A suite that is none, or an engine that cannot be used here.
+/// A suite that is none, an engine that cannot be used here, or no threads for it.
 pub fn run_engines(
     options: &EngineOptions,
     progress: super::path::Progress<'_>,
@@ -115,25 +123,34 @@ pub fn run_engines(
     let (mut rng, mut outcomes, mut done) = (Rng::new(options.seed), Vec::new(), 0);
     let mut alone = Alone::new(options.patience);
     for suite in suites {
-        let rigs = engines.iter().map(|engine| Rig::new(*engine, suite)).collect::<Result<Vec<_>, _>>()?;
+        let rig = |threads| engines.iter().map(move |engine| Rig::new(*engine, suite, threads));
+        let afar = (options.threads > 0).then(|| rig(options.threads)).into_iter().flatten();
+        let mut rigs = rig(0).chain(afar).collect::<Result<Vec<_>, _>>()?;
         let mut packets = Batch::new(largest, 2304);
         for size in &options.sizes {
             for batch in &options.batches {
                 progress(done, total);
                 done += 1;
                 fill(&mut packets, *size, *batch, &rigs[0].subject);
-                let times = rounds(&rigs, &mut packets, *size, options.rounds, &mut rng, &mut alone);
+                let times = rounds(&mut rigs, &mut packets, *size, options.rounds, &mut rng, &mut alone);
                 let base = engines.iter().position(|engine| *engine == options.against).unwrap_or(0);
                 let estimate = |engine: usize, way: usize, rng: &mut Rng| {
                     let ticks = &times[engine][way];
                     let ratio: Vec<f64> = ticks.iter().zip(&times[base][way]).map(|(own, base)| own / base).collect();
                     EngineTime { ticks: median_with_interval(ticks, rng), ratio: median_with_interval(&ratio, rng) }
                 };
-                for (n, engine) in engines.iter().enumerate() {
+                for (n, rig) in rigs.iter().enumerate() {
                     let [seal, open] = [0, 1].map(|way| estimate(n, way, &mut rng));
-                    let (engine, suite) = (engine.name(), suite.clone());
-                    let alone = alone.enough();
-                    outcomes.push(EngineOutcome { engine, suite, size: *size, batch: *batch, seal, open, alone });
+                    outcomes.push(EngineOutcome {
+                        engine: rig.subject.engine.name(),
+                        threads: rig.afar.as_ref().map_or(0, |_| options.threads),
+                        suite: suite.clone(),
+                        size: *size,
+                        batch: *batch,
+                        seal,
+                        open,
+                        alone: alone.enough(),
+                    });
                 }
             }
         }
@@ -157,14 +174,17 @@ struct Rig {
     sending: dataplane::Snapshot,
     derived: DerivedKeys,
     bare: Bare,
+    /// On threads of its own.
+    afar: Option<Afar>,
 }
 
 impl Rig {
-    fn new(engine: Engine, suite: &str) -> Result<Self, PairError> {
+    fn new(engine: Engine, suite: &str, threads: usize) -> Result<Self, PairError> {
         let subject = Subject::new(Protocol::Esp, Shape::Tunnel, suite, engine);
         let [sending, _] = subject.tables()?;
         let (keys, derived) = (Arc::new(sending.keys.clone()), DerivedKeys::new(0));
-        Ok(Self { subject, keys, sending, derived, bare: Bare::new() })
+        let afar = (threads > 0).then(|| Afar::start(engine, threads, &keys)).transpose()?;
+        Ok(Self { subject, keys, sending, derived, bare: Bare::new(), afar })
     }
 
     /// The operation that the path makes for a packet of `size` bytes.
@@ -176,7 +196,7 @@ impl Rig {
 
 /// Ticks per packet, by engine and direction, of the rounds that count.
 fn rounds(
-    rigs: &[Rig],
+    rigs: &mut [Rig],
     packets: &mut Batch,
     size: usize,
     rounds: usize,
@@ -188,6 +208,7 @@ fn rounds(
     let shape = rigs[0].shape(size);
     let mut order: Vec<usize> = (0..rigs.len()).collect();
     let count = packets.len() as f64;
+    rigs.iter_mut().flat_map(|rig| &mut rig.afar).for_each(|afar| afar.prepare(shape.0, packets.len()));
     for round in 0..rounds + WARM_UP {
         // Fisher and Yates.
         for last in (1..order.len()).rev() {
@@ -195,9 +216,12 @@ fn rounds(
         }
         alone.begin();
         for &n in &order {
-            let rig = &rigs[n];
+            let rig = &mut rigs[n];
             let keys = Keys { table: &rig.keys, derived: &rig.derived };
-            let ticks = rig.bare.round(rig.subject.engine, keys, packets.packets_mut(), &shape);
+            let ticks = match &mut rig.afar {
+                Some(afar) => afar.round(),
+                None => rig.bare.round(rig.subject.engine, keys, packets.packets_mut(), &shape),
+            };
             if round >= WARM_UP {
                 times[n].iter_mut().zip(ticks).for_each(|(times, ticks)| times.push(ticks as f64 / count));
             }
@@ -220,7 +244,7 @@ pub fn engines_table(outcomes: &[EngineOutcome]) -> String {
             o.suite.clone(),
             alone::marked(o.size, o.alone),
             o.batch.to_string(),
-            o.engine.to_owned(),
+            if o.threads > 0 { format!("{} on {}", o.engine, o.threads) } else { o.engine.to_owned() },
             format!("{:.0}", o.seal.ticks.value),
             ratio(&o.seal.ratio),
             format!("{:.0}", o.open.ticks.value),
@@ -265,20 +289,21 @@ mod tests {
             suites: vec!["aes128gcm16".into(), "aes128-sha1".into()],
             sizes: vec![64, 65],
             batches: vec![1, 20],
+            threads: 1,
             rounds: 5,
             ..EngineOptions::default()
         };
         let (hz, outcomes) = run_engines(&options, &mut |_, _| {}).expect("suites of ESP");
-        assert_eq!(outcomes.len(), 8 * Engine::real().count());
+        assert_eq!(outcomes.len(), 8 * 2 * Engine::real().count());
         for o in &outcomes {
-            let base = o.engine == Engine::AwsLc.name();
+            let base = o.engine == Engine::AwsLc.name() && o.threads == 0;
             for time in [o.seal, o.open] {
                 assert!(time.ticks.value > 0.0 && time.ratio.value > 0.0, "{o:?}");
                 assert!(!base || (time.ratio.value, time.ratio.low, time.ratio.high) == (1.0, 1.0, 1.0), "{o:?}");
             }
         }
         let text = engines_table(&outcomes);
-        assert!(text.contains("aes128-sha1") && text.contains("aws_lc"), "{text}");
+        assert!(text.contains("aes128-sha1") && text.contains("aws_lc on 1"), "{text}");
         let json = engines_json(hz, &options, &outcomes);
         assert_eq!(json["cases"].as_array().map(Vec::len), Some(outcomes.len()));
         assert_eq!(json["engines"].as_array().map(Vec::len), Some(Engine::ALL.len()));

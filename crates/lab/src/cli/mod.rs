@@ -48,7 +48,7 @@ pub enum Bench {
     /// Each engine that can be used here seals and opens in every round, in random order. Operations are those of
     /// an ESP tunnel, a batch goes to the engine in one call.
     #[command(
-        after_help = "Examples:\n  weir bench engines\n  weir bench engines --suite aes128gcm16,aes128-sha256 --size 64,1400 --batch 16\n  weir bench engines --against ipsec_mb --json"
+        after_help = "Examples:\n  weir bench engines\n  weir bench engines --suite aes128gcm16,aes128-sha256 --size 64,1400 --batch 16\n  weir bench engines --suite aes128gcm16 --threads 1 --against ipsec_mb"
     )]
     Engines(EnginesArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
@@ -346,6 +346,9 @@ pub struct EnginesArgs {
     /// Packets per call of an engine
     #[arg(long, value_delimiter = ',', default_value = "16,256", value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
+    /// Measure each engine once more with so many threads of its own, to which groups of packets are handed (0: not)
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
+    threads: u8,
     /// Timed rounds per case
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
     rounds: u16,
@@ -511,6 +514,7 @@ fn run_engines(args: EnginesArgs) -> anyhow::Result<()> {
         suites: args.suite,
         sizes: args.size.into_iter().map(usize::from).collect(),
         batches: args.batch.into_iter().map(usize::from).collect(),
+        threads: args.threads.into(),
         rounds: args.rounds.into(),
         seed: args.seed,
         patience: Duration::from_millis(args.patience_ms.into()),

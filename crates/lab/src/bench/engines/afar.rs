@@ -1,0 +1,73 @@
+//! An engine on threads of its own: groups of packets are submitted, and polled in their order.
+
+use std::io;
+use std::sync::Arc;
+
+use crypto::offload::{GROUP, Group, Offload, Task, Way};
+use crypto::{CryptoOp, Engine, KeyTable};
+use dataplane::clock::ticks;
+
+/// Groups that a thread has room for: the largest batch of a benchmark.
+const DEPTH: usize = 64;
+
+/// Buffers of packets that have no headers, and the threads that work on them.
+pub(super) struct Afar {
+    offload: Offload<Vec<u8>>,
+    keys: Arc<KeyTable>,
+    groups: Vec<Group<Vec<u8>>>,
+    next_iv: u64,
+}
+
+impl Afar {
+    /// # Errors
+    /// The operating system has no thread to give.
+    pub(super) fn start(engine: Engine, threads: usize, keys: &Arc<KeyTable>) -> io::Result<Self> {
+        let offload = Offload::start(engine, threads, DEPTH)?;
+        Ok(Self { offload, keys: Arc::clone(keys), groups: Vec::new(), next_iv: 1 })
+    }
+
+    /// From here on `count` packets, with `op` each.
+    pub(super) fn prepare(&mut self, op: CryptoOp, count: usize) {
+        let bytes = op.icv.end.max(op.body.end) as usize;
+        let group = |first| Group {
+            way: Way::Seal,
+            keys: Arc::clone(&self.keys),
+            tasks: (first..count.min(first + GROUP)).map(|_| Task::new(op, vec![0; bytes])).collect(),
+        };
+        self.groups = (0..count).step_by(GROUP).map(group).collect();
+    }
+
+    /// Seals and opens every packet; ticks of each, until the last one is back.
+    pub(super) fn round(&mut self) -> [u64; 2] {
+        for task in self.groups.iter_mut().flat_map(|group| &mut group.tasks) {
+            task.op.iv[..8].copy_from_slice(&self.next_iv.to_be_bytes());
+            self.next_iv += 1;
+        }
+        let took = [Way::Seal, Way::Open].map(|way| self.pass(way));
+        let mut tasks = self.groups.iter_mut().flat_map(|group| &mut group.tasks);
+        assert!(tasks.all(|task| task.take_ok().is_some()), "the engine refused its own packet");
+        took
+    }
+
+    fn pass(&mut self, way: Way) -> u64 {
+        let count = self.groups.len();
+        let mut back = Vec::with_capacity(count);
+        let start = ticks();
+        for mut group in self.groups.drain(..) {
+            group.way = way;
+            while let Err(full) = self.offload.submit(group) {
+                group = full;
+                back.extend(self.offload.poll().expect("the threads go on"));
+            }
+        }
+        while back.len() < count {
+            match self.offload.poll().expect("the threads go on") {
+                Some(group) => back.push(group),
+                None => std::hint::spin_loop(),
+            }
+        }
+        let took = ticks() - start;
+        self.groups = back;
+        took
+    }
+}
