@@ -332,7 +332,7 @@ mod tests {
             (made.study, made.subject, made.direction) = ("scaling".into(), cell.subject, cell.direction);
             (made.traffic, made.cores, made.way) = (cell.traffic, cell.cores, Some(way));
             (made.measured.received, made.measured.dur_ns) =
-                ((one * n / (1.0 + 0.02 * (n - 1.0))) as u64, 1_000_000_000);
+                ((one * n / (1.0 + 0.02 * (n - 1.0))).round() as u64, 1_000_000_000);
             made
         };
         let mut trials: Vec<Trial> = schedule::cells(&campaign.studies[0]).into_iter().map(made).collect();
