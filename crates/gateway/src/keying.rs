@@ -146,10 +146,10 @@ impl Keying {
         self.endpoint.load(now, connections);
     }
 
-    /// SPIs that SAs of the file receive with are not for Child SAs.
+    /// SPIs that SAs of the file receive with now are not for Child SAs.
     pub(crate) fn reserve_spis(&mut self, config: &Config) {
         let received = config.sas.iter().filter_map(|sa| sa.inbound.as_ref());
-        received.filter_map(|half| half.spi.try_into().ok()).for_each(|spi| self.endpoint.reserve_spi(spi));
+        self.endpoint.reserve_spis(received.filter_map(|half| half.spi.try_into().ok()));
     }
 
     /// These connections wait for an address of their peer, or of this host.

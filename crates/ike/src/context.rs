@@ -1,6 +1,6 @@
 //! What a step of an IKE SA may use besides the SA itself.
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,10 +39,12 @@ pub(crate) struct Names {
     next_ike: u32,
     next_child: u32,
     next_ticket: u64,
-    /// Inbound SPIs of Child SAs that are in use or were until lately, and SPIs that belong to somebody else on this host.
-    pub(crate) child_spis: HashMap<u32, Option<ChildId>>,
+    /// Inbound SPIs of Child SAs that are in use or were until lately.
+    pub(crate) child_spis: HashMap<u32, ChildId>,
     /// Those of them that were in use until lately, and until when they are not given out again.
     resting_spis: BTreeSet<(Instant, u32)>,
+    /// SPIs that somebody else on this host receives with.
+    reserved_spis: HashSet<u32>,
     /// Which IKE SA waits for an answer.
     pub(crate) tickets: HashMap<Ticket, IkeId>,
     /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
@@ -115,16 +117,17 @@ impl Names {
             };
             if let Some(Ok(spi)) = wanted.map(wire::Spi::try_from)
                 && !self.child_spis.contains_key(&spi.get())
+                && !self.reserved_spis.contains(&spi.get())
             {
-                self.child_spis.insert(spi.get(), Some(id));
+                self.child_spis.insert(spi.get(), id);
                 return spi;
             }
         }
     }
 
-    /// An SPI that somebody else on this host receives with.
-    pub(crate) fn reserve_spi(&mut self, spi: wire::Spi) {
-        self.child_spis.insert(spi.get(), None);
+    /// All SPIs that somebody else on this host receives with now; those of before may be chosen again.
+    pub(crate) fn reserve_spis(&mut self, spis: impl IntoIterator<Item = wire::Spi>) {
+        self.reserved_spis = spis.into_iter().map(wire::Spi::get).collect();
     }
 
     /// SPIs that have rested may be chosen again.
@@ -133,14 +136,11 @@ impl Names {
             && until <= now
         {
             self.resting_spis.pop_first();
-            // Unless somebody else has come to have it.
-            if self.child_spis.get(&spi).is_some_and(Option::is_some) {
-                self.child_spis.remove(&spi);
-            }
+            self.child_spis.remove(&spi);
         }
     }
 
-    /// Inbound SPIs in use, and those of others.
+    /// Inbound SPIs of Child SAs in use.
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn spis_in_use(&self) -> usize {
         self.child_spis.len() - self.resting_spis.len()
@@ -226,7 +226,10 @@ mod tests {
         assert_eq!(names.spis_in_use(), 3);
         // What comes to belong to somebody else while it rests is not given out at all.
         names.rest_spi(wire::Spi::try_from(second).unwrap(), last);
-        names.reserve_spi(wire::Spi::try_from(second).unwrap());
+        names.reserve_spis([wire::Spi::try_from(second).unwrap()]);
         assert_ne!(take(&mut names, last + SPI_REST), second);
+        // Until it is nobody's any more.
+        names.reserve_spis([wire::Spi::try_from(0x1000).unwrap()]);
+        assert_eq!(take(&mut names, last + SPI_REST), second);
     }
 }

@@ -292,9 +292,9 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// An SPI that somebody else on this host receives with: no Child SA will choose it.
-    pub fn reserve_spi(&mut self, spi: Spi) {
-        self.shared.names.reserve_spi(spi);
+    /// All SPIs that somebody else on this host receives with, instead of those named before: no Child SA will choose one.
+    pub fn reserve_spis(&mut self, spis: impl IntoIterator<Item = Spi>) {
+        self.shared.names.reserve_spis(spis);
     }
 
     /// Ends everything: each peer gets a Delete, nothing is waited for. To be polled until it is empty.

@@ -498,7 +498,7 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
     let id = host.names.child();
     let spis = [0x1000 + number, 0x2000 + number].map(|spi| wire::Spi::try_from(spi).expect("not reserved"));
     let (spi_in, spi_out) = if index == A { (spis[0], spis[1]) } else { (spis[1], spis[0]) };
-    host.names.child_spis.insert(spi_in.get(), Some(id));
+    host.names.child_spis.insert(spi_in.get(), id);
     let key = |spi: wire::Spi| Secret::new(spi.get().to_be_bytes().to_vec());
     let suite = ChildSuite {
         protocol: config.proposals[0].protocol,
