@@ -233,7 +233,7 @@ fn run_status(args: &StatusArgs) -> u8 {
     } else {
         print(&status::render(&status));
     }
-    if status.healthy { 0 } else { UNHEALTHY }
+    if status.head.healthy { 0 } else { UNHEALTHY }
 }
 
 fn run_remote(remote: &Remote) -> u8 {

@@ -140,17 +140,20 @@ pub(crate) struct CoreStatus {
 
 /// The reply.
 #[derive(Debug, Deserialize, Serialize)]
-struct Head {
-    version: String,
-    uptime_s: f64,
-    healthy: bool,
-    engine: String,
-    engine_why: String,
-    scheduler: String,
-    threads: Vec<String>,
-    past_stack: Vec<PastStackStatus>,
-    total: CoreStatus,
-    cores: Vec<CoreStatus>,
+pub(crate) struct Head {
+    pub(crate) version: String,
+    pub(crate) uptime_s: f64,
+    pub(crate) healthy: bool,
+    pub(crate) engine: String,
+    pub(crate) engine_why: String,
+    /// How workers divide their work.
+    pub(crate) scheduler: String,
+    /// Threads, each by the numbers of the workers that it takes care of.
+    pub(crate) threads: Vec<String>,
+    /// Interfaces whose packets go past the kernel's stack.
+    pub(crate) past_stack: Vec<PastStackStatus>,
+    pub(crate) total: CoreStatus,
+    pub(crate) cores: Vec<CoreStatus>,
 }
 
 /// What an event tells of.
@@ -164,21 +167,10 @@ enum Entry {
 /// Everything.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Status {
-    pub(crate) version: String,
-    pub(crate) uptime_s: f64,
-    pub(crate) healthy: bool,
-    pub(crate) engine: String,
-    pub(crate) engine_why: String,
-    /// How workers divide their work.
-    pub(crate) scheduler: String,
-    /// Threads, each by the numbers of the workers that it takes care of.
-    pub(crate) threads: Vec<String>,
+    #[serde(flatten)]
+    pub(crate) head: Head,
     pub(crate) sas: Vec<SaStatus>,
     pub(crate) policies: Vec<PolicyStatus>,
-    /// Interfaces whose packets go past the kernel's stack.
-    pub(crate) past_stack: Vec<PastStackStatus>,
-    pub(crate) total: CoreStatus,
-    pub(crate) cores: Vec<CoreStatus>,
 }
 
 /// Asks a running gateway.
@@ -194,8 +186,7 @@ pub(crate) fn ask(path: &Path) -> Result<Status, ClientError> {
 
 impl Status {
     fn of(entries: &[Message], reply: &Message) -> Result<Self, serde::de::value::Error> {
-        let Head { version, uptime_s, healthy, engine, engine_why, scheduler, threads, past_stack, total, cores } =
-            reply.read()?;
+        let head = reply.read()?;
         let (mut sas, mut policies) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.read()? {
@@ -204,20 +195,7 @@ impl Status {
             }
         }
         sas.sort_by(|a: &SaStatus, b| a.name.cmp(&b.name).then(b.direction.cmp(&a.direction)));
-        Ok(Self {
-            version,
-            uptime_s,
-            healthy,
-            engine,
-            engine_why,
-            scheduler,
-            threads,
-            sas,
-            policies,
-            past_stack,
-            total,
-            cores,
-        })
+        Ok(Self { head, sas, policies })
     }
 }
 
@@ -262,13 +240,25 @@ mod example {
             lanes: Vec::new(),
         };
         Status {
-            version: "0.1.0".into(),
-            uptime_s: 90_061.0,
-            healthy: true,
-            engine: "aws_lc".into(),
-            engine_why: "AWS-LC; the configuration names it".into(),
-            scheduler: "pipeline".into(),
-            threads: vec!["0 1".into(), "2".into()],
+            head: Head {
+                version: "0.1.0".into(),
+                uptime_s: 90_061.0,
+                healthy: true,
+                engine: "aws_lc".into(),
+                engine_why: "AWS-LC; the configuration names it".into(),
+                scheduler: "pipeline".into(),
+                threads: vec!["0 1".into(), "2".into()],
+                past_stack: vec![PastStackStatus {
+                    interface: "fifteen-letters".into(),
+                    queues: 64,
+                    zero_copy: true,
+                    received: u64::MAX / 1000,
+                    sent: u64::MAX / 1000,
+                    lost: 3,
+                }],
+                total: core(),
+                cores: vec![core()],
+            },
             sas: vec![sa("out"), sa("in")],
             policies: vec![PolicyStatus {
                 name: "sites".into(),
@@ -276,16 +266,6 @@ mod example {
                 action: "protect".into(),
                 sa: Some("a-long-name-of-an-sa".into()),
             }],
-            past_stack: vec![PastStackStatus {
-                interface: "fifteen-letters".into(),
-                queues: 64,
-                zero_copy: true,
-                received: u64::MAX / 1000,
-                sent: u64::MAX / 1000,
-                lost: 3,
-            }],
-            total: core(),
-            cores: vec![core()],
         }
     }
 }
@@ -300,22 +280,8 @@ mod tests {
         let want = json(&example::status());
         let again: Status = serde_json::from_str(&want).unwrap();
         assert_eq!(json(&again), want);
-        let Status { sas, policies, .. } = again;
-        let Status {
-            version, uptime_s, healthy, engine, engine_why, scheduler, threads, past_stack, total, cores, ..
-        } = example::status();
-        let reply = Message::of(&Head {
-            version,
-            uptime_s,
-            healthy,
-            engine,
-            engine_why,
-            scheduler,
-            threads,
-            past_stack,
-            total,
-            cores,
-        });
+        let Status { head, sas, policies } = again;
+        let reply = Message::of(&head);
         let sas = sas.into_iter().rev().map(Entry::Sa);
         let entries: Vec<Message> =
             sas.chain(policies.into_iter().map(Entry::Policy)).map(|e| Message::of(&e)).collect();

@@ -7,11 +7,11 @@ use super::{CoreStatus, Status};
 
 /// Writes a status for a person, within 80 columns.
 pub(crate) fn render(status: &Status) -> String {
-    let health = if status.healthy { "running" } else { "NOT HEALTHY" };
-    let mut text = format!("weir {}, {health} for {}\n", status.version, span(status.uptime_s));
+    let health = if status.head.healthy { "running" } else { "NOT HEALTHY" };
+    let mut text = format!("weir {}, {health} for {}\n", status.head.version, span(status.head.uptime_s));
     // Two things of one line each: what computes, and why that.
-    for (n, part) in status.engine_why.splitn(2, "; ").enumerate() {
-        let engine = if n == 0 { format!("engine {}: ", status.engine) } else { "  ".to_owned() };
+    for (n, part) in status.head.engine_why.splitn(2, "; ").enumerate() {
+        let engine = if n == 0 { format!("engine {}: ", status.head.engine) } else { "  ".to_owned() };
         text.push_str(&format!("{engine}{part}\n"));
     }
     text.push('\n');
@@ -37,12 +37,12 @@ pub(crate) fn render(status: &Status) -> String {
     }
     text.push_str(&format!("{policies}\n\n"));
     let mut flow = table(&["", "packets", "bytes", "super-packets", "packets in each"], &[1, 2, 3, 4]);
-    let supers = &status.total.supers;
+    let supers = &status.head.total.supers;
     for (name, count, joined) in [
-        ("from the inner side", status.total.inner_rx, supers.inner_rx),
-        ("to the outer side", status.total.outer_tx, supers.outer_tx),
-        ("from the outer side", status.total.outer_rx, supers.outer_rx),
-        ("to the inner side", status.total.inner_tx, supers.inner_tx),
+        ("from the inner side", status.head.total.inner_rx, supers.inner_rx),
+        ("to the outer side", status.head.total.outer_tx, supers.outer_tx),
+        ("from the outer side", status.head.total.outer_rx, supers.outer_rx),
+        ("to the inner side", status.head.total.inner_tx, supers.inner_tx),
     ] {
         let each = match joined.calls {
             0 => String::new(),
@@ -52,9 +52,9 @@ pub(crate) fn render(status: &Status) -> String {
         flow.add_row([name.to_owned(), packets, scaled(count.bytes), calls, each]);
     }
     text.push_str(&format!("{flow}\n"));
-    if !status.past_stack.is_empty() {
+    if !status.head.past_stack.is_empty() {
         let mut past = table(&["past the stack", "queues", "received", "sent", "lost"], &[1, 2, 3, 4]);
-        for it in &status.past_stack {
+        for it in &status.head.past_stack {
             let name = format!("{}{}", it.interface, if it.zero_copy { ", zero-copy" } else { "" });
             past.add_row(
                 std::iter::once(name).chain([it.queues, it.received, it.sent, it.lost].map(|n| n.to_string())),
@@ -62,15 +62,15 @@ pub(crate) fn render(status: &Status) -> String {
         }
         text.push_str(&format!("\n{past}\n"));
     }
-    if status.cores.len() > 1 {
+    if status.head.cores.len() > 1 {
         text.push_str(&format!("\n{}", workers(status)));
     }
-    if status.total.drops.is_empty() {
+    if status.head.total.drops.is_empty() {
         text.push_str("\nNothing was dropped.\n");
     } else {
         let mut lost = table(&["dropped", "packets", "because"], &[1]);
         for reason in Reason::ALL {
-            if let Some(count) = status.total.drops.get(reason.key()) {
+            if let Some(count) = status.head.total.drops.get(reason.key()) {
                 lost.add_row([reason.key().to_owned(), count.to_string(), reason.meaning().to_owned()]);
             }
         }
@@ -83,17 +83,17 @@ pub(crate) fn render(status: &Status) -> String {
 fn workers(status: &Status) -> String {
     let mut table =
         table(&["worker", "from inner", "from outer", "wrong core", "waited", "input waits"], &[1, 2, 3, 4, 5]);
-    for (i, core) in status.cores.iter().enumerate() {
+    for (i, core) in status.head.cores.iter().enumerate() {
         let counts = [core.inner_rx.packets, core.outer_rx.packets, core.wrong_core, core.blocked, core.input_waits];
         table.add_row(std::iter::once(i.to_string()).chain(counts.map(|count| count.to_string())));
     }
-    let used = |of: fn(&CoreStatus) -> u64| status.cores.iter().filter(|core| of(core) > 0).count();
+    let used = |of: fn(&CoreStatus) -> u64| status.head.cores.iter().filter(|core| of(core) > 0).count();
     format!(
         "{table}\nscheduler: {}, {} threads; {} of {} inner queues and {} outer ones used\n",
-        status.scheduler,
-        status.threads.len(),
+        status.head.scheduler,
+        status.head.threads.len(),
         used(|core| core.inner_rx.packets),
-        status.cores.len(),
+        status.head.cores.len(),
         used(|core| core.outer_rx.packets),
     )
 }
