@@ -131,7 +131,7 @@ pub fn run(file: &str, text: &str, dir: &Path, quiet: bool) -> Result<Finish, Ru
     // Sessions may run elsewhere.
     let dir = &std::path::absolute(dir).map_err(|source| RunError::Io { what: shown.clone(), source })?;
     let hosts = campaign.studies.iter().any(|study| study.place == Place::Namespaces);
-    if hosts && (dir.starts_with("/run") || dir.starts_with("/var/run")) {
+    if hosts && crate::demo::sandbox::hides(dir) {
         return Err(RunError::Private(shown));
     }
     let flag = interrupt_flag().map_err(|source| RunError::Io { what: "signals".into(), source })?;

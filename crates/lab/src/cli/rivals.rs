@@ -59,10 +59,7 @@ impl RivalsArgs {
     /// True when every subject that was asked for took part to the end.
     fn work(&self) -> Result<bool, DemoError> {
         let unable = |error: &dyn std::fmt::Display| DemoError::Unable(error.to_string());
-        let out = self.out.as_ref().map(|out| std::path::absolute(out).unwrap_or_else(|_| out.clone()));
-        if out.as_ref().is_some_and(|out| out.starts_with("/run") || out.starts_with("/var/run")) {
-            return Err(DemoError::Unable("--out: /run is private to the measurement; name another folder".into()));
-        }
+        let out = self.out.as_deref().map(sandbox::outside).transpose()?;
         let dir = sandbox::corner(self.inside)?;
         let interrupt = Interrupt::install().map_err(|error| unable(&error))?;
         let options = RivalOptions {

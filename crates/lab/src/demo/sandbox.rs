@@ -128,6 +128,20 @@ pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
     Err(enter(&path))
 }
 
+/// Whether what is written to an absolute `path` in there goes with the private /run.
+pub(crate) fn hides(path: &Path) -> bool {
+    path.starts_with("/run") || path.starts_with("/var/run")
+}
+
+/// The folder of `--out`, absolute, unless a private /run would hide it.
+pub(crate) fn outside(out: &Path) -> Result<PathBuf, DemoError> {
+    let out = std::path::absolute(out).unwrap_or_else(|_| out.to_owned());
+    if hides(&out) {
+        return Err(DemoError::Unable("--out: /run is private to the measurement; name another folder".into()));
+    }
+    Ok(out)
+}
+
 /// Whether what is mounted at /run, last, is ours.
 fn is_private(mounts: &str) -> bool {
     let mut run = mounts.lines().filter(|line| line.split(' ').nth(1) == Some("/run"));
@@ -159,6 +173,16 @@ mod tests {
             assert!(error.contains(tool) && error.contains(package), "{error}");
         }
         assert_eq!(error.matches("util-linux").count(), 1, "{error}");
+    }
+
+    #[test]
+    fn what_is_kept_lies_outside() {
+        for hidden in ["/run", "/run/x", "/var/run/x"] {
+            let error = outside(hidden.as_ref()).unwrap_err().to_string();
+            assert!(error.contains("name another folder"), "{error}");
+        }
+        assert_eq!(outside("/runs/x".as_ref()).unwrap(), PathBuf::from("/runs/x"));
+        assert!(outside("x".as_ref()).unwrap().is_absolute());
     }
 
     #[test]
