@@ -23,6 +23,8 @@ pub use ike::{
     rates as ike_rates, run as run_ike, run_daemon,
 };
 pub use path::{Case, Options, Outcome, Progress, run};
+#[cfg(test)]
+pub(crate) use report::assert_narrow;
 pub use report::{json, table};
 pub(crate) use rivals::run as run_rivals;
 pub use rivals::{Absent, GOALS, Lead, OWN, Reached, RivalOptions, RivalOutcome, RivalRow};

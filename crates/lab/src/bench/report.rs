@@ -4,13 +4,13 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Options, Outcome, alone};
 
-/// The table for people: ticks per packet and ratios, both directions.
+/// The table for people: ticks per packet and ratios, both directions. What follows from these columns is in the JSON.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let sweep = outcomes.iter().any(|o| (o.case.batch, o.case.working_set_mb) != (outcomes[0].case.batch, 0));
-    let header = ["way", "size", "out", "bare", "over", "ratio (95 %)", "in", "bare", "over", "ratio (95 %)", "Mpps"];
-    table.set_header(header.iter().copied().chain(if sweep { &["batch", "set, MB"][..] } else { &[] }.iter().copied()));
+    let header = ["way", "size", "out", "bare", "ratio (95 %)", "in", "bare", "ratio (95 %)"];
+    table.set_header(header.iter().copied().chain(if sweep { &["batch", "MB"][..] } else { &[] }.iter().copied()));
     for o in outcomes {
         let ratio =
             |d: &super::path::Direction| format!("{:.2} ({:.2}-{:.2})", d.ratio.value, d.ratio.low, d.ratio.high);
@@ -24,16 +24,16 @@ pub fn table(outcomes: &[Outcome]) -> String {
             alone::marked(o.case.size, o.alone),
             format!("{:.0}", o.outbound.path.value),
             format!("{:.0}", o.outbound.engine.value),
-            format!("{:.0}", o.outbound.over.value),
             ratio(&o.outbound),
             format!("{:.0}", o.inbound.path.value),
             format!("{:.0}", o.inbound.engine.value),
-            format!("{:.0}", o.inbound.over.value),
             ratio(&o.inbound),
-            format!("{:.2}/{:.2}", o.outbound.pps / 1e6, o.inbound.pps / 1e6),
         ];
         let of_sweep = if sweep { vec![o.case.batch.to_string(), o.case.working_set_mb.to_string()] } else { vec![] };
         table.add_row(row.into_iter().chain(of_sweep));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
     }
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
@@ -55,4 +55,49 @@ pub fn json(hz: f64, options: &Options, outcomes: &[Outcome]) -> serde_json::Val
         "kernel": crate::host::kernel(),
         "cases": outcomes,
     })
+}
+
+/// No line of a table is longer than a terminal of 100 columns shows.
+#[cfg(test)]
+#[track_caller]
+pub(crate) fn assert_narrow(text: &str) {
+    for line in text.lines() {
+        let columns = line.trim_end().chars().count();
+        assert!(columns <= 100, "{columns} columns:\n{text}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::path::{Case, Direction};
+    use super::*;
+    use crate::pair::Shape;
+    use crate::stats::Estimate;
+
+    #[test]
+    fn a_table_is_narrow_also_of_a_sweep() {
+        let of = |value, low, high| Estimate { value, low, high };
+        let ticks = of(2345.0, 2345.0, 2345.0);
+        let direction =
+            Direction { path: ticks, engine: ticks, ratio: of(1.57, 1.42, 182.40), over: ticks, pps: 1_234_567.0 };
+        let outcome = |size, working_set_mb| Outcome {
+            case: Case {
+                protocol: "eesp",
+                mode: Shape::Tunnel,
+                suite: "chacha20poly1305".into(),
+                size,
+                batch: 1024,
+                working_set_mb,
+            },
+            outbound: direction,
+            inbound: direction,
+            free_rounds: 41,
+            alone: true,
+        };
+        let plain = table(&[outcome(1400, 0)]);
+        assert_narrow(&plain);
+        let sweep = table(&[outcome(1400, 0), outcome(1400, 4096)]);
+        assert_narrow(&sweep);
+        assert!(!plain.contains("MB") && sweep.contains("4096"), "{sweep}");
+    }
 }

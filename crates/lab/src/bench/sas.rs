@@ -33,6 +33,8 @@ pub struct SasOptions {
     pub round: Duration,
     /// Packets per batch.
     pub batch: usize,
+    /// Engine of both ends.
+    pub engine: Engine,
     /// Seed of order and intervals.
     pub seed: u64,
 }
@@ -116,7 +118,7 @@ fn measure(
     for &protocol in &options.protocols {
         tell(open.len(), format!("{}: setting up {sas} SAs", protocol.name()));
         let suite = if protocol == Protocol::Ah { "sha256" } else { &options.suite };
-        let subject = Subject::new(protocol, Shape::Tunnel, suite, Engine::AwsLc);
+        let subject = Subject::new(protocol, Shape::Tunnel, suite, options.engine);
         open.push((protocol, refused(Many::new(&subject, sas, options.batch))?));
     }
     let names: Vec<&str> = options.protocols.iter().map(|protocol| protocol.name()).collect();
@@ -178,7 +180,7 @@ pub fn sas_table(outcomes: &[SasOutcome]) -> String {
     table.set_header([
         "SAs",
         "protocol",
-        "keys at the receiver",
+        "receiver's keys",
         "out ticks",
         "95 %",
         "in ticks",
@@ -186,21 +188,25 @@ pub fn sas_table(outcomes: &[SasOutcome]) -> String {
         "sender B",
         "receiver B",
     ]);
+    let mut reasons = String::new();
     for outcome in outcomes {
         let keys = if outcome.derives { "derived" } else { "stored" };
         if let Some(why) = &outcome.missing {
-            table.add_row([outcome.sas.to_string().as_str(), &outcome.protocol, keys, why]);
-            continue;
+            reasons += &format!("\nnot measured: {}: {why}", outcome.protocol);
         }
+        let none = || ["-".to_owned(), "-".to_owned()];
         let ticks = |ticks: Option<Estimate>| {
-            ticks.map_or_else(Default::default, |t| [format!("{:.0}", t.value), format!("{:.0}-{:.0}", t.low, t.high)])
+            ticks.map_or_else(none, |t| [format!("{:.0}", t.value), format!("{:.0}-{:.0}", t.low, t.high)])
         };
         let [out, out_spread]: [String; 2] = ticks(outcome.out);
         let [inbound, in_spread]: [String; 2] = ticks(outcome.inbound);
         let bytes = outcome.each_bytes.map(|each| each.map(|bytes| format!("{bytes:.0}")));
-        let [sender, receiver] = bytes.unwrap_or_else(|| ["-".to_owned(), "-".to_owned()]);
+        let [sender, receiver] = bytes.unwrap_or_else(none);
         let first = [outcome.sas.to_string(), outcome.protocol.clone(), keys.to_owned()];
         table.add_row(first.into_iter().chain([out, out_spread, inbound, in_spread, sender, receiver]));
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
     }
     for column in [0, 3, 4, 5, 6, 7, 8] {
         if let Some(column) = table.column_mut(column) {
@@ -222,12 +228,13 @@ pub fn sas_table(outcomes: &[SasOutcome]) -> String {
             )
         }
     };
-    format!("{table}{said}{apart}")
+    format!("{table}{reasons}{said}{apart}")
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::assert_narrow;
 
     fn outcome(protocol: &str, sas: u32, ticks: f64) -> SasOutcome {
         let inbound = Some(Estimate { value: ticks, low: ticks, high: ticks });
@@ -263,6 +270,18 @@ mod tests {
     }
 
     #[test]
+    fn a_table_is_narrow_and_reasons_stand_below_it() {
+        let ticks = Some(Estimate { value: 12_345.0, low: 10_123.0, high: 15_678.0 });
+        let each_bytes = Some([3495.0, 3353.0]);
+        let large = SasOutcome { out: ticks, inbound: ticks, each_bytes, ..outcome("eesp", 1_000_000, 1.0) };
+        let missing = Some("1000000 SAs may take 7812 MiB at both ends and 900 MiB are free: ask for fewer".to_owned());
+        let absent = SasOutcome { missing, out: None, inbound: None, ..outcome("psp", 1_000_000, 1.0) };
+        let text = sas_table(&[large, absent]);
+        assert_narrow(&text);
+        assert!(text.contains("\nnot measured: psp: 1000000 SAs may"), "{text}");
+    }
+
+    #[test]
     fn what_would_fill_the_memory_together_is_measured_apart() {
         let gib = |n: u64| n << 30;
         assert!(fit_together(100_000, 3, gib(8)) && fit_together(1_000_000, 3, gib(64)));
@@ -283,6 +302,7 @@ mod tests {
             rounds: 4,
             round: Duration::from_millis(1),
             batch: 64,
+            engine: Engine::best(),
             seed: 1,
         };
         let mut nowhere = |_, _| anyhow::bail!("so few are never alone");

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
+use crypto::Engine;
 use indicatif::ProgressStyle;
 use ipsec::Protocol;
 
@@ -38,6 +39,9 @@ pub struct SasArgs {
     /// Packets per batch
     #[arg(long, default_value_t = 256, value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: u16,
+    /// Engine: auto (the fastest here), or one by name; null is everything but the arithmetic
+    #[arg(long, default_value = "auto", value_parser = super::engine)]
+    engine: Engine,
     /// Seed of order and intervals
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -60,6 +64,7 @@ impl SasArgs {
             rounds: self.rounds.into(),
             round: Duration::from_millis(self.round.into()),
             batch: self.batch.into(),
+            engine: self.engine,
             seed: self.seed,
         };
         let bar = super::progress_bar();
@@ -81,8 +86,11 @@ impl SasArgs {
         } else {
             let (cpu, commit) = (crate::host::cpu_model(), crate::host::commit());
             println!(
-                "TSC ticks per packet of {} bytes on {cpu}, commit {commit}, batches of {}, medians of {} rounds",
-                options.size, options.batch, options.rounds
+                "TSC ticks per packet of {} bytes on {cpu}, {}, commit {commit}, batches of {}, medians of {} rounds",
+                options.size,
+                options.engine.describe(),
+                options.batch,
+                options.rounds
             );
             println!("{}", bench::sas_table(&outcomes));
         }
@@ -93,7 +101,8 @@ impl SasArgs {
 fn json(options: &SasOptions, outcomes: &[SasOutcome]) -> serde_json::Value {
     serde_json::json!({
         "cpu": crate::host::cpu_model(), "commit": crate::host::commit(), "size": options.size, "rounds": options.rounds,
-        "batch": options.batch, "crossover_sas": bench::sas_crossover(outcomes), "outcomes": outcomes,
+        "batch": options.batch, "engine": options.engine.name(), "engine_what": options.engine.describe(),
+        "crossover_sas": bench::sas_crossover(outcomes), "outcomes": outcomes,
     })
 }
 
@@ -109,6 +118,7 @@ fn alone(options: &SasOptions, protocol: Protocol, sas: u32) -> anyhow::Result<S
     ];
     let mut command = Command::new(std::env::current_exe().context("where this program lies")?);
     command.args(["bench", "sas", "--json", "--protocol", protocol.name(), "--suite", &options.suite]);
+    command.args(["--engine", options.engine.name()]);
     command.args(numbers.iter().flat_map(|(option, value)| [(*option).to_owned(), value.to_string()]));
     let output = command.output().context("cannot start a process to measure in")?;
     let said = String::from_utf8_lossy(&output.stderr);
@@ -142,6 +152,7 @@ mod tests {
             rounds: 2,
             round: Duration::from_millis(10),
             batch: 256,
+            engine: Engine::AwsLc,
             seed: 1,
         };
         let measured = SasOutcome {
@@ -155,6 +166,7 @@ mod tests {
             each_bytes: Some([3487.0, 1.5]),
         };
         let printed = json(&options, std::slice::from_ref(&measured)).to_string();
+        assert!(printed.contains(r#""engine":"aws_lc""#), "{printed}");
         let read = outcome_in(printed.as_bytes()).unwrap();
         assert_eq!(format!("{read:?}"), format!("{measured:?}"));
         assert!(outcome_in(b"{\"outcomes\": []}").is_err() && outcome_in(b"").is_err());
