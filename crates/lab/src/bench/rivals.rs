@@ -56,6 +56,8 @@ pub struct Absent {
     pub subject: String,
     /// Why.
     pub why: String,
+    /// Sessions in which it was so.
+    pub sessions: u32,
 }
 
 /// One subject with one number of streams.
@@ -156,13 +158,14 @@ pub(crate) fn run(
     let mut done = 0;
     let mut shots: BTreeMap<(usize, u32), Shots> = BTreeMap::new();
     for session in 0..options.sessions {
+        let folder = |number: usize| dir.join(format!("{session}-{number}"));
         let mut meters = Vec::new();
         for (number, subject) in subjects.iter().enumerate() {
             progress(done, total, &format!("session {}: starting {subject}", session + 1));
-            let meter = match SubjectMeter::start(subject, &dir.join(format!("{session}-{number}")), interrupt) {
+            let meter = match SubjectMeter::start(subject, &folder(number), interrupt) {
                 Err(DemoError::Interrupted) => return Err(DemoError::Interrupted),
                 Err(error) => {
-                    absent.push(Absent { subject: subject.to_string(), why: error.to_string() });
+                    failed(&mut absent, subject, &folder(number), &error);
                     None
                 }
                 Ok(meter) => Some(meter),
@@ -178,7 +181,7 @@ pub(crate) fn run(
                 match shot(meter, subject, flows, options.seconds, dir, interrupt) {
                     Err(DemoError::Interrupted) => return Err(DemoError::Interrupted),
                     Err(error) => {
-                        absent.push(Absent { subject: subject.to_string(), why: error.to_string() });
+                        failed(&mut absent, subject, &folder(step.variant), &error);
                         meters[step.variant] = None;
                     }
                     Ok(shot) => {
@@ -208,6 +211,15 @@ pub(crate) fn run(
     })
 }
 
+/// In a session `subject` took no part from here on. Its `folder` is called otherwise in each, and gone with it.
+fn failed(absent: &mut Vec<Absent>, subject: &Subject, folder: &Path, error: &DemoError) {
+    let (subject, why) = (subject.to_string(), error.to_string().replace(&*folder.to_string_lossy(), "…"));
+    match absent.iter_mut().find(|known| known.subject == subject && known.why == why) {
+        Some(known) => known.sessions += 1,
+        None => absent.push(Absent { subject, why, sessions: 1 }),
+    }
+}
+
 /// Subjects that are here, their versions, and the others.
 #[allow(clippy::type_complexity)]
 fn present(options: &RivalOptions) -> Result<(Vec<Subject>, BTreeMap<String, String>, Vec<Absent>), DemoError> {
@@ -220,7 +232,8 @@ fn present(options: &RivalOptions) -> Result<(Vec<Subject>, BTreeMap<String, Str
                 subjects.push(subject);
             }
             Availability::Missing { why, remedy } => {
-                absent.push(Absent { subject: name.clone(), why: format!("{why}; {remedy}") });
+                let (subject, why, sessions) = (name.clone(), format!("{why}; {remedy}"), options.sessions);
+                absent.push(Absent { subject, why, sessions });
             }
         }
     }
@@ -347,7 +360,7 @@ impl RivalOutcome {
         let mut text = format!("{}, {} cores, Linux {}, commit {}\n\n", self.cpu, self.cores, self.kernel, self.commit);
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
-        table.set_header(["subject", "streams", "Gbit/s", "95 % interval", "CPU s/Gbit", "its own", "transfers"]);
+        table.set_header(["subject", "streams", "Gbit/s", "95 % interval", "CPU s/Gbit", "its own"]);
         let value = |estimate: &Option<Estimate>| estimate.map_or("-".to_owned(), |e| format!("{:.3}", e.value));
         for row in &self.rows {
             table.add_row([
@@ -357,23 +370,22 @@ impl RivalOutcome {
                 interval(&row.gbit_per_s),
                 value(&row.cpu_s_per_gbit),
                 value(&row.own_cpu_s_per_gbit),
-                row.transfers.to_string(),
             ]);
         }
         align(&mut table);
         let _ = writeln!(text, "{table}");
-        if !self.leads.is_empty() {
+        for (rival, goal) in GOALS {
             let mut table = Table::new();
             table.load_style(presets::NOTHING);
-            table.set_header(["Weir over", "streams", "rate", "95 % interval", "CPU/Gbit", "goal", "reached"]);
-            for lead in &self.leads {
+            let head = format!("over {rival}, goal {goal:.0}");
+            table.set_header([&head, "streams", "rate", "95 % interval", "CPU/Gbit", "reached"]);
+            for lead in self.leads.iter().filter(|lead| lead.rival == rival) {
                 table.add_row([
-                    format!("{} / {}", lead.subject, lead.rival),
+                    lead.subject.clone(),
                     lead.flows.to_string(),
                     format!("{:.2}", lead.rate.value),
                     interval(&lead.rate),
                     lead.cpu.map_or("-".to_owned(), |cpu| format!("{:.2}", cpu.value)),
-                    format!("{:.0}", lead.goal),
                     match lead.reached {
                         Reached::Yes => "yes",
                         Reached::No => "no",
@@ -383,16 +395,22 @@ impl RivalOutcome {
                 ]);
             }
             align(&mut table);
-            let _ = writeln!(text, "\n{table}");
+            if !table.is_empty() {
+                let _ = writeln!(text, "\n{table}");
+            }
         }
         for absent in &self.absent {
-            let _ = writeln!(text, "\nnot measured: {}: {}", absent.subject, absent.why);
+            let sessions = match absent.sessions == self.options.sessions {
+                true => String::new(),
+                false => format!(" in {} of {} sessions", absent.sessions, self.options.sessions),
+            };
+            let _ = writeln!(text, "\nnot measured{sessions}: {}: {}", absent.subject, absent.why);
         }
         let options = &self.options;
         let _ = write!(
             text,
-            "\n{} sessions of {} rounds, two transfers of {} s each; processor time is that of the whole machine, and of the \
-             subject's own processes",
+            "\n{} sessions of {} rounds, two transfers of {} s each;\n\
+             processor time is that of the whole machine, and of the subject's own processes",
             options.sessions, options.rounds, options.seconds
         );
         text
@@ -408,6 +426,7 @@ fn align(table: &mut Table) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::assert_narrow;
 
     fn options() -> RivalOptions {
         RivalOptions {
@@ -452,6 +471,43 @@ mod tests {
         assert!((leads[0].rate.value - 3.0).abs() < 1e-9 && leads[0].reached == Reached::Yes, "{leads:?}");
         assert!((leads[1].rate.value - 4.0).abs() < 1e-9 && leads[1].reached == Reached::No, "{leads:?}");
         assert!((leads[0].cpu.expect("both have it").value - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn a_subject_is_named_once_for_each_reason_and_tables_are_narrow() {
+        let subject: Subject = OWN[1].parse().expect("a subject");
+        let mut absent = Vec::new();
+        for (folder, why) in [("/run/0-1", "no /run/0-1/it"), ("/run/1-1", "no /run/1-1/it"), ("/run/2-1", "it ended")]
+        {
+            failed(&mut absent, &subject, folder.as_ref(), &DemoError::Row(why.into()));
+        }
+        let sessions: Vec<u32> = absent.iter().map(|one| one.sessions).collect();
+        assert_eq!(sessions, [2, 1]);
+        let estimate = Estimate { value: 123.456, low: 123.456, high: 123.456 };
+        let lead = |(rival, goal): (&str, f64)| Lead {
+            subject: subject.to_string(),
+            rival: rival.to_owned(),
+            flows: 128,
+            rate: estimate,
+            cpu: Some(estimate),
+            goal,
+            reached: Reached::Inconclusive,
+        };
+        let outcome = RivalOutcome {
+            options: options(),
+            cpu: "a processor".into(),
+            cores: 128,
+            kernel: "6.12.48".into(),
+            commit: "0123456789ab".into(),
+            versions: BTreeMap::new(),
+            rows: rows(&[subject.to_string()], &[((0, 128), shots(123.0))].into(), &mut Rng::new(1)),
+            leads: GOALS.into_iter().map(lead).collect(),
+            absent,
+        };
+        let text = outcome.text();
+        assert_narrow(&text);
+        assert!(text.contains("over strongswan-aes128gcm16, goal 5") && text.contains("inconclusive"), "{text}");
+        assert!(text.contains("not measured in 2 of 5 sessions: weir-esp"), "{text}");
     }
 
     #[test]
