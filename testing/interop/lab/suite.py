@@ -214,6 +214,11 @@ def case_model_of_a_run():
     weir("run", "tiny.toml", "--out", "again", status=0)
     done = run(WEIR, "lab", "model", "validate", out, again, "--json")
     assert {c["what"]: c["holds"] for c in json.loads(done.stdout)[0]["validation"]["criteria"]}["measured in other sessions"], done.stderr
+    # Names of ways are long, and a terminal is not.
+    for command in ["fit", "validate"]:
+        text = run(WEIR, "lab", "model", command, out).stdout
+        wide = [line for line in text.splitlines() if line.startswith("─") and len(line) > 100]
+        assert "─" in text and not wide, text
     refused("model", "fit", out, "--subject", "weir-psp-tunnel-aes128gcm16", words="nothing to fit")
     refused("model", "validate", LAB / "again", words=["holds no profile", "weir lab model fit"])
     assert again.exists()

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-use comfy_table::{LineStyle, Table, presets};
+use comfy_table::{ContentArrangement, LineStyle, Table, presets};
 use crypto::Engine;
 use ipsec::Protocol;
 
@@ -319,6 +319,9 @@ impl Model {
         }
     }
 }
+
+/// Columns of a terminal that a table may take.
+pub(super) const WIDTH: u16 = 100;
 
 /// A table as all commands of the model print it.
 pub(super) fn table(header: &[&str]) -> Table {
@@ -752,6 +755,7 @@ pub(super) fn judgement_text(validation: &Validation) -> String {
         );
     }
     let mut rows = table(&["criterion", "found", ""]);
+    rows.set_width(WIDTH).set_content_arrangement(ContentArrangement::Dynamic);
     for c in &validation.criteria {
         rows.add_row([c.what, &c.found, if c.holds { "holds" } else { "FAILS" }]);
     }

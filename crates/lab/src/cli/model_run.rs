@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use super::model::{FitArgs, FormName, ValidateArgs, digits, judgement_text, read_cost, table};
+use comfy_table::{ContentArrangement, Table};
+
+use super::model::{FitArgs, FormName, ValidateArgs, WIDTH, digits, judgement_text, read_cost, table};
 use crate::campaign::{Campaign, env::Environment, store};
-use crate::model::{
-    Beyond, Curve, Errors, Machine, Profile, RunTrials, Validation, ValidationError, Way, read_run_folder,
-};
+use crate::model::{Beyond, Errors, Machine, Profile, RunTrials, Validation, ValidationError, Way, read_run_folder};
 use crate::trial::{Direction, Trial};
 
 /// A run that was read.
@@ -47,7 +47,7 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     let sorted = RunTrials::new(&run.campaign, &run.trials);
     let ways: Vec<Way> = sorted.ways().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
     if ways.is_empty() {
-        let have: Vec<String> = sorted.ways().iter().map(|w| format!("{} {}", w.subject, w.direction_name())).collect();
+        let have: Vec<String> = sorted.ways().iter().map(name).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
         return Err(format!(
             "{}: nothing to fit: a way needs 4 sizes or more in a study of the kind 'sizes'; ways here: {have}",
@@ -67,36 +67,25 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
         std::fs::create_dir_all(&folder).map_err(|e| format!("cannot make {}: {e}", folder.display()))?;
     }
     let machine = run.machine();
-    let head = ["subject", "direction", "form", "sizes", "sessions", "fixed ns", "left-out p95 %", "two-point p95 %"];
-    let (mut rows, mut listed, mut good) = (table(&head), vec![], true);
+    let (mut fitted, mut listed, mut good) = (vec![], vec![], true);
     for way in &ways {
         let family = args.form.map(FormName::family);
-        let calibration = sorted
-            .calibrate(way, machine.clone(), cost(way)?, family)
-            .map_err(|e| format!("{} {}: {e}", way.subject, way.direction_name()))?;
+        let calibration =
+            sorted.calibrate(way, machine.clone(), cost(way)?, family).map_err(|e| format!("{}: {e}", name(way)))?;
         let profile = &calibration.profile;
         let path = single.cloned().unwrap_or_else(|| folder.join(way.file()));
         profile.save(&path).map_err(|e| e.to_string())?;
         good &= profile.beats_two_point();
-        rows.add_row([
-            way.subject.clone(),
-            way.direction_name().to_owned(),
-            profile.fitted.family.name().to_owned(),
-            profile.sizes.len().to_string(),
-            profile.sessions.len().to_string(),
-            fixed(profile),
-            percent(profile.held_out.p95),
-            percent(profile.two_point.held_out.p95),
-        ]);
         listed.push(serde_json::json!({ "file": path, "profile": profile, "parameters": calibration.parameters }));
         if ways.len() == 1 && !args.json {
             print!("{}", super::model::calibration_text(&calibration));
         }
+        fitted.push((way, calibration.profile));
     }
     if args.json {
         super::model::json(&listed)?;
     } else {
-        println!("{rows}");
+        print!("{}", fitted_text(&fitted));
     }
     eprintln!("weir: model: {} profiles in {}", ways.len(), single.unwrap_or(&folder).display());
     if !good {
@@ -109,12 +98,33 @@ fn suite_of<'a>(run: &'a Run, way: &Way) -> &'a str {
     run.trials.iter().find(|t| t.subject == way.subject).map_or("", |t| &t.suite)
 }
 
-/// The constant of the chosen form.
-fn fixed(profile: &Profile) -> String {
-    match &profile.fitted.curve {
-        Curve::Linear { fit, .. } => digits(fit.coef[0]),
-        Curve::Spline(_) => String::new(),
+fn name(way: &Way) -> String {
+    format!("{} {}", way.subject, way.direction_name())
+}
+
+/// A table of a run: wide because of the names of ways, so its columns stand closer.
+fn close(rows: &mut Table) -> &Table {
+    rows.set_width(WIDTH).set_content_arrangement(ContentArrangement::Dynamic);
+    rows.column_iter_mut().for_each(|column| {
+        column.set_padding((0, 1));
+    });
+    rows
+}
+
+fn fitted_text(fitted: &[(&Way, Profile)]) -> String {
+    let mut rows = table(&["way", "form", "sizes", "sessions", "p95 %", "two-point"]);
+    for (way, profile) in fitted {
+        rows.add_row([
+            name(way),
+            profile.fitted.family.name().to_owned(),
+            profile.sizes.len().to_string(),
+            profile.sessions.len().to_string(),
+            percent(profile.held_out.p95),
+            percent(profile.two_point.held_out.p95),
+        ]);
     }
+    let said = "p95: 95 % of errors at sizes that were left out are smaller; two-point: of the line through two sizes";
+    format!("{}\n{said}\n", close(&mut rows))
 }
 
 fn percent(value: f64) -> String {
@@ -147,11 +157,9 @@ pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
                 let beyond = sorted.beyond(&profile);
                 judged.push(Judged { way, profile, validation, beyond });
             }
-            Err(ValidationError::NothingHeldOut(_)) => eprintln!(
-                "weir: model: note: {} {}: the run has no size that this profile has not seen",
-                way.subject,
-                way.direction_name()
-            ),
+            Err(ValidationError::NothingHeldOut(_)) => {
+                eprintln!("weir: model: note: {}: the run has no size that this profile has not seen", name(&way))
+            }
         }
     }
     if judged.is_empty() {
@@ -195,66 +203,46 @@ fn text(judged: &[Judged]) -> String {
     if let [one] = judged {
         text += &judgement_text(&one.validation);
     }
-    let head = [
-        "subject",
-        "direction",
-        "form",
-        "unseen sizes",
-        "repeat %",
-        "bias %",
-        "p95 %",
-        "max %",
-        "two-point line: p95 %",
-        "constant pps",
-        "constant bps",
-        "",
-    ];
-    let mut rows = table(&head);
+    let mut rows = table(&["way", "repeat %", "bias %", "p95 %", "max %", "two-point", ""]);
+    let mut others = table(&["way", "form", "unseen sizes", "constant pps", "bps"]);
     for j in judged {
         let v = &j.validation;
         let Errors { bias, p95, max, .. } = v.errors;
         rows.add_row([
-            j.way.subject.clone(),
-            j.way.direction_name().to_owned(),
-            j.profile.fitted.family.name().to_owned(),
-            v.points.len().to_string(),
+            name(&j.way),
             v.repeatability.map_or_else(|| "–".into(), percent),
             format!("{bias:+.2}"),
             percent(p95),
             percent(max),
             percent(v.two_point.p95),
-            percent(v.constant[0].p95),
-            percent(v.constant[1].p95),
             if v.accepted() { "accepted" } else { "not accepted" }.to_owned(),
         ]);
+        others.add_row([
+            name(&j.way),
+            j.profile.fitted.family.name().to_owned(),
+            v.points.len().to_string(),
+            percent(v.constant[0].p95),
+            percent(v.constant[1].p95),
+        ]);
     }
-    text += &format!("{rows}\n");
+    text += &format!("{}\n", close(&mut rows));
+    text += "two-point, constant pps and bps: p95 % of what is simpler\n";
+    text += &format!("{}\n", close(&mut others));
     for j in judged {
         for criterion in j.validation.criteria.iter().filter(|c| !c.holds) {
-            text += &format!(
-                "{} {}: fails: {}: {}\n",
-                j.way.subject,
-                j.way.direction_name(),
-                criterion.what,
-                criterion.found
-            );
+            text += &format!("{}: fails: {}: {}\n", name(&j.way), criterion.what, criterion.found);
         }
     }
     text + &beyond_text(judged)
 }
 
 fn beyond_text(judged: &[Judged]) -> String {
-    let mut rows =
-        table(&["beyond sizes", "direction", "what", "measured", "predicted", "unit", "error %", "limit %", ""]);
-    let mut notes = String::new();
-    let mut any = false;
+    let (mut tables, mut notes) = (String::new(), String::new());
     for j in judged {
-        let name = format!("{} {}", j.way.subject, j.way.direction_name());
+        let name = name(&j.way);
+        let mut rows = table(&[&name, "measured", "predicted", "unit", "error %", "limit %", ""]);
         for c in &j.beyond.checks {
-            any = true;
             rows.add_row([
-                j.way.subject.clone(),
-                j.way.direction_name().to_owned(),
                 c.what.clone(),
                 digits(c.measured),
                 digits(c.predicted),
@@ -263,6 +251,9 @@ fn beyond_text(judged: &[Judged]) -> String {
                 format!("{:.0}", c.limit_percent),
                 if c.holds() { "holds" } else { "FAILS" }.to_owned(),
             ]);
+        }
+        if !rows.is_empty() {
+            tables += &format!("{}\n", close(&mut rows));
         }
         if let Some(v) = &j.profile.vector {
             notes += &format!(
@@ -299,5 +290,5 @@ fn beyond_text(judged: &[Judged]) -> String {
             j.beyond.missing.iter().for_each(|missing| notes += &format!("not judged: {missing}\n"));
         }
     }
-    if any { format!("\n{rows}\n{notes}") } else { notes }
+    if tables.is_empty() { notes } else { format!("\nbeyond sizes\n{tables}\n{notes}") }
 }
