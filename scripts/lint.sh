@@ -9,7 +9,7 @@ step() { printf 'lint: %s\n' "$*" >&2; }
 step "formatting"
 cargo fmt --all --check
 step "shell scripts"
-for script in .ci/run scripts/*.sh testing/interop/*/run.sh; do
+for script in .ci/run scripts/*.sh testing/interop/*/run.sh testing/interop/lib/*.sh; do
     [ -e "$script" ] || continue
     bash -n "$script"
 done
