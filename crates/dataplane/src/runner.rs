@@ -1093,7 +1093,8 @@ mod tests {
         };
         let hung = Links { inner: Odd::boxed(hangs), outer_rx: vec![], outer_tx: Odd::boxed(|| Ok(())) };
         let config = |core| WorkerConfig { batch: 64, derived_keys: 128, ..small(core) };
-        let runner = Runner::start(vec![(config(0), links), (config(1), hung)], tables(Action::Drop)).unwrap();
+        let workers = vec![(config(0), links), (config(1), hung)];
+        let runner = Runner::start_with(workers, tables(Action::Drop), Scheduler::RunToCompletion).unwrap();
         let counted = |core: usize, why: Reason| runner.counters()[core].drops[why as usize].load(Ordering::Relaxed);
         let mut batch = Batch::new(PACKETS, 2048);
         while batch.push_with(|to| to.set(&esp_for(1))) {}

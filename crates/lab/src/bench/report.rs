@@ -4,16 +4,20 @@ use comfy_table::{CellAlignment, Table, presets};
 
 use super::{Options, Outcome, alone};
 
-/// The table for people: ticks per packet and ratios, both directions. What follows from these columns is in the JSON.
+/// The table for people: ticks per packet and ratios, both directions. Rates, and the intervals that a sweep has no room for, are in
+/// the JSON.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let sweep = outcomes.iter().any(|o| (o.case.batch, o.case.working_set_mb) != (outcomes[0].case.batch, 0));
-    let header = ["way", "size", "out", "bare", "ratio (95 %)", "in", "bare", "ratio (95 %)"];
+    let ratio = if sweep { "ratio" } else { "ratio (95 %)" };
+    let header = ["way", "size", "out", "bare", "over", ratio, "in", "bare", "over", ratio];
     table.set_header(header.iter().copied().chain(if sweep { &["batch", "MB"][..] } else { &[] }.iter().copied()));
     for o in outcomes {
-        let ratio =
-            |d: &super::path::Direction| format!("{:.2} ({:.2}-{:.2})", d.ratio.value, d.ratio.low, d.ratio.high);
+        let ratio = |d: &super::path::Direction| match sweep {
+            true => format!("{:.2}", d.ratio.value),
+            false => format!("{:.2} ({:.2}-{:.2})", d.ratio.value, d.ratio.low, d.ratio.high),
+        };
         let mode = match o.case.mode {
             crate::pair::Shape::Tunnel => "tun",
             crate::pair::Shape::Transport => "tra",
@@ -24,9 +28,11 @@ pub fn table(outcomes: &[Outcome]) -> String {
             alone::marked(o.case.size, o.alone),
             format!("{:.0}", o.outbound.path.value),
             format!("{:.0}", o.outbound.engine.value),
+            format!("{:.0}", o.outbound.over.value),
             ratio(&o.outbound),
             format!("{:.0}", o.inbound.path.value),
             format!("{:.0}", o.inbound.engine.value),
+            format!("{:.0}", o.inbound.over.value),
             ratio(&o.inbound),
         ];
         let of_sweep = if sweep { vec![o.case.batch.to_string(), o.case.working_set_mb.to_string()] } else { vec![] };
@@ -78,8 +84,8 @@ mod tests {
     fn a_table_is_narrow_also_of_a_sweep() {
         let of = |value, low, high| Estimate { value, low, high };
         let ticks = of(2345.0, 2345.0, 2345.0);
-        let direction =
-            Direction { path: ticks, engine: ticks, ratio: of(1.57, 1.42, 182.40), over: ticks, pps: 1_234_567.0 };
+        let over = of(345.0, 345.0, 345.0);
+        let direction = Direction { path: ticks, engine: ticks, ratio: of(1.57, 1.42, 12.40), over, pps: 1_234_567.0 };
         let outcome = |size, working_set_mb| Outcome {
             case: Case {
                 protocol: "eesp",
