@@ -237,7 +237,7 @@ pub struct CoresOutcome {
     pub pps: Estimate,
     /// Bits per second of inner packets.
     pub bps: f64,
-    /// Times one core, round by round; `None` for one core.
+    /// Times one core that runs to completion, round by round.
     pub speed_up: Option<Estimate>,
     /// What cores could bring at most.
     pub ceiling: f64,
