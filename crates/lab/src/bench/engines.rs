@@ -122,8 +122,14 @@ pub fn run_engines(
     let total = suites.len() * options.sizes.len() * options.batches.len();
     let (mut rng, mut outcomes, mut done) = (Rng::new(options.seed), Vec::new(), 0);
     let mut alone = Alone::new(options.patience);
+    let cpus = dataplane::cpus::allowed();
     for suite in suites {
-        let rig = |threads| engines.iter().map(move |engine| Rig::new(*engine, suite, threads));
+        let rig = |threads| {
+            engines.iter().map({
+                let cpus = &cpus[..];
+                move |engine| Rig::new(*engine, suite, threads, cpus)
+            })
+        };
         let afar = (options.threads > 0).then(|| rig(options.threads)).into_iter().flatten();
         let mut rigs = rig(0).chain(afar).collect::<Result<Vec<_>, _>>()?;
         let mut packets = Batch::new(largest, 2304);
@@ -155,6 +161,9 @@ pub fn run_engines(
             }
         }
     }
+    if options.threads > 0 {
+        afar::run_on(&cpus)?;
+    }
     Ok((ticks_per_second(), outcomes))
 }
 
@@ -179,11 +188,11 @@ struct Rig {
 }
 
 impl Rig {
-    fn new(engine: Engine, suite: &str, threads: usize) -> Result<Self, PairError> {
+    fn new(engine: Engine, suite: &str, threads: usize, cpus: &[usize]) -> Result<Self, PairError> {
         let subject = Subject::new(Protocol::Esp, Shape::Tunnel, suite, engine);
         let [sending, _] = subject.tables()?;
         let (keys, derived) = (Arc::new(sending.keys.clone()), DerivedKeys::new(0));
-        let afar = (threads > 0).then(|| Afar::start(engine, threads, &keys)).transpose()?;
+        let afar = (threads > 0).then(|| Afar::start(engine, threads, &keys, cpus)).transpose()?;
         Ok(Self { subject, keys, sending, derived, bare: Bare::new(), afar })
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crypto::offload::{GROUP, Group, Offload, Task, Way};
 use crypto::{CryptoOp, Engine, KeyTable};
 use dataplane::clock::ticks;
+use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Groups that a thread has room for: the largest batch of a benchmark.
 const DEPTH: usize = 64;
@@ -19,10 +20,19 @@ pub(super) struct Afar {
 }
 
 impl Afar {
+    /// The threads run on all of `cpus` but the first, where the caller stays: who waits for them on theirs would keep them from
+    /// running. Where there is one alone they share it.
+    ///
     /// # Errors
     /// The operating system has no thread to give.
-    pub(super) fn start(engine: Engine, threads: usize, keys: &Arc<KeyTable>) -> io::Result<Self> {
+    pub(super) fn start(engine: Engine, threads: usize, keys: &Arc<KeyTable>, cpus: &[usize]) -> io::Result<Self> {
+        if let [_, others @ ..] = cpus
+            && !others.is_empty()
+        {
+            run_on(others)?;
+        }
         let offload = Offload::start(engine, threads, DEPTH)?;
+        run_on(&cpus[..cpus.len().min(1)])?;
         Ok(Self { offload, keys: Arc::clone(keys), groups: Vec::new(), next_iv: 1 })
     }
 
@@ -70,4 +80,14 @@ impl Afar {
         self.groups = back;
         took
     }
+}
+
+/// Lets this thread, and those that it starts from here on, run on these processors; none leaves it where it is.
+pub(super) fn run_on(cpus: &[usize]) -> io::Result<()> {
+    if cpus.is_empty() {
+        return Ok(());
+    }
+    let mut set = CpuSet::new();
+    cpus.iter().for_each(|cpu| set.set(*cpu));
+    Ok(sched_setaffinity(None, &set)?)
 }
