@@ -270,7 +270,7 @@ class Run:
         if sent < 20:
             raise Failed(f"only {sent} pings were sent")
         if sent - came > int(allowed):
-            raise Failed(f"{sent - came} of {sent} packets were lost")
+            raise Failed(f"{sent - came} of {sent} packets were lost; {self._dropped()}")
 
     def load(self, sender, mbit, size, during, count):
         """Datagrams with so many bytes of payload from `sender` at so many Mbit/s `for` so many seconds, or during so many
