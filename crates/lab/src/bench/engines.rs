@@ -50,6 +50,8 @@ pub struct EngineOptions {
     pub batches: Vec<usize>,
     /// Threads that each engine has once more for itself, beside the caller's; 0 for none.
     pub threads: usize,
+    /// Each engine once more with the packets elsewhere: they are copied as they are sealed.
+    pub copied: bool,
     /// Rounds per case; at least 30 for an interval that means something.
     pub rounds: usize,
     /// Seed of order and bootstrap.
@@ -67,6 +69,7 @@ impl Default for EngineOptions {
             sizes: vec![64, 512, 1400],
             batches: vec![16, 256],
             threads: 0,
+            copied: false,
             rounds: 41,
             seed: 1,
             patience: alone::PATIENCE,
@@ -90,6 +93,8 @@ pub struct EngineOutcome {
     pub engine: &'static str,
     /// Threads of its own, to which the caller hands groups of packets and waits for the last; 0: it runs at the caller.
     pub threads: usize,
+    /// What is sealed lay elsewhere and was copied. What is opened never does.
+    pub copied: bool,
     /// Suite.
     pub suite: String,
     /// Inner packet in bytes.
@@ -124,14 +129,16 @@ pub fn run_engines(
     let mut alone = Alone::new(options.patience);
     let cpus = dataplane::cpus::allowed();
     for suite in suites {
-        let rig = |threads| {
-            engines.iter().map({
-                let cpus = &cpus[..];
-                move |engine| Rig::new(*engine, suite, threads, cpus)
-            })
-        };
-        let afar = (options.threads > 0).then(|| rig(options.threads)).into_iter().flatten();
-        let mut rigs = rig(0).chain(afar).collect::<Result<Vec<_>, _>>()?;
+        let mut rigs = Vec::new();
+        for place in places(options) {
+            for engine in &engines {
+                let rig = Rig::new(*engine, suite, place, &cpus)?;
+                // What is not encrypted has no copy to be had on the way.
+                if !matches!(place, Place::Copied) || !rig.shape(64).0.body.is_empty() {
+                    rigs.push(rig);
+                }
+            }
+        }
         let mut packets = Batch::new(largest, 2304);
         for size in &options.sizes {
             for batch in &options.batches {
@@ -149,7 +156,8 @@ pub fn run_engines(
                     let [seal, open] = [0, 1].map(|way| estimate(n, way, &mut rng));
                     outcomes.push(EngineOutcome {
                         engine: rig.subject.engine.name(),
-                        threads: rig.afar.as_ref().map_or(0, |_| options.threads),
+                        threads: if let Work::Afar(_) = rig.work { options.threads } else { 0 },
+                        copied: matches!(rig.work, Work::Copied(_)),
                         suite: suite.clone(),
                         size: *size,
                         batch: *batch,
@@ -176,6 +184,29 @@ fn fill(packets: &mut Batch, size: usize, count: usize, subject: &Subject) {
     }
 }
 
+/// Where an engine works.
+#[derive(Clone, Copy)]
+enum Place {
+    Here,
+    Copied,
+    Afar(usize),
+}
+
+fn places(options: &EngineOptions) -> impl Iterator<Item = Place> {
+    let afar = (options.threads > 0).then_some(Place::Afar(options.threads));
+    [Some(Place::Here), options.copied.then_some(Place::Copied), afar].into_iter().flatten()
+}
+
+/// How an engine gets its packets.
+enum Work {
+    /// They are sealed where they lie.
+    InPlace,
+    /// They lie here, one behind the other, as in a super-packet.
+    Copied(Vec<u8>),
+    /// It has threads of its own.
+    Afar(Afar),
+}
+
 /// One engine with its key.
 struct Rig {
     subject: Subject,
@@ -183,17 +214,43 @@ struct Rig {
     sending: dataplane::Snapshot,
     derived: DerivedKeys,
     bare: Bare,
-    /// On threads of its own.
-    afar: Option<Afar>,
+    work: Work,
 }
 
 impl Rig {
-    fn new(engine: Engine, suite: &str, threads: usize, cpus: &[usize]) -> Result<Self, PairError> {
+    fn new(engine: Engine, suite: &str, place: Place, cpus: &[usize]) -> Result<Self, PairError> {
         let subject = Subject::new(Protocol::Esp, Shape::Tunnel, suite, engine);
         let [sending, _] = subject.tables()?;
         let (keys, derived) = (Arc::new(sending.keys.clone()), DerivedKeys::new(0));
-        let afar = (threads > 0).then(|| Afar::start(engine, threads, &keys, cpus)).transpose()?;
-        Ok(Self { subject, keys, sending, derived, bare: Bare::new(), afar })
+        let work = match place {
+            Place::Here => Work::InPlace,
+            Place::Copied => Work::Copied(Vec::new()),
+            Place::Afar(threads) => Work::Afar(Afar::start(engine, threads, &keys, cpus)?),
+        };
+        Ok(Self { subject, keys, sending, derived, bare: Bare::new(), work })
+    }
+
+    /// From here on these packets, with `op` each.
+    fn prepare(&mut self, op: CryptoOp, packets: &Batch) {
+        match &mut self.work {
+            Work::InPlace => (),
+            Work::Copied(source) => {
+                source.clear();
+                packets.packets().iter().for_each(|packet| source.extend_from_slice(packet.bytes()));
+            }
+            Work::Afar(afar) => afar.prepare(op, packets.len()),
+        }
+    }
+
+    /// Seals and opens every packet; ticks of each.
+    fn round(&mut self, packets: &mut Batch, shape: &(CryptoOp, usize)) -> [u64; 2] {
+        let source = match &mut self.work {
+            Work::Afar(afar) => return afar.round(),
+            Work::Copied(source) => &source[..],
+            Work::InPlace => &[],
+        };
+        let keys = Keys { table: &self.keys, derived: &self.derived };
+        self.bare.round(self.subject.engine, keys, packets.packets_mut(), source, shape)
     }
 
     /// The operation that the path makes for a packet of `size` bytes.
@@ -217,7 +274,7 @@ fn rounds(
     let shape = rigs[0].shape(size);
     let mut order: Vec<usize> = (0..rigs.len()).collect();
     let count = packets.len() as f64;
-    rigs.iter_mut().flat_map(|rig| &mut rig.afar).for_each(|afar| afar.prepare(shape.0, packets.len()));
+    rigs.iter_mut().for_each(|rig| rig.prepare(shape.0, packets));
     for round in 0..rounds + WARM_UP {
         // Fisher and Yates.
         for last in (1..order.len()).rev() {
@@ -225,12 +282,7 @@ fn rounds(
         }
         alone.begin();
         for &n in &order {
-            let rig = &mut rigs[n];
-            let keys = Keys { table: &rig.keys, derived: &rig.derived };
-            let ticks = match &mut rig.afar {
-                Some(afar) => afar.round(),
-                None => rig.bare.round(rig.subject.engine, keys, packets.packets_mut(), &shape),
-            };
+            let ticks = rigs[n].round(packets, &shape);
             if round >= WARM_UP {
                 times[n].iter_mut().zip(ticks).for_each(|(times, ticks)| times.push(ticks as f64 / count));
             }
@@ -253,7 +305,11 @@ pub fn engines_table(outcomes: &[EngineOutcome]) -> String {
             o.suite.clone(),
             alone::marked(o.size, o.alone),
             o.batch.to_string(),
-            if o.threads > 0 { format!("{} on {}", o.engine, o.threads) } else { o.engine.to_owned() },
+            match o {
+                EngineOutcome { copied: true, engine, .. } => format!("{engine}, copied"),
+                EngineOutcome { threads: threads @ 1.., engine, .. } => format!("{engine} on {threads}"),
+                EngineOutcome { engine, .. } => (*engine).to_owned(),
+            },
             format!("{:.0}", o.seal.ticks.value),
             ratio(&o.seal.ratio),
             format!("{:.0}", o.open.ticks.value),
@@ -295,24 +351,26 @@ mod tests {
     #[test]
     fn every_engine_is_measured_on_every_case() {
         let options = EngineOptions {
-            suites: vec!["aes128gcm16".into(), "aes128-sha1".into()],
+            suites: vec!["aes128gcm16".into(), "aes128-sha1".into(), "aes128gmac".into()],
             sizes: vec![64, 65],
             batches: vec![1, 20],
             threads: 1,
+            copied: true,
             rounds: 5,
             ..EngineOptions::default()
         };
         let (hz, outcomes) = run_engines(&options, &mut |_, _| {}).expect("suites of ESP");
-        assert_eq!(outcomes.len(), 8 * 2 * Engine::real().count());
+        // Nothing is copied where nothing is encrypted.
+        assert_eq!(outcomes.len(), 4 * (3 + 3 + 2) * Engine::real().count());
         for o in &outcomes {
-            let base = o.engine == Engine::AwsLc.name() && o.threads == 0;
+            let base = o.engine == Engine::AwsLc.name() && o.threads == 0 && !o.copied;
             for time in [o.seal, o.open] {
                 assert!(time.ticks.value > 0.0 && time.ratio.value > 0.0, "{o:?}");
                 assert!(!base || (time.ratio.value, time.ratio.low, time.ratio.high) == (1.0, 1.0, 1.0), "{o:?}");
             }
         }
         let text = engines_table(&outcomes);
-        assert!(text.contains("aes128-sha1") && text.contains("aws_lc on 1"), "{text}");
+        assert!(["aes128-sha1", "aws_lc on 1", "aws_lc, copied"].iter().all(|word| text.contains(word)), "{text}");
         let json = engines_json(hz, &options, &outcomes);
         assert_eq!(json["cases"].as_array().map(Vec::len), Some(outcomes.len()));
         assert_eq!(json["engines"].as_array().map(Vec::len), Some(Engine::ALL.len()));

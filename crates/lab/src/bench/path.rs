@@ -309,7 +309,7 @@ impl Ends {
     /// The same buffers through the sender's key alone.
     fn bare_round(&mut self, subject: &Subject, shape: &(CryptoOp, usize), template: &[u8]) -> [u64; 2] {
         let keys = Keys { table: &self.sending.keys, derived: &self.derived };
-        let ticks = self.bare.round(subject.engine, keys, self.batches[0].packets_mut(), shape);
+        let ticks = self.bare.round(subject.engine, keys, self.batches[0].packets_mut(), &[], shape);
         if subject.protocol == Protocol::Ah {
             // AH's ICV stands where the IP header of the clear packet is.
             for packet in self.batches[0].packets_mut() {
@@ -376,17 +376,20 @@ impl Bare {
         (op, HEADROOM - frame.range().start)
     }
 
-    /// Seals and opens every packet; ticks of each.
+    /// Seals and opens every packet; ticks of each. What is sealed lies in `source`, one packet behind the other, unless
+    /// that is empty.
     pub(super) fn round(
         &self,
         engine: Engine,
         keys: Keys<'_>,
         packets: &mut [Packet],
+        source: &[u8],
         shape: &(CryptoOp, usize),
     ) -> [u64; 2] {
         let first_iv = self.next_iv.get();
         self.next_iv.set(first_iv + packets.len() as u64);
         let (op, before) = shape;
+        let size = source.len() / packets.len();
         let mut jobs: Vec<Job<'_>> = packets
             .iter_mut()
             .zip(first_iv..)
@@ -396,6 +399,13 @@ impl Bare {
                 Job::new(op, packet.around(*before, op.icv.end.max(op.body.end) as usize))
             })
             .collect();
+        if size > 0 {
+            jobs = jobs
+                .into_iter()
+                .zip(source.chunks_exact(size))
+                .map(|(job, source)| Job::from_source(job.op, source, job.packet))
+                .collect();
+        }
         let t0 = ticks();
         engine.seal(keys, &mut jobs);
         let t1 = ticks();

@@ -14,6 +14,7 @@ use serde::Serialize;
 use crate::demo::DemoError;
 use crate::demo::child::Interrupt;
 use crate::demo::iperf::Transfer;
+use crate::demo::world::Cable;
 use crate::host::cpu::CpuSample;
 use crate::series::transfer;
 use crate::stats::{Estimate, Rng, median, mirrored, over_units, paired};
@@ -39,6 +40,8 @@ pub struct RivalOptions {
     pub rivals: Vec<String>,
     /// Numbers of TCP streams.
     pub flows: Vec<u32>,
+    /// The cable carries one packet a frame, as a wire does; otherwise trains and super-packets cross it whole.
+    pub wire: bool,
     /// Seconds of each transfer.
     pub seconds: u16,
     /// Rounds in each session; every subject has two turns in a round.
@@ -155,6 +158,7 @@ pub(crate) fn run(
     let (subjects, versions, mut absent) = present(options)?;
     let steps = |session| mirrored(options.seed + u64::from(session), subjects.len(), options.rounds as usize);
     let total = u64::from(options.sessions) * steps(0).len() as u64 * options.flows.len() as u64;
+    let cable = if options.wire { Cable::Wire } else { Cable::Veth };
     let mut done = 0;
     let mut shots: BTreeMap<(usize, u32), Shots> = BTreeMap::new();
     for session in 0..options.sessions {
@@ -162,7 +166,7 @@ pub(crate) fn run(
         let mut meters = Vec::new();
         for (number, subject) in subjects.iter().enumerate() {
             progress(done, total, &format!("session {}: starting {subject}", session + 1));
-            let meter = match SubjectMeter::start(subject, &folder(number), interrupt) {
+            let meter = match SubjectMeter::start(subject, &folder(number), interrupt, cable) {
                 Err(DemoError::Interrupted) => return Err(DemoError::Interrupted),
                 Err(error) => {
                     failed(&mut absent, subject, &folder(number), &error);
@@ -409,9 +413,12 @@ impl RivalOutcome {
         let options = &self.options;
         let _ = write!(
             text,
-            "\n{} sessions of {} rounds, two transfers of {} s each;\n\
+            "\n{} sessions of {} rounds, two transfers of {} s each, over {};\n\
              processor time is that of the whole machine, and of the subject's own processes",
-            options.sessions, options.rounds, options.seconds
+            options.sessions,
+            options.rounds,
+            options.seconds,
+            if options.wire { "a cable with one packet a frame" } else { "a cable that carries trains whole" }
         );
         text
     }
@@ -433,6 +440,7 @@ mod tests {
             own: OWN.map(String::from).to_vec(),
             rivals: GOALS.map(|(name, _)| name.to_owned()).to_vec(),
             flows: vec![1],
+            wire: false,
             seconds: 3,
             rounds: 2,
             sessions: 5,

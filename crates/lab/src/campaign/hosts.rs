@@ -13,7 +13,7 @@ use super::runner::{NotOpen, Runner, Setting, one_size};
 use super::schedule::Cell;
 use crate::demo::DemoError;
 use crate::demo::child::Interrupt;
-use crate::demo::world::End;
+use crate::demo::world::{Cable, End};
 use crate::host::{Observer, Window};
 use crate::meter::{Latency, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::modes::{self, Options};
@@ -66,7 +66,7 @@ impl Pair {
         }
         // Names of subjects hold what names of files may hold; several pairs may have the same subject.
         let dir = private.join(format!("pair-{}", setting.number()));
-        let meter = SubjectMeter::start_over(&subject, &dir, &setting.interrupt, delay)?;
+        let meter = SubjectMeter::start(&subject, &dir, &setting.interrupt, Cable::wire_of(delay))?;
         Ok(Self { subject, meter, dir, interrupt: setting.interrupt.clone() })
     }
 }

@@ -349,6 +349,9 @@ pub struct EnginesArgs {
     /// Measure each engine once more with so many threads of its own, to which groups of packets are handed (0: not)
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
     threads: u8,
+    /// Measure each engine once more with packets that lie elsewhere, as in a super-packet, and are copied as they are sealed
+    #[arg(long)]
+    copied: bool,
     /// Timed rounds per case
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
     rounds: u16,
@@ -515,6 +518,7 @@ fn run_engines(args: EnginesArgs) -> anyhow::Result<()> {
         sizes: args.size.into_iter().map(usize::from).collect(),
         batches: args.batch.into_iter().map(usize::from).collect(),
         threads: args.threads.into(),
+        copied: args.copied,
         rounds: args.rounds.into(),
         seed: args.seed,
         patience: Duration::from_millis(args.patience_ms.into()),

@@ -21,6 +21,10 @@ pub struct RivalsArgs {
     /// TCP streams
     #[arg(long, value_delimiter = ',', default_value = "1,8", value_parser = clap::value_parser!(u32).range(1..=128))]
     flows: Vec<u32>,
+    /// One packet a frame, as on a wire between network cards that neither cut nor join; without it the cable is veth as it
+    /// comes, which carries trains and super-packets whole
+    #[arg(long)]
+    wire: bool,
     /// Seconds of each transfer
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(2..=600))]
     seconds: u16,
@@ -66,6 +70,7 @@ impl RivalsArgs {
             own: self.own.clone(),
             rivals: self.rivals.clone(),
             flows: self.flows.clone(),
+            wire: self.wire,
             seconds: self.seconds,
             rounds: self.rounds,
             sessions: self.sessions,

@@ -9,6 +9,7 @@ use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use crate::demo::child::Interrupt;
+use crate::demo::world::Cable;
 use crate::demo::{self, DemoError, sandbox};
 use crate::meter::{Load, Meter, MeterError};
 use crate::subject::{Availability, Listed, Subject, SubjectMeter, list};
@@ -113,7 +114,7 @@ impl SubjectsArgs {
     fn measure(&self, subject: &Subject, dir: &Path, interrupt: &Interrupt) -> Result<Measurement, DemoError> {
         let folder = dir.join("subject");
         let _ = std::fs::remove_dir_all(&folder);
-        let mut meter = SubjectMeter::start(subject, &folder, interrupt)?;
+        let mut meter = SubjectMeter::start(subject, &folder, interrupt, Cable::Wire)?;
         let load = Load {
             traffic: self.traffic.clone(),
             direction: Direction::Both,

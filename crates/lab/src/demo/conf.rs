@@ -144,6 +144,7 @@ fn hex(bytes: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::demo::world::Cable;
 
     fn secrets(way: Way) -> Secrets {
         let key = |first| (first..).take(way.key_bytes()).collect();
@@ -156,7 +157,7 @@ mod tests {
 
     #[test]
     fn one_configuration_whole() {
-        let plan = Plan { v6: false, mtu: 1500 };
+        let plan = Plan { v6: false, mtu: 1500, cable: Cable::Wire };
         let text = setting(Way::EespSub, &plan).manual(End::Moon, &secrets(Way::EespSub));
         let expected = "\
 # moon: EESP tunnel, 2 Sub SAs
@@ -198,7 +199,7 @@ policies {
     #[test]
     fn both_ends_mirror_each_other() {
         for v6 in [false, true] {
-            let plan = Plan { v6, mtu: 1500 };
+            let plan = Plan { v6, mtu: 1500, cable: Cable::Wire };
             for way in Way::ALL.into_iter().filter(|way| *way != Way::Plain) {
                 let of = |end| setting(way, &plan).manual(end, &secrets(way));
                 let (sun, moon) = (of(End::Sun), of(End::Moon));
@@ -219,7 +220,7 @@ policies {
 
     #[test]
     fn one_configuration_with_certificates_whole() {
-        let plan = Plan { v6: false, mtu: 1500 };
+        let plan = Plan { v6: false, mtu: 1500, cable: Cable::Wire };
         let text = setting(Way::EespSub, &plan).keyed(End::Moon, Keying::Ike);
         let expected = "\
 # moon: EESP tunnel, 2 Sub SAs
@@ -261,7 +262,7 @@ connections {
 
     #[test]
     fn each_protocol_is_negotiated_in_its_own_words() {
-        let plan = Plan { v6: true, mtu: 1500 };
+        let plan = Plan { v6: true, mtu: 1500, cable: Cable::Wire };
         for (way, keying, words) in [
             (Way::EspGcm, Keying::Ike, "esp_proposals = aes128gcm16\n"),
             (Way::EspCbc, Keying::Ike, "esp_proposals = aes128-sha256\n"),

@@ -36,7 +36,7 @@ use progress::Progress;
 use report::{Machine, Report};
 use row::{Row, Workplace};
 pub use way::{Keys, Way};
-use world::{Plan, World};
+use world::{Cable, Plan, World};
 
 /// Exit status after a signal, as shells have it for SIGINT.
 pub const INTERRUPTED: u8 = 130;
@@ -120,7 +120,7 @@ fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> 
     let sub_sas = crate::host::cpus().clamp(2, MAX_SUB_SAS);
     let progress = Progress::new(options.rows.len(), options.seconds);
     progress.say("building two hosts");
-    let world = World::build(Plan { v6: options.v6, mtu: options.mtu })?;
+    let world = World::build(Plan { v6: options.v6, mtu: options.mtu, cable: Cable::Wire })?;
     let busy_before = busy(interrupt)?;
     let pki = Pki::make().map_err(|error| DemoError::Unable(format!("cannot make certificates: {error}")))?;
     let place = Workplace {

@@ -74,6 +74,27 @@ pub(crate) struct Plan {
     pub(crate) v6: bool,
     /// MTU of the cable in bytes.
     pub(crate) mtu: u16,
+    /// What lies between the hosts.
+    pub(crate) cable: Cable,
+}
+
+/// What lies between two hosts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Cable {
+    /// One packet per frame, as on a wire: counters then count what a wire would carry. The kernel cuts trains of datagrams
+    /// before, and nothing joins them again.
+    Wire,
+    /// veth as it comes: trains and super-packets cross it whole, as between network cards that cut and join.
+    Veth,
+    /// Two devices with us in between, who hold every frame back for so long.
+    Holding(Duration),
+}
+
+impl Cable {
+    /// A wire on which a frame takes `delay`.
+    pub(crate) fn wire_of(delay: Duration) -> Self {
+        if delay.is_zero() { Self::Wire } else { Self::Holding(delay) }
+    }
 }
 
 impl Plan {
@@ -122,11 +143,6 @@ pub(crate) struct World {
 impl World {
     /// Builds both hosts.
     pub(crate) fn build(plan: Plan) -> Result<Self, DemoError> {
-        Self::build_over(plan, Duration::ZERO)
-    }
-
-    /// Builds both hosts with a cable that holds every frame back for `delay`, if that is not zero.
-    pub(crate) fn build_over(plan: Plan, delay: Duration) -> Result<Self, DemoError> {
         static WORLDS: AtomicU32 = AtomicU32::new(0);
         let number = WORLDS.fetch_add(1, Ordering::Relaxed);
         let suffix = format!("{}-{number}", std::process::id());
@@ -134,12 +150,15 @@ impl World {
         for end in End::BOTH {
             world.ip(&format!("netns add {}", world.namespace(end)))?;
         }
-        let taps = if delay.is_zero() { world.plain_cable().map(|()| None) } else { world.taps().map(Some) }?;
+        let taps = match plan.cable {
+            Cable::Wire | Cable::Veth => world.plain_cable().map(|()| None),
+            Cable::Holding(delay) => world.taps().map(|devices| Some((devices, delay))),
+        }?;
         for end in End::BOTH {
             world.furnish(end)?;
         }
         // Not before both are up: what a host that is not takes is lost.
-        if let Some(devices) = taps {
+        if let Some((devices, delay)) = taps {
             let relay = Relay::start(devices, plan.mtu, delay);
             world.relay = Some(relay.map_err(|error| DemoError::Unable(format!("cannot hold frames back: {error}")))?);
         }
@@ -186,9 +205,8 @@ impl World {
             self.sysctl(end, key, value);
         }
         self.ip(&format!("{here} link set lo up"))?;
-        // One segment per packet, as on a real cable: counters then count what a wire would carry,
-        // where veth by itself passes 64 KB at a time.
-        self.ip(&format!("{here} link set {CABLE} up gso_max_segs 1"))?;
+        let whole = if self.plan.cable == Cable::Veth { "" } else { " gso_max_segs 1" };
+        self.ip(&format!("{here} link set {CABLE} up{whole}"))?;
         for v6 in [false, true] {
             let (outer, inner) = if v6 { (64, 64) } else { (24, 24) };
             let nodad = if v6 { " nodad" } else { "" };

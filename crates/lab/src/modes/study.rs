@@ -9,7 +9,7 @@ use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
 use crate::demo::ping::RoundTrips;
 use crate::demo::relay::Tally;
-use crate::demo::world::{ETHERNET, End};
+use crate::demo::world::{Cable, ETHERNET, End};
 use crate::stats::{Limits, Ratio, Rng, judge_all, mirrored, paired, quantile_sorted};
 use crate::subject::{Subject, SubjectMeter};
 
@@ -58,7 +58,7 @@ pub(crate) fn run(
             say(&format!("session {} of {}: starting {}", session + 1, options.sessions, variant.label()));
             let folder = dir.join(format!("{session}-{number}"));
             let delay = Duration::from_millis(options.delay_ms.into());
-            let meter = SubjectMeter::start_over(&subject, &folder, interrupt, delay)?;
+            let meter = SubjectMeter::start(&subject, &folder, interrupt, Cable::wire_of(delay))?;
             meters.push((meter, subject));
         }
         // Every variant stands twice in a round, so the rounds that were asked for are twice as long.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::demo::DemoError;
 use crate::demo::child::{Interrupt, Running};
-use crate::demo::world::{End, World};
+use crate::demo::world::{Cable, End, World};
 use crate::host::cpu::{CpuSample, CpuSampler};
 use crate::import::{Cpu, Imported, parse};
 use crate::subject::{Subject, SubjectMeter};
@@ -152,7 +152,7 @@ pub(crate) fn record(
     dir: &Path,
     interrupt: &Interrupt,
 ) -> Result<[Imported; 2], DemoError> {
-    let mut meter = SubjectMeter::start(subject, &dir.join("subject"), interrupt)?;
+    let mut meter = SubjectMeter::start(subject, &dir.join("subject"), interrupt, Cable::Wire)?;
     let sampler = CpuSampler::start(Duration::from_secs(1));
     let began_s = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
     let csv = transfer(&mut meter, subject, seconds, flows, dir, interrupt, || {});

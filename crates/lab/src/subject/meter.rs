@@ -8,7 +8,7 @@ use crate::demo::DemoError;
 use crate::demo::child::Interrupt;
 use crate::demo::counters::process_seconds;
 use crate::demo::probe;
-use crate::demo::world::{End, Plan, World};
+use crate::demo::world::{Cable, End, Plan, World};
 use crate::meter::{Load, Meter, MeterError, Place, PortMeter, PortOptions, ReceivePort, SendPort};
 use crate::traffic::Addresses;
 use crate::trial::{Direction, Lost, Measurement};
@@ -42,22 +42,8 @@ impl SubjectMeter {
     ///
     /// # Errors
     /// The kernel refuses namespaces, the subject is missing, or nothing arrives.
-    pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt) -> Result<Self, DemoError> {
-        Self::start_over(subject, dir, interrupt, Duration::ZERO)
-    }
-
-    /// The same over a cable that holds every frame back for `delay`.
-    ///
-    /// # Errors
-    /// As [`SubjectMeter::start`].
-    pub(crate) fn start_over(
-        subject: &Subject,
-        dir: &Path,
-        interrupt: &Interrupt,
-        delay: Duration,
-    ) -> Result<Self, DemoError> {
-        let plan = Plan { v6: subject.is_v6(), mtu: CABLE_MTU };
-        let mut world = World::build_over(plan, delay)?;
+    pub(crate) fn start(subject: &Subject, dir: &Path, interrupt: &Interrupt, cable: Cable) -> Result<Self, DemoError> {
+        let mut world = World::build(Plan { v6: subject.is_v6(), mtu: CABLE_MTU, cable })?;
         let started = subject.start(&mut world, dir, interrupt)?;
         let place = |end| Place {
             addr: subject.address(&world, end),
