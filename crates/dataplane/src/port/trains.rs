@@ -25,9 +25,9 @@ const FIRST_DYNAMIC_PORT: u16 = 49_152;
 const FLOW_SOCKETS: usize = 32;
 /// Datagrams that make it worth to open a socket in place of another.
 const WORTH_A_SOCKET: usize = 8;
-/// Trains of others, worth a socket each, for which a flow that sends nothing meanwhile keeps its place. So however many flows
-/// there are, 64 × 8 datagrams go before one socket is closed and another opened.
-const KEPT: u8 = 64;
+/// Trains of others, worth a socket each, that find no place before a flow that sent none meanwhile loses its own. So however
+/// many flows there are, 64 × 8 datagrams go for every socket that is closed and another opened.
+const KEPT: u64 = 64 * FLOW_SOCKETS as u64;
 /// Trains that a socket may refuse in a row before it is left alone for a while.
 const PATIENCE: u8 = 16;
 /// Trains that go one by one then: what was wrong may have been the interface or its address, and be over.
@@ -39,8 +39,15 @@ const TRAIN_BYTES: usize = 65_000;
 pub(super) struct Trains {
     /// Sockets of ports that receive; others may send by them as well, so their settings stay.
     fixed: Vec<Track>,
-    flows: Box<[Option<Track>; FLOW_SOCKETS]>,
+    flows: Flows,
+}
+
+/// Sockets of the ports that PSP chooses per flow.
+struct Flows {
+    tracks: ArrayVec<Track, FLOW_SOCKETS>,
     mark: Option<u32>,
+    /// Trains worth a socket that found no place: the clock that flows age by.
+    turned_away: u64,
 }
 
 /// A socket, and what is known of it.
@@ -52,22 +59,13 @@ struct Track {
     failed: u8,
     /// Trains that are not tried.
     pause: u16,
-    /// Trains of others, worth a socket, that would have had its place since it was last tried.
-    waited: u8,
+    /// [`Flows::turned_away`] when a train was last tried.
+    tried_at: u64,
 }
 
 impl Track {
-    fn new(local: SocketAddr, socket: Option<OwnedFd>) -> Self {
-        Self { local, socket, failed: 0, pause: 0, waited: 0 }
-    }
-
-    /// Whether its place goes to another flow, which has a train of `count` datagrams now.
-    fn makes_room(&mut self, count: usize) -> bool {
-        if count < WORTH_A_SOCKET {
-            return false;
-        }
-        self.waited += 1;
-        self.waited > KEPT
+    fn new(local: SocketAddr, socket: Option<OwnedFd>, now: u64) -> Self {
+        Self { local, socket, failed: 0, pause: 0, tried_at: now }
     }
 
     /// After a train that was refused.
@@ -161,8 +159,8 @@ pub(super) fn train_length(packets: &[Packet]) -> usize {
 impl Trains {
     /// Sends by `fixed`, sockets with their addresses, and by sockets of its own that carry `mark`.
     pub(super) fn new(fixed: Vec<(SocketAddr, OwnedFd)>, mark: Option<u32>) -> Self {
-        let fixed = fixed.into_iter().map(|(local, socket)| Track::new(local, Some(socket)));
-        Self { fixed: fixed.collect(), flows: Box::new([const { None }; FLOW_SOCKETS]), mark }
+        let fixed = fixed.into_iter().map(|(local, socket)| Track::new(local, Some(socket), 0));
+        Self { fixed: fixed.collect(), flows: Flows { tracks: ArrayVec::new(), mark, turned_away: 0 } }
     }
 
     /// Sends `packets`, which are one train by [`train_length`].
@@ -177,13 +175,14 @@ impl Trains {
         let first = packets[0].bytes();
         let port_at = if first[0] >> 4 == 6 { IPV6_HEADER } else { IPV4_HEADER };
         let from = SocketAddr::new(train.src, u16::from_be_bytes([first[port_at], first[port_at + 1]]));
+        let now = self.flows.turned_away;
         let Some(track) = self.track(from, packets.len()) else { return Outcome::Singly };
         if track.pause > 0 {
             track.pause -= 1;
             return Outcome::Singly;
         }
         let Some(socket) = &track.socket else { return Outcome::Singly };
-        track.waited = 0;
+        track.tried_at = now;
         match mmsg.send_train(socket.as_fd(), &train) {
             Ok(()) => {
                 track.failed = 0;
@@ -217,18 +216,33 @@ impl Trains {
         if let Some(fixed) = self.fixed.iter().position(has) {
             return self.fixed.get_mut(fixed);
         }
-        if from.port() < FIRST_DYNAMIC_PORT {
+        if from.port() < FIRST_DYNAMIC_PORT { None } else { self.flows.track(from, count) }
+    }
+}
+
+impl Flows {
+    fn track(&mut self, from: SocketAddr, count: usize) -> Option<&mut Track> {
+        if let Some(known) = self.tracks.iter().position(|track| track.local == from) {
+            return self.tracks.get_mut(known);
+        }
+        // The old one goes first: there may be no descriptor for two.
+        if self.tracks.is_full() && !self.make_room(count) {
             return None;
         }
-        let place = &mut self.flows[usize::from(from.port()) % FLOW_SOCKETS];
-        if let Some(track) = place.as_mut().filter(|track| track.local != from) {
-            if !track.makes_room(count) {
-                return None;
-            }
-            // The old one goes first: there may be no descriptor for two.
-            *place = None;
+        self.tracks.push(Track::new(from, open(from, self.mark).ok(), self.turned_away));
+        self.tracks.last_mut()
+    }
+
+    /// Takes the place of the flow that has sent nothing for longest, if that is long enough, for one that has a train of
+    /// `count` datagrams now.
+    fn make_room(&mut self, count: usize) -> bool {
+        if count < WORTH_A_SOCKET {
+            return false;
         }
-        Some(place.get_or_insert_with(|| Track::new(from, open(from, self.mark).ok())))
+        self.turned_away += 1;
+        let oldest = self.tracks.iter().enumerate().min_by_key(|(_, track)| track.tried_at);
+        let gone = oldest.filter(|(_, track)| self.turned_away - track.tried_at > KEPT).map(|(i, _)| i);
+        gone.is_some_and(|i| self.tracks.swap_pop(i).is_some())
     }
 }
 
@@ -305,20 +319,63 @@ mod tests {
         if v6 { vec![46, 47] } else { vec![4, 5, 10, 11, 26, 27] }
     }
 
+    fn port(n: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], FIRST_DYNAMIC_PORT + n))
+    }
+
+    /// Every place is taken.
+    fn full(first: impl Fn(SocketAddr) -> Track) -> Trains {
+        let mut trains = Trains::new(vec![], None);
+        trains.flows.tracks.push(first(port(0)));
+        (1..FLOW_SOCKETS as u16).for_each(|n| trains.flows.tracks.push(Track::new(port(n), None, u64::MAX)));
+        trains
+    }
+
+    #[test]
+    fn as_many_flows_as_there_are_places_have_one_whatever_their_ports_are() {
+        let mut trains = Trains::new(vec![], None);
+        let ports = (0..FLOW_SOCKETS as u16).map(|n| port(n * FLOW_SOCKETS as u16));
+        for from in ports.clone().chain(ports) {
+            assert_eq!(trains.track(from, 2).map(|track| track.local), Some(from));
+        }
+        assert!(trains.track(port(1), 2).is_none());
+        assert_eq!(trains.flows.tracks.len(), FLOW_SOCKETS);
+    }
+
+    #[test]
+    fn a_flow_that_goes_on_keeps_its_place_and_one_that_stops_loses_it() {
+        let mut trains = Trains::new(vec![], None);
+        (0..FLOW_SOCKETS as u16).for_each(|n| trains.flows.tracks.push(Track::new(port(n), None, 0)));
+        let other = port(1000);
+        for _ in 0..2 * KEPT {
+            let now = trains.flows.turned_away;
+            trains
+                .flows
+                .tracks
+                .iter_mut()
+                .filter(|track| track.local != port(7))
+                .for_each(|track| track.tried_at = now);
+            if trains.track(other, WORTH_A_SOCKET).is_some() {
+                break;
+            }
+        }
+        assert_eq!(trains.flows.turned_away, KEPT + 1);
+        assert!(trains.flows.tracks.iter().all(|track| track.local != port(7)));
+        assert_eq!(trains.track(other, 2).map(|track| track.local), Some(other));
+    }
+
     #[test]
     fn a_flow_that_cannot_send_trains_keeps_no_place() {
-        let from = SocketAddr::from(([192, 0, 2, 1], FIRST_DYNAMIC_PORT));
-        let other = SocketAddr::new(from.ip(), from.port() + FLOW_SOCKETS as u16);
+        let other = port(1000);
         let mut bytes = packet(false, 100, None);
-        bytes[12..16].copy_from_slice(&[192, 0, 2, 1]);
+        bytes[12..16].copy_from_slice(&[127, 0, 0, 1]);
         let mut train = Batch::new(WORTH_A_SOCKET, 2048);
         (0..WORTH_A_SOCKET).for_each(|_| assert!(train.push_with(|to| to.set(&bytes))));
         // No socket; or one that is left alone, while its flow goes on one by one.
-        for socket in [None, Some(std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into())] {
-            let mut trains = Trains::new(vec![], None);
-            let place = usize::from(from.port()) % FLOW_SOCKETS;
-            let pause = if socket.is_some() { PAUSE } else { 0 };
-            trains.flows[place] = Some(Track { pause, ..Track::new(from, socket) });
+        for has_socket in [false, true] {
+            let socket = || has_socket.then(|| std::net::UdpSocket::bind("127.0.0.1:0").unwrap().into());
+            let pause = if has_socket { u16::MAX } else { 0 };
+            let mut trains = full(|from| Track { pause, ..Track::new(from, socket(), 0) });
             for _ in 0..KEPT {
                 assert!(trains.track(other, WORTH_A_SOCKET).is_none());
                 let (mut refused, supers) = (Refused::default(), SuperPackets::default());
