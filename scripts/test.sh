@@ -51,7 +51,7 @@ unit_tests() {
 # What is built upon engines and schedulers, once more with each of them forced: the first run takes the fastest engine and run to
 # completion. An engine that is not here falls back to that.
 engine_tests() {
-    local engine started=$SECONDS p f built ran
+    local engine started=$SECONDS p f built ran forced=${WEIR_SCHEDULER:-}
     for engine in aws_lc ipsec_mb vaes; do
         say "data plane with the engine $engine"
         export WEIR_SCHEDULER=run-to-completion
@@ -69,7 +69,8 @@ engine_tests() {
         [ $((built + ran)) -eq 0 ] || [ "$f" -gt 0 ] || fail "engine $engine: ended with status $built and $ran"
         echo "== $p passed, $f failed"
     done
-    unset WEIR_SCHEDULER
+    # Whoever forces one for everything means the suites, too.
+    if [ -n "$forced" ]; then WEIR_SCHEDULER=$forced; else unset WEIR_SCHEDULER; fi
     echo "== all in $((SECONDS - started)) s"
 }
 

@@ -22,6 +22,22 @@ fn mac(name: &str, key: &[u8], message: &[u8], icv: &str) {
     assert_eq!(rig.check(0, message, [0; 16], &[]).1, hex(icv), "{name}, {} bytes", message.len());
 }
 
+#[test]
+fn aes_gcm_of_nist_cavp() {
+    let lines = include_str!("nist-gcm.txt").lines().filter(|line| !line.starts_with('#'));
+    let mut seen = [0; 2];
+    for line in lines {
+        let words: Vec<&str> = line.split(' ').map(|word| if word == "-" { "" } else { word }).collect();
+        let [key, nonce, associated, clear, sealed, tag] = words[..] else { panic!("six words: {line}") };
+        let suite = if key.len() == 32 { "aes128gcm16" } else { "aes256gcm16" };
+        // The first four bytes of the nonce are the salt.
+        let (salt, vector) = nonce.split_at(8);
+        aead(suite, &format!("{key}{salt}"), vector, associated, clear, &format!("{sealed}{tag}"));
+        seen[usize::from(key.len() > 32)] += 1;
+    }
+    assert_eq!(seen, [375; 2]);
+}
+
 const COUNTING: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f20212223";
 const SINGLE_BLOCK: &str = "53696e676c6520626c6f636b206d7367"; // "Single block msg"
 

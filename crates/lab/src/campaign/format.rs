@@ -152,9 +152,13 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
     if kind == Kind::Series && place == Place::Namespaces {
         of_tcp(&keys, &study)?;
     }
-    if pings && !study.loads.is_empty() {
-        let what = "loads: pings go one after the other, at no share of a capacity: leave the key out".into();
-        return Err(source.error(keys.at("loads"), what));
+    let no_loads = match kind {
+        _ if pings => "pings go one after the other, at no share of a capacity".to_owned(),
+        _ if kind.has_loads() => String::new(),
+        _ => format!("a study '{}' offers as much as goes, or chooses itself", kind.name()),
+    };
+    if !study.loads.is_empty() && !no_loads.is_empty() {
+        return Err(source.error(keys.at("loads"), format!("loads: {no_loads}: leave the key out")));
     }
     Ok((study, entry.span()))
 }
@@ -579,6 +583,10 @@ rounds = 4
             (
                 "kind = \"noise\"\nplace = \"namespaces\"\nloads = [0.5]\n",
                 "c.toml:5: loads: pings go one after the other",
+            ),
+            (
+                "kind = \"sas\"\nloads = [0.5]\n",
+                "c.toml:4: loads: a study 'sas' offers as much as goes, or chooses itself: leave the key out",
             ),
             (
                 "kind = \"modes\"\nplace = \"namespace\"\n",

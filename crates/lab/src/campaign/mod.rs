@@ -92,6 +92,17 @@ impl Kind {
     pub fn name(self) -> &'static str {
         Self::ALL.iter().find(|(_, kind)| *kind == self).expect("every kind is in the list").0
     }
+
+    /// Whether its trials, where they are of packets, can offer a share of what a subject takes.
+    pub fn has_loads(self) -> bool {
+        match self {
+            Self::Scaling | Self::Search | Self::Keying | Self::Sas | Self::Wire | Self::Cipher | Self::Overheads => {
+                false
+            }
+            Self::Noise | Self::Sizes | Self::Validate | Self::Loss | Self::Modes => true,
+            Self::Series | Self::Replay | Self::Vector => true,
+        }
+    }
 }
 
 /// One study of a campaign.
