@@ -64,6 +64,13 @@ fn find(prefixes: &[&Path]) -> Result<Library, String> {
 const GCM_KEY_BYTES: [&str; 3] = ["1008", "1264", "1536"];
 
 impl Library {
+    /// Version in the header: `#define IMB_VERSION_STR "1.3.0"`.
+    fn version(&self) -> Option<String> {
+        let header = std::fs::read_to_string(self.include.join("intel-ipsec-mb.h")).ok()?;
+        let line = header.lines().find_map(|line| line.strip_prefix("#define IMB_VERSION_STR"))?;
+        Some(line.trim().trim_matches('"').to_owned())
+    }
+
     fn compile(&self) -> Result<(), String> {
         let shim = |bytes: &str| {
             cc::Build::new()
@@ -87,6 +94,8 @@ impl Library {
         let bytes =
             outcome.map_err(|why| format!("with {} the shim does not compile: {why}", self.include.display()))?;
         println!("cargo:rustc-env=WEIR_GCM_KEY_BYTES={bytes}");
+        let version = self.version().unwrap_or_else(|| "of an unknown version".to_owned());
+        println!("cargo:rustc-env=WEIR_IPSEC_MB_LINKED={version}, linked statically from {}", self.archive.display());
         if bytes != GCM_KEY_BYTES[0] {
             println!("cargo:rustc-cfg=ipsec_mb_large");
         }

@@ -1,6 +1,8 @@
 //! Writes the seeds of the targets that need packets which verify: `cargo run --example seeds` in fuzz/. The files are
 //! committed; run it again when keys or choices in `pair.rs` change.
 
+#[path = "seeds/gateway.rs"]
+mod gateway;
 #[path = "seeds/ike.rs"]
 mod ike;
 
@@ -9,9 +11,9 @@ use std::fs;
 use std::path::Path;
 
 use crypto::{DerivedKeys, Job, Keys};
-use dataplane::port::{PcapFormat, PcapWriter};
 use ipsec::{Frame, Mode, finish_out, fragment_v4, prepare_out};
 use weir_fuzz::{Pair, inner_v4, inner_v6};
+use wire::pcap::{self, LinkType};
 use wire::{IpPacket, SeqNo};
 
 const ROOM: usize = 512;
@@ -34,10 +36,36 @@ fn seal(pair: &Pair, packet: &[u8]) -> Option<Vec<u8>> {
     Some(frame.bytes().to_vec())
 }
 
+/// Super-packets of each kind, whole packets, and packets as they are in a capture, for buffers of each size.
+fn supers() -> Vec<(String, Vec<u8>)> {
+    let mut seeds = Vec::new();
+    for (form, name) in [(2, "tcp4"), (3, "tcp6"), (0, "udp4"), (1, "udp6")] {
+        for (shape, buffer) in [(1, "large"), (7, "small")] {
+            let mut seed = vec![shape, 5, 0];
+            for (whole, len, flags) in [(0, 9000_u16, 0x18), (0, 700, 0x90), (8, 100, 0x10)] {
+                let (size, id, seq) = (599_u16, 0xfffe_u16, 0xffff_f000_u32);
+                seed.extend([2, form | whole | 0x14]);
+                seed.extend([size, len, id].map(u16::to_be_bytes).concat());
+                seed.extend(seq.to_be_bytes());
+                seed.extend([flags, 7]);
+                // Another one of the same form.
+                seed.push(1);
+            }
+            let packet = inner_v4(b"weir");
+            seed.push(0);
+            seed.extend((packet.len() as u16).to_be_bytes());
+            seed.extend([[0; 10].to_vec(), packet].concat());
+            weir_fuzz::super_packets(&seed);
+            seeds.push((format!("super_packets/{name}-{buffer}"), seed));
+        }
+    }
+    seeds
+}
+
 fn main() {
     let mut seeds: BTreeMap<String, Vec<u8>> = BTreeMap::new();
     let inner = [inner_v4(b"weir"), inner_v6(b"weir")];
-    let mut worker = vec![0];
+    let mut worker = Vec::new();
     for (name, pair) in [
         ("esp", weir_fuzz::esp as fn(u8) -> Pair),
         ("ah", weir_fuzz::ah),
@@ -60,7 +88,17 @@ fn main() {
             }
         }
     }
-    seeds.insert("worker/all".into(), worker);
+    for packet in &inner {
+        worker.push(packet.len() as u8);
+        worker.extend(packet);
+    }
+    seeds.extend(gateway::all());
+    // Every engine with either scheduler.
+    for how in 0..8 {
+        let seed = [&[how, 0], &worker[..]].concat();
+        weir_fuzz::worker(&seed);
+        seeds.insert(format!("worker/all-{how}"), seed);
+    }
     seeds.insert("ip/v4".into(), inner[0].clone());
     seeds.insert("ip/v6".into(), inner[1].clone());
 
@@ -97,15 +135,20 @@ fn main() {
             .map(|(n, b)| (n.into(), b)),
     );
 
+    seeds.extend(supers());
     seeds.extend(ike::messages().map(|(name, message)| (format!("ike/{name}"), message)));
 
-    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/seeds"));
-    fs::create_dir_all(folder.join("pcap")).expect("folder");
-    for (name, format) in [("pcap/classic", PcapFormat::Classic), ("pcap/ng", PcapFormat::Ng)] {
-        let mut writer = PcapWriter::create(&folder.join(name), format).expect("capture");
-        inner.iter().for_each(|packet| writer.write(1, packet).expect("record"));
-        writer.finish().expect("capture");
+    let (mut classic, mut ng) = (Vec::new(), Vec::new());
+    pcap::emit_classic_header(&mut classic, LinkType::RAW);
+    pcap::emit_ng_header(&mut ng);
+    pcap::emit_ng_interface(&mut ng, LinkType::RAW);
+    for packet in &inner {
+        pcap::emit_classic_record(&mut classic, 1, packet.len() as u32, packet);
+        pcap::emit_ng_packet(&mut ng, 0, 1, packet.len() as u32, packet);
     }
+    seeds.extend([("pcap/classic".into(), classic), ("pcap/ng".into(), ng)]);
+
+    let folder = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/seeds"));
     for (name, bytes) in seeds {
         let path = folder.join(name);
         fs::create_dir_all(path.parent().expect("folder")).expect("folder");

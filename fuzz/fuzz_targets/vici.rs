@@ -2,9 +2,9 @@
 
 #![no_main]
 
-use gateway::vici::Message;
-use gateway::vici::packet::{Packet, Progress, SegmentReader, segment};
 use libfuzzer_sys::fuzz_target;
+use vici::Message;
+use vici::packet::{Packet, Progress, SegmentReader, segment};
 
 fuzz_target!(|bytes: &[u8]| {
     let mut stream = bytes;

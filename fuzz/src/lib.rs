@@ -4,7 +4,11 @@
 mod engines;
 mod open;
 mod pair;
+mod supers;
+mod worker;
 
 pub use engines::engines;
-pub use open::open;
+pub use open::{open, open_with};
 pub use pair::{Pair, Tables, ah, eesp, esp, inner_v4, inner_v6, psp};
+pub use supers::super_packets;
+pub use worker::worker;

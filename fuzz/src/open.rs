@@ -1,9 +1,7 @@
 //! The receiving half, as the data plane runs it.
 
-use std::sync::atomic::Ordering;
-
-use crypto::{DerivedKeys, Job, Keys};
-use ipsec::{Drop, Frame, finish_in, prepare_in};
+use crypto::{DerivedKeys, Engine, Job, KeyTable, Keys};
+use ipsec::{Drop, Frame, InboundSa, finish_in, prepare_in};
 use wire::{IpPacket, IpProto};
 
 use crate::Pair;
@@ -12,9 +10,9 @@ use crate::Pair;
 const ROOM: usize = 384;
 
 /// What only a verified packet may change.
-fn state(pair: &Pair) -> (Vec<Option<u64>>, u64) {
-    let tops = pair.inn.lanes.iter().map(|lane| lane.window.get().map(|window| window.top().0)).collect();
-    (tops, pair.inn.common.counters.packets.load(Ordering::Relaxed))
+fn state(sa: &InboundSa) -> (Vec<Option<u64>>, u64) {
+    let tops = sa.lanes.iter().map(|lane| lane.window.get().map(|window| window.top().0)).collect();
+    (tops, sa.common.counters.packets())
 }
 
 /// Opens an outer packet through `pair.inn`.
@@ -22,6 +20,14 @@ fn state(pair: &Pair) -> (Vec<Option<u64>>, u64) {
 /// # Panics
 /// When a packet changes state before its ICV was found right, or a delivered one is not what is reported of it.
 pub fn open(pair: &Pair, packet: &[u8]) -> Result<Vec<u8>, Drop> {
+    open_with(pair.engine, &pair.keys, &pair.inn, packet)
+}
+
+/// Opens an outer packet through one SA, as [`open`] does.
+///
+/// # Panics
+/// As [`open`].
+pub fn open_with(engine: Engine, keys: &KeyTable, sa: &InboundSa, packet: &[u8]) -> Result<Vec<u8>, Drop> {
     let outer = IpPacket::parse(packet)?;
     if outer.fragment.is_some() {
         return Err(Drop::Fragment); // reassembled before
@@ -30,19 +36,19 @@ pub fn open(pair: &Pair, packet: &[u8]) -> Result<Vec<u8>, Drop> {
     let at = if outer.upper == IpProto::UDP { outer.upper_at + 8 } else { outer.upper_at };
     let mut derived = DerivedKeys::new(4);
     derived.begin_batch();
-    let before = state(pair);
+    let before = state(sa);
 
     let mut buffer = vec![0xa5; ROOM + packet.len() + ROOM];
     buffer[ROOM..ROOM + packet.len()].copy_from_slice(packet);
     let mut frame = Frame::new(&mut buffer, ROOM..ROOM + packet.len())?;
-    let prepared = prepare_in(&pair.inn, &outer, at, &mut frame, &mut derived);
-    assert_eq!(state(pair), before, "state moved before the engine ran");
+    let prepared = prepare_in(sa, &outer, at, &mut frame, &mut derived);
+    assert_eq!(state(sa), before, "state moved before the engine ran");
     let (op, pending) = prepared?;
     let mut jobs = [Job::new(op, frame.bytes_mut())];
-    pair.engine.open(Keys { table: &pair.keys, derived: &derived }, &mut jobs);
+    engine.open(Keys { table: keys, derived: &derived }, &mut jobs);
     let ok = jobs[0].take_ok();
-    assert_eq!(state(pair), before, "state moved without a proof");
-    finish_in(&pair.inn, &mut frame, &pending, ok.ok_or(Drop::BadIcv)?)?;
+    assert_eq!(state(sa), before, "state moved without a proof");
+    finish_in(sa, &mut frame, &pending, ok.ok_or(Drop::BadIcv)?)?;
     let inner = IpPacket::parse(frame.bytes()).map_err(|_| Drop::BadInner)?;
     assert_eq!(inner.total_len, frame.len(), "nothing follows the packet");
     Ok(frame.bytes().to_vec())

@@ -158,7 +158,7 @@ const KEY: [u8; 96] = {
     }
     key
 };
-const SPI: u32 = 0x1122_3344;
+pub(crate) const SPI: u32 = 0x1122_3344;
 const WINDOW: u32 = 64;
 const UDP: UdpPorts = UdpPorts { src: 4500, dst: 4500 };
 
@@ -267,7 +267,7 @@ fn make_psp(choice: &mut Choice, engine: Engine, keys: &mut KeyTable) -> (Outbou
         spi: SPIS,
         version,
         key: key.key(),
-        iv: psp_sa::IvCounter { first: 1, persistent: false },
+        iv: psp_sa::IvCounter { first: 1, persistent: false, cores: 1 + choice.of(2) * 3 },
         crypt_offset: if version < 2 { offset } else { 0 },
         cookie: cookie.then_some(0x0102_0304_0506_0708),
         sample: false,

@@ -212,6 +212,9 @@ algorithms! {
     integ 1 => "md5" ("md5_96") HmacMd5 { key: 16, icv: 12, weak: true };
     integ 2 => "sha1" ("sha" "sha1_96") HmacSha1 { key: 20, icv: 12 };
     integ 12 => "sha256" ("sha2_256" "sha256_128") HmacSha256 { key: 32, icv: 16 };
+    // Before RFC 4868, as an old draft had it. It has no IANA number: peers negotiate 12, and both are configured to
+    // truncate. This number of private use is strongSwan's.
+    integ 1027 => "sha256_96" ("sha2_256_96") HmacSha256 { key: 32, icv: 12 };
     integ 13 => "sha384" ("sha2_384" "sha384_192") HmacSha384 { key: 48, icv: 24 };
     integ 14 => "sha512" ("sha2_512" "sha512_256") HmacSha512 { key: 64, icv: 32 };
     integ 5 => "aesxcbc" ("aesxcbc96") AesXcbc { key: 16, icv: 12 };
@@ -245,7 +248,22 @@ impl EncAlg {
     }
 }
 
+/// First transform ID of private use (RFC 7296 §3.3.2): such a row is configured at both ends, never negotiated.
+const PRIVATE_USE: u16 = 1024;
+
 impl IntegAlg {
+    /// Whether a proposal may contain it. The others are for SAs whose ends are configured to use them.
+    pub fn is_negotiable(&self) -> bool {
+        self.id < PRIVATE_USE
+    }
+
+    /// The algorithm with the ICV truncated to 96 bits that old peers use under the same number: HMAC-SHA-256-96 for
+    /// HMAC-SHA-256-128, otherwise the algorithm itself.
+    pub fn truncated_to_96(&'static self) -> &'static Self {
+        let short = INTEG.iter().find(|alg| !alg.is_negotiable() && alg.kind == self.kind && alg.icv_len == 12);
+        short.unwrap_or(self)
+    }
+
     /// Every integrity algorithm, in the order of the table.
     pub fn all() -> impl Iterator<Item = &'static Self> {
         INTEG.iter()
@@ -273,6 +291,7 @@ pub struct Suite {
 
 /// A proposal keyword or a combination that names no usable suite.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SuiteError {
     /// No algorithm has this name.
     #[error("unknown algorithm '{name}'; did you mean '{nearest}'?")]
@@ -493,6 +512,13 @@ mod tests {
             }
             assert_eq!(IntegAlg::by_id(alg.id), Some(alg));
         }
+        let names: Vec<&str> = IntegAlg::all().filter(|alg| !alg.is_negotiable()).map(|alg| alg.name).collect();
+        assert_eq!(names, ["sha256_96"]);
+        for alg in IntegAlg::all() {
+            let short = alg.truncated_to_96();
+            let expected = if alg.name == "sha256" { "sha256_96" } else { alg.name };
+            assert_eq!((short.name, short.key_len), (expected, alg.key_len));
+        }
         assert_eq!(EncAlg::by_id(20, 17), None);
         assert_eq!(EncAlg::by_id(28, 0).map(|a| a.name), Some("chacha20poly1305"));
     }
@@ -507,7 +533,7 @@ mod tests {
         for suite in Suite::all_ah() {
             assert_eq!(Suite::parse_ah(&suite.to_string()), Ok(suite));
         }
-        assert_eq!(Suite::all_esp().count(), 29 + 9 * 7);
+        assert_eq!(Suite::all_esp().count(), 29 + 9 * 8);
         assert_eq!(Suite::parse_esp("sha256-aes128"), Suite::parse_esp("aes128-sha256"));
     }
 

@@ -16,6 +16,7 @@ pub struct KeyMaterial<'a> {
 
 /// Why a key could not be made.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeyError {
     /// The material has the wrong length.
     #[error("{algorithm} needs {need} bytes of {what}, not {have}")]

@@ -1,4 +1,6 @@
-//! Algorithms, keys and the engines that run them.
+#![doc = include_str!("../README.md")]
+//!
+//! # Design
 //!
 //! An operation is data ([`CryptoOp`]), an engine is interchangeable ([`Engine`]), and evidence
 //! comes back ([`IcvOk`]). Nothing here knows what a packet means: a caller says which bytes are
@@ -17,11 +19,16 @@ mod key;
 pub mod offload;
 mod op;
 
-pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError, edit_distance};
+#[doc(hidden)]
+pub use algorithm::edit_distance;
+pub use algorithm::{CipherKind, EncAlg, IntegAlg, IntegKind, Suite, SuiteError};
 pub use derived::{DerivedKeys, DerivedName, DerivedStats};
 pub use engine::{Choice, Engine};
 pub use key::{Key, KeyError, KeyMaterial, KeyTable, Keys};
 pub use op::{Aad, CryptoOp, IcvOk, Job, KeyId, Span};
+
+/// Version of intel-ipsec-mb that this build links, and how; `None` for a build without it.
+pub const IPSEC_MB_LINKED: Option<&str> = option_env!("WEIR_IPSEC_MB_LINKED");
 
 /// Fills `bytes` from the random generator of AWS-LC, which the operating system seeds. For control
 /// code: keys, SPIs, first IVs.

@@ -1,5 +1,8 @@
 //! The fuzz target `engines` over inputs of a generator, so that every test run goes through some.
 
+// The fuzz crate has it under this name.
+extern crate weir_crypto as crypto;
+
 #[path = "../../../fuzz/src/engines.rs"]
 #[allow(unreachable_pub)]
 mod target;

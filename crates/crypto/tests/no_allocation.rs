@@ -6,8 +6,8 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Arc, Once};
 
-use crypto::kdf::{PspMasterKey, SubSaKdf, SubSaRoot, derive_psp_key};
-use crypto::{
+use weir_crypto::kdf::{PspMasterKey, SubSaKdf, SubSaRoot, derive_psp_key};
+use weir_crypto::{
     Aad, CryptoOp, DerivedKeys, DerivedName, Engine, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite,
 };
 

@@ -101,12 +101,13 @@ impl Default for CoreCounters {
 }
 
 /// Adds to a counter that has one writer: no locked instruction.
-pub(crate) fn bump(counter: &AtomicU64, by: u64) {
+pub fn bump(counter: &AtomicU64, by: u64) {
     counter.store(counter.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
 }
 
 impl Pair {
-    pub(crate) fn bump(&self, packets: u64, bytes: u64) {
+    /// Adds to both; they have one writer.
+    pub fn bump(&self, packets: u64, bytes: u64) {
         bump(&self.packets, packets);
         bump(&self.bytes, bytes);
     }

@@ -1,33 +1,36 @@
-//! Packets in batches: memory, ports, tables as packets see them, and the path between.
+//! Packets in batches: their memory, tables as packets see them, and the path between ports.
 //!
-//! A worker owns one core. It receives a batch from a port, takes it through the path
-//! (classify, prepare, engine, finish) and hands it to the next port. Tables come as a
-//! [`Snapshot`] that the control side publishes whole; a worker looks for a new one between
-//! batches. Nothing on the path allocates, locks or logs.
+//! A worker owns one core. It receives a batch from a port, takes it through the path (classify,
+//! prepare, engine, finish) and hands it to the next port. Tables come as a [`Snapshot`] that the
+//! control side publishes whole; a worker looks for a new one between batches. Nothing on the path
+//! allocates, locks or logs.
+//!
+//! Nothing here does I/O, reads a clock or starts a thread: `clippy.toml` and the dependencies
+//! forbid it, and `unsafe` is in two modules, the prefetch of packet memory and the work queue.
+//! Threads and ports are in the crate `ports`, above.
 
 mod cache;
-pub mod clock;
 mod counters;
-pub mod cpus;
+mod driver;
 mod hold;
 mod inbound;
 mod outbound;
 mod packet;
 mod path_mtu;
-pub mod port;
-mod runner;
+mod port;
+mod prefetch;
 mod scheduler;
 mod snapshot;
 mod steer;
+#[cfg(test)]
+mod tests;
 mod worker;
 
-pub use counters::{Audit, CoreCounters, LookUps, Totals};
+pub use counters::{Audit, CoreCounters, LookUps, Totals, bump};
 pub use hold::Acquire;
 pub use packet::{Batch, HEADROOM, Packet, TAILROOM};
-pub use port::Port;
-pub use runner::{Links, MAX_WORKERS, Runner, RunnerError};
-pub use scheduler::{
-    After, CipherTag, FlowId, Held, MAX_PLACES, Pipeline, PipelineConfig, Scheduler, Sink, Tag, WorkQueue,
-};
-pub use snapshot::{Ending, Publisher, Snapshot, SnapshotError, Spread, Unproven};
+pub use port::{Port, Refused};
+pub use scheduler::{After, CipherTag, MAX_PLACES, Pipeline, PipelineConfig, Scheduler, Sink};
+pub use snapshot::{Ending, Publisher, Reader, Snapshot, SnapshotError, Spread, Unproven};
+pub use steer::nat_t_owner;
 pub use worker::{Reports, Worker, WorkerConfig};

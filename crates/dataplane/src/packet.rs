@@ -1,12 +1,9 @@
 //! Packet memory: fixed buffers that travel in batches and are never given back to the allocator.
 
 use ipsec::{Drop, Frame};
+pub use ipsec::{HEADROOM, TAILROOM};
 
-/// Bytes free before a received packet: outer IPv6 (40), UDP (8), EESP with options and IV or AH
-/// with the saved header (up to 300).
-pub const HEADROOM: usize = 384;
-/// Bytes free after a received packet: ESP padding (up to 255), trailer and ICV (up to 34).
-pub const TAILROOM: usize = 320;
+use crate::prefetch::prefetch;
 
 /// One packet in a buffer of its own.
 pub struct Packet {
@@ -149,20 +146,6 @@ impl Packet {
     }
 }
 
-/// Asks for the cache line of `bytes[at]`, wherever that is.
-#[inline]
-#[allow(unsafe_code)]
-fn prefetch(bytes: &[u8], at: usize) {
-    #[cfg(target_arch = "x86_64")]
-    {
-        use core::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        // SAFETY: a prefetch reads nothing that a program can see, and of an address where nothing is it is ignored.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(bytes.as_ptr().wrapping_add(at).cast()) };
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (bytes, at);
-}
-
 /// Packets that travel together, and the empty ones that wait to be filled. The two together are
 /// as many as the batch was made with; a port that takes one gives one in return.
 pub struct Batch {
@@ -198,7 +181,7 @@ impl Batch {
     }
 
     /// Bytes of the packets in the batch.
-    pub(crate) fn bytes(&self) -> u64 {
+    pub fn bytes(&self) -> u64 {
         self.live.iter().map(|packet| packet.len() as u64).sum()
     }
 
@@ -265,7 +248,7 @@ impl Batch {
     }
 
     /// Moves the packets that `wanted` names to `other`, in order, as far as it has room; what is not moved stays.
-    pub(crate) fn give(&mut self, other: &mut Self, wanted: impl Fn(usize) -> bool) {
+    pub fn give(&mut self, other: &mut Self, wanted: impl Fn(usize) -> bool) {
         for i in (0..self.live.len()).filter(|i| wanted(*i)) {
             let Some(empty) = other.spare.pop() else { return };
             // The empty one stays where the full one was, until the batch is cleared.
@@ -275,7 +258,7 @@ impl Batch {
 
     /// The empty packets, for a port that fills many at once: the last of them is the one that the
     /// next [`Batch::push_with`] takes.
-    pub(crate) fn spare_mut(&mut self) -> &mut [Packet] {
+    pub fn spare_mut(&mut self) -> &mut [Packet] {
         &mut self.spare
     }
 }

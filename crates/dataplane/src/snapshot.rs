@@ -180,7 +180,7 @@ impl Snapshot {
 }
 
 /// Where a worker looks for tables.
-pub(crate) type Reader = arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>;
+pub type Reader = arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>;
 
 /// Where the control side publishes and workers look.
 #[derive(Clone)]
@@ -205,7 +205,7 @@ impl Publisher {
     }
 
     /// A reader that costs one comparison when nothing changed.
-    pub(crate) fn reader(&self) -> Reader {
+    pub fn reader(&self) -> Reader {
         arc_swap::Cache::new(Arc::clone(&self.0))
     }
 }

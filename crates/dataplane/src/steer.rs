@@ -62,8 +62,17 @@ fn in_udp(tables: &Snapshot, datagram: &[u8]) -> Arrival {
     in_nat_t(payload, tables.eesp)
 }
 
+/// Number of the worker that a datagram on the NAT-T port belongs to, by its payload, modulo the number of workers; `None`
+/// where any worker can take it. Sockets are steered by programs in the kernel that agree with this.
+pub fn nat_t_owner(payload: &[u8], has_eesp: bool) -> Option<u32> {
+    match in_nat_t(payload, has_eesp) {
+        Arrival::Of(owner) => Some(owner),
+        Arrival::Any | Arrival::Fragment => None,
+    }
+}
+
 /// The same from the payload of a datagram on the NAT-T port. `has_eesp`: a first bit of 1 means EESP.
-pub(crate) fn in_nat_t(payload: &[u8], has_eesp: bool) -> Arrival {
+fn in_nat_t(payload: &[u8], has_eesp: bool) -> Arrival {
     match wire::encap::classify(payload, has_eesp) {
         NatT::Esp => word(payload, 0),
         NatT::Eesp => eesp(payload),

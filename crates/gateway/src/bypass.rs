@@ -5,7 +5,7 @@
 
 use std::net::IpAddr;
 
-use dataplane::port::xdp::{Interface, PastStack, Wanted, Watch};
+use ports::xdp::{Interface, PastStack, Wanted, Watch};
 use wire::IpProto;
 
 use crate::config::Config;

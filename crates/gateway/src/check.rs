@@ -1,18 +1,46 @@
 //! `weir check`: whether a configuration is right, what is in it, and what may be in one.
 
+pub(crate) mod plausibility;
+
 use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
+use crate::control::Loaded;
+use crate::credentials::{Store, rehearsal};
 
 /// Reads a configuration as `weir up` would.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub(crate) fn read(path: &Path) -> Result<Config, Problems> {
-    config::load(path, Purpose::Gateway)
+    let mut config = config::load(path, Purpose::Gateway)?;
+    let warnings = config.keyed.resolve(config::resolve_name);
+    config.warnings.extend(warnings);
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let found = [
+        credentials(&config, folder),
+        plausibility::addresses(&config),
+        plausibility::selectors(&config),
+        plausibility::forwarding(&config),
+    ];
+    config.warnings.extend(found.into_iter().flatten());
+    Ok(config)
+}
+
+/// What the daemon would log about keys, certificates and secrets.
+fn credentials(config: &Config, folder: &Path) -> Vec<String> {
+    let mut store = Store::default();
+    let mut faults = Loaded::new(config.keyed.clone(), folder.to_owned()).fill(&mut store);
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    for connection in &config.keyed.connections {
+        faults.extend(rehearsal::faults(&store, connection, now));
+    }
+    faults.extend(rehearsal::weak_secrets(&store));
+    faults
 }
 
 /// What is in a configuration, for people.
@@ -26,8 +54,8 @@ pub(crate) fn render(config: &Config) -> String {
         let children: Vec<&str> = connection.children.iter().map(|child| child.name.as_str()).collect();
         text.push_str(&format!("connection {}: {}\n", connection.name, named("child", "children", &children)));
     }
-    for named in keyed.named.iter().filter(|named| keyed.connections.iter().all(|c| c.name != named.connection.name)) {
-        text.push_str(&format!("connection {}: waits for the address of a name\n", named.connection.name));
+    for name in &keyed.unresolved {
+        text.push_str(&format!("connection {name}: waits for the address of a name\n"));
     }
     for psp in &keyed.psp {
         let children: Vec<&str> = psp.children.iter().map(|child| child.name.as_str()).collect();
@@ -88,8 +116,7 @@ pub(crate) fn to_json(result: &Result<Config, Problems>) -> Value {
                 "valid": true,
                 "warnings": config.warnings,
                 "connections": connections,
-                "unresolved": keyed.named.iter().map(|named| &named.connection.name)
-                    .filter(|name| keyed.connections.iter().all(|c| c.name != **name)).collect::<Vec<_>>(),
+                "unresolved": keyed.unresolved,
                 "pools": keyed.pools.iter().map(|pool| &pool.name).collect::<Vec<_>>(),
                 "authorities": keyed.authorities.iter().map(|authority| &authority.name).collect::<Vec<_>>(),
                 "secrets": keyed.secrets.len(),
@@ -119,6 +146,8 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("weir-check-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("weir.conf"), text).unwrap();
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(folder.join("weir.conf"), private).unwrap();
         let read = read(&folder.join("weir.conf"));
         std::fs::remove_dir_all(&folder).unwrap();
         read
@@ -139,6 +168,71 @@ mod tests {
         assert!(shown.contains("secrets.rsa-a: there is no file 'a.pem'"), "{shown}");
         let json = to_json(&Ok(config));
         assert_eq!((&json["valid"], &json["connections"][0]["children"][1]), (&json!(true), &json!("c")));
+    }
+
+    /// `weir check` of a connection with these rounds and secrets, in a folder that `fill` fills.
+    fn warnings(name: &str, local: &str, remote: &str, secrets: &str, fill: impl Fn(&Path)) -> String {
+        let folder = std::env::temp_dir().join(format!("weir-check-{name}-{}", std::process::id()));
+        for below in ["private", "x509", "x509ca", "pkcs12"] {
+            std::fs::create_dir_all(folder.join(below)).unwrap();
+        }
+        let text = format!(
+            "connections {{\n a {{\n remote_addrs = 192.0.2.1\n local {{\n {local}\n }}\n remote {{\n {remote}\n }}\n }}\n}}\n\
+             secrets {{\n{secrets}\n}}\n"
+        );
+        fill(&folder);
+        let private = |path: &Path| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        };
+        std::fs::write(folder.join("weir.conf"), text).unwrap();
+        private(&folder.join("weir.conf"));
+        for file in ["private", "pkcs12"].iter().flat_map(|below| std::fs::read_dir(folder.join(below)).unwrap()) {
+            private(&file.unwrap().path());
+        }
+        let config = read(&folder.join("weir.conf")).unwrap_or_else(|problems| panic!("{problems}"));
+        std::fs::remove_dir_all(&folder).unwrap();
+        config.warnings.join("\n")
+    }
+
+    #[test]
+    fn shared_keys_are_looked_for_as_the_daemon_does() {
+        const LONG: &str = "secret = 0sdGhpcyBpcyBvbmUgZ29vZCBzZWNyZXQgb2YgbGVuZ3Ro";
+        let told = |name: &str, secrets: &str| {
+            warnings(name, "auth = psk\n id = sun", "auth = psk\n id = moon", secrets, |_| {})
+        };
+        assert_eq!(told("good", &format!("ike-a {{\n id = moon\n {LONG}\n }}")), "");
+        assert!(told("none", "").contains("connections.a.local: no shared key for 'sun' and 'moon'"));
+        assert!(told("other", &format!("ike-a {{\n id = mars\n {LONG}\n }}")).contains("no shared key for"));
+        let short = told("short", "ike-a {\n id = moon\n secret = x\n }");
+        assert!(short.contains("secrets.ike-a: this shared key is short enough"), "{short}");
+        let anybody =
+            |name: &str, secrets: &str| warnings(name, "auth = psk", "auth = psk\n id = *.example", secrets, |_| {});
+        assert!(anybody("nobody", "").contains("no shared key"), "an address stands for the peer");
+        let eap = |name: &str, secrets: &str| {
+            warnings(name, "auth = eap-mschapv2\n id = bob", "auth = psk\n id = moon", secrets, |_| {})
+        };
+        assert!(eap("eap", &format!("ike {{\n {LONG}\n }}")).contains("no password for 'bob'"));
+        assert_eq!(eap("eap-good", &format!("ike {{\n {LONG}\n }}\n eap {{\n id = bob\n secret = x\n }}")), "");
+    }
+
+    #[test]
+    fn keys_and_certificates_are_looked_at_as_the_daemon_does() {
+        let told = |name: &str, fill: &dyn Fn(&Path)| {
+            warnings(name, "auth = pubkey\n id = sun", "auth = pubkey\n id = moon", "", fill)
+        };
+        let nothing = told("nothing", &|_| {});
+        assert!(nothing.contains("connections.a.local: no certificate with its private key"), "{nothing}");
+        assert!(nothing.contains("connections.a.remote: there is no CA certificate"), "{nothing}");
+        let garbage = told("garbage", &|folder| std::fs::write(folder.join("private/a.pem"), "garbage").unwrap());
+        assert!(garbage.contains("private/a.pem: "), "{garbage}");
+        let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nMAMC\nAQU=\n\
+                   -----END RSA PRIVATE KEY-----\n";
+        let old = told("old", &|folder| std::fs::write(folder.join("private/a.pem"), old).unwrap());
+        assert!(old.contains("encrypted in an old, weak way"), "{old}");
+        // PFX: version 3 and a ContentInfo.
+        let pfx = [0x30, 8, 2, 1, 3, 0x30, 3, 6, 1, 1];
+        let pfx = told("pfx", &|folder| std::fs::write(folder.join("pkcs12/a.p12"), pfx).unwrap());
+        assert!(pfx.contains("it is PKCS #12; convert it"), "{pfx}");
     }
 
     #[test]

@@ -1,20 +1,25 @@
 //! The gateway's part of the command line.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 use wire::registry::CodePoints;
 
 use crate::config::problem::Problems;
+use crate::down::{self, Removed};
 use crate::offline::{self, Capture, Direction};
-use crate::remote::{Remote, Where};
+use crate::remote::{self, Remote, Where};
 use crate::resolver::{self, Resolver};
 use crate::{check, config, doctor, status, up};
 
+/// Where the configuration is unless another file is named.
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/weir/weir.conf";
 /// Packets were refused, or something is not healthy.
 const UNHEALTHY: u8 = 1;
+/// The peer has not answered in time.
+const TIMED_OUT: u8 = 3;
 /// Usage, configuration, input or privilege; nothing was started or written.
 const UNUSABLE: u8 = 2;
 
@@ -24,16 +29,24 @@ pub enum Command {
     /// Run a gateway in the foreground
     ///
     /// Protects traffic as the configuration says until SIGTERM or SIGINT; SIGHUP reads it again.
-    #[command(
-        after_help = "Example:\n  weir up --config /etc/weir/weir.conf\n\nThe format of the file: docs/configuration.md"
-    )]
+    #[command(after_help = "Example:\n  weir up /etc/weir/weir.conf\n\nThe format of the file: docs/configuration.md")]
     Up(UpArgs),
+    /// Stop a gateway and let what it protected leave in clear text again
+    ///
+    /// After a stop, a crash or a kill, what a gateway protected stays unreachable until the next start. This removes its
+    /// routing rule, its routes and its nftables table.
+    #[command(after_help = "Example:\n  weir down /etc/weir/weir.conf\n\n\
+        Without FILE and without /etc/weir/weir.conf: the default socket, device and routing table.")]
+    Down(DownArgs),
     /// Check a configuration without starting anything
-    #[command(after_help = "Example:\n  weir check --config /etc/weir/weir.conf\n  \
+    #[command(after_help = "Example:\n  weir check /etc/weir/weir.conf\n  \
         weir check --schema | jq -r '.sections[].keys[].name'\n\nExit status 2 when something is wrong with it.")]
     Check(CheckArgs),
-    /// Show SAs, policies, counters and drop reasons of a running gateway
-    #[command(after_help = "Example:\n  weir status --json | jq .total.drops")]
+    /// Show connections, SAs, policies, counters and drop reasons of a running gateway
+    #[command(
+        after_help = "Examples:\n  weir status\n  weir status --json | jq '.connections[] | select(.state != \"up\") | .name'\n\n\
+        Exit status 0: healthy. 1: a worker stopped or hangs, or a connection that should be up is not. 2: no answer."
+    )]
     Status(StatusArgs),
     /// Commands for a gateway that runs
     #[command(flatten)]
@@ -44,17 +57,49 @@ pub enum Command {
     /// Put name servers where the resolver looks for them, for weir up, which starts this
     #[command(hide = true)]
     KeepResolver(KeepResolverArgs),
-    /// Say what this host can do and what that means
+    /// Run the commands of updown, for weir up, which starts this
+    #[command(hide = true)]
+    RunUpdown(RunUpdownArgs),
+    /// Resolve host names, for weir up, which starts this
+    #[command(hide = true)]
+    LookUpNames,
+    /// Check this host: privileges, kernel features, ports, engine
     #[command(after_help = "Example:\n  weir doctor\n\nExit status 1 when weir up cannot work here.")]
     Doctor(DoctorArgs),
+}
+
+/// The configuration of `weir up` and `weir check`.
+#[derive(Debug, Args)]
+pub struct ConfigFile {
+    /// Configuration [default: /etc/weir/weir.conf]
+    #[arg(value_name = "FILE", conflicts_with = "config")]
+    file: Option<PathBuf>,
+    /// The same as FILE
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+}
+
+impl ConfigFile {
+    fn path(&self) -> PathBuf {
+        self.named().unwrap_or_else(|| DEFAULT_CONFIG.into())
+    }
+
+    /// The file that the command line names.
+    fn named(&self) -> Option<PathBuf> {
+        self.file.as_ref().or(self.config.as_ref()).cloned()
+    }
+
+    /// Like [`Self::path`], but `None` where no file is named and the default one does not exist.
+    fn existing(&self) -> Option<PathBuf> {
+        self.named().or_else(|| Path::new(DEFAULT_CONFIG).exists().then(|| DEFAULT_CONFIG.into()))
+    }
 }
 
 /// Options of `weir up`.
 #[derive(Debug, Args)]
 pub struct UpArgs {
-    /// Configuration
-    #[arg(long, value_name = "FILE")]
-    config: PathBuf,
+    #[command(flatten)]
+    file: ConfigFile,
     /// Log one JSON object per line
     #[arg(long)]
     log_json: bool,
@@ -65,12 +110,21 @@ pub struct UpArgs {
     log_secrets: Option<PathBuf>,
 }
 
+/// Options of `weir down`.
+#[derive(Debug, Args)]
+pub struct DownArgs {
+    #[command(flatten)]
+    file: ConfigFile,
+    /// Control socket of the gateway, if not that of the configuration
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+}
+
 /// Options of `weir check`.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Configuration
-    #[arg(long, value_name = "FILE", required_unless_present = "schema")]
-    config: Option<PathBuf>,
+    #[command(flatten)]
+    file: ConfigFile,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -82,7 +136,13 @@ pub struct CheckArgs {
 /// Options of `weir status`.
 #[derive(Debug, Args)]
 pub struct StatusArgs {
-    /// Print JSON
+    /// Show details: IKE SAs, Child SAs, policies, GSO packets, workers
+    #[arg(long, short)]
+    verbose: bool,
+    /// Show every IKE SA of a connection, those that end too
+    #[arg(long)]
+    all: bool,
+    /// Print JSON, always complete
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -109,6 +169,14 @@ pub struct KeepResolverArgs {
     /// Change this file; otherwise resolvconf is run
     #[arg(long, value_name = "PATH")]
     file: Option<PathBuf>,
+}
+
+/// Options of `weir run-updown`.
+#[derive(Debug, Args)]
+pub struct RunUpdownArgs {
+    /// Run only commands of this configuration
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
 }
 
 /// The commands of `weir pcap`.
@@ -168,6 +236,7 @@ impl Command {
     pub fn run(self) -> ExitCode {
         ExitCode::from(match self {
             Self::Up(args) => run_up(&args),
+            Self::Down(args) => run_down(args),
             Self::Check(args) => run_check(&args),
             Self::Status(args) => run_status(&args),
             Self::Remote(remote) => run_remote(&remote),
@@ -176,6 +245,11 @@ impl Command {
             Self::Pcap(Pcap::Inspect(args)) => run_inspect(&args),
             Self::Doctor(args) => run_doctor(&args),
             Self::KeepResolver(args) => run_keep_resolver(args),
+            Self::LookUpNames => run_look_up_names(),
+            Self::RunUpdown(args) => {
+                crate::updown::run_helper(args.config.as_deref(), std::io::stdin().lock(), std::io::stdout().lock());
+                0
+            }
         })
     }
 }
@@ -196,7 +270,7 @@ fn print(text: &str) {
 }
 
 fn run_up(args: &UpArgs) -> u8 {
-    match up::run(&args.config, args.log_json, args.log_secrets.clone()) {
+    match up::run(&args.file.path(), args.log_json, args.log_secrets.clone()) {
         Ok(()) => 0,
         Err(up::Failure::Config(problems)) => tell(&problems),
         Err(up::Failure::Start(error)) => complain(&error, UNUSABLE),
@@ -204,12 +278,27 @@ fn run_up(args: &UpArgs) -> u8 {
     }
 }
 
+fn run_down(args: DownArgs) -> u8 {
+    match down::run(args.file.existing().as_deref(), args.socket) {
+        Ok(Removed { running, left }) => {
+            crate::log::say(match (running, left) {
+                (true, _) => format_args!("weir: stopped; what it protected leaves in clear text"),
+                (false, true) => format_args!("weir: not running; removed what it had left closed"),
+                (false, false) => format_args!("weir: not running, and nothing was left closed"),
+            });
+            0
+        }
+        Err(down::Failure::Config(problems)) => tell(&problems),
+        Err(down::Failure::Other(error)) => complain(&error, UNUSABLE),
+    }
+}
+
 fn run_check(args: &CheckArgs) -> u8 {
-    let Some(file) = args.config.as_ref().filter(|_| !args.schema) else {
+    if args.schema {
         print(&format!("{:#}\n", config::schema::to_json()));
         return 0;
-    };
-    let result = check::read(file);
+    }
+    let result = check::read(&args.file.path());
     if args.json {
         print(&format!("{:#}\n", check::to_json(&result)));
         return if result.is_ok() { 0 } else { UNUSABLE };
@@ -226,14 +315,15 @@ fn run_check(args: &CheckArgs) -> u8 {
 fn run_status(args: &StatusArgs) -> u8 {
     let status = match status::ask(&args.place.socket) {
         Ok(status) => status,
-        Err(error) => return complain(&error.into(), UNUSABLE),
+        Err(error) => return complain(&anyhow::anyhow!(remote::explain(&error)), UNUSABLE),
     };
     if args.json {
         print(&format!("{}\n", serde_json::to_string(&status).unwrap_or_default()));
     } else {
-        print(&status::render(&status));
+        let shown = status::Shown { verbose: args.verbose, all: args.all, width: status::width() };
+        print(&status::render(&status, shown));
     }
-    if status.head.healthy { 0 } else { UNHEALTHY }
+    if status.is_healthy() { 0 } else { UNHEALTHY }
 }
 
 fn run_remote(remote: &Remote) -> u8 {
@@ -241,7 +331,11 @@ fn run_remote(remote: &Remote) -> u8 {
         Ok(()) => 0,
         Err(failure) => {
             crate::log::say(format_args!("weir: {}", failure.text));
-            if failure.unusable { UNUSABLE } else { UNHEALTHY }
+            match (failure.unusable, failure.timed_out) {
+                (true, _) => UNUSABLE,
+                (_, true) => TIMED_OUT,
+                _ => UNHEALTHY,
+            }
         }
     }
 }
@@ -251,6 +345,20 @@ fn run_keep_resolver(args: KeepResolverArgs) -> u8 {
     match resolver::keep(&resolver, &args.tun, std::io::stdin().lock(), std::io::stdout().lock()) {
         Ok(()) => 0,
         Err(()) => UNUSABLE,
+    }
+}
+
+fn run_look_up_names() -> u8 {
+    // A terminal or a service manager signals every process; the helper ends with its input.
+    let ignored = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
+    for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM, signal_hook::consts::SIGHUP] {
+        let _ = signal_hook::flag::register(signal, std::sync::Arc::clone(&ignored));
+    }
+    crate::confine::enter_lookup();
+    // Threads that still wait for a name server end with the process.
+    match crate::lookup::run(std::io::stdin().lock(), std::io::stdout(), config::resolve_name) {
+        Ok(()) => 0,
+        Err(_) => UNUSABLE,
     }
 }
 

@@ -3,10 +3,12 @@
 //! [`enter`] is called once, after the configuration is read and before the first thread starts: capabilities and Landlock
 //! belong to a thread, and threads and children inherit them from the one that makes them. From then on the process
 //! cannot take anything back. What the kernel lacks is said once, and the rest is done all the same.
-//! docs/decisions/0007-confined-before-the-first-thread.md says why it is done this way.
+//! docs/decisions/0007-confined-before-the-first-thread.md says why it is done this way, and
+//! docs/decisions/0018-a-user-of-its-own.md what changes with a user of its own ([`become_user`]).
 
 mod calls;
 mod files;
+mod memory;
 mod privileges;
 #[cfg(test)]
 mod tests;
@@ -14,11 +16,13 @@ mod tests;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use crate::account::User;
 use crate::config::Config;
 use crate::config::syntax::{self, Section};
 
 pub(crate) use calls::available as calls_available;
 pub(crate) use files::available as files_available;
+pub(crate) use memory::lock as lock_memory;
 
 /// Folders beside the configuration whose files a reload reads again.
 const FOLDERS: [&str; 10] =
@@ -51,6 +55,10 @@ impl Needs {
         let certificates = &config.keyed.certificates;
         for certificate in certificates.end_entities.iter().chain(&certificates.authorities) {
             needs.file(Path::new(&certificate.from));
+        }
+        for file in config.keyed.authorities.iter().flat_map(|authority| authority.crl_files()) {
+            // It may be there only later, and is then replaced by a newer one.
+            needs.read.insert(folder_of(&file));
         }
         for file in config.keyed.secrets.iter().filter_map(|secret| secret.file.as_deref()) {
             needs.file(Path::new(file));
@@ -107,6 +115,31 @@ pub(crate) struct Confinement {
     _anchors: files::Anchors,
 }
 
+/// Makes this process one of `user`, with the capabilities that the daemon needs. To be called by the only thread, before
+/// [`enter`].
+///
+/// # Errors
+/// Those of the operating system; the process must not go on then.
+pub(crate) fn become_user(user: &User) -> std::io::Result<()> {
+    user.take_on()?;
+    privileges::keep_needed()?;
+    tracing::info!(target: "control", "runs as user {} ({}), group {}", user.name, user.uid, user.gid);
+    Ok(())
+}
+
+/// Confines the helper process that resolves names: no capability, no program, nothing to write, and user nobody where root
+/// started it. To be called by the only thread.
+pub(crate) fn enter_lookup() -> [Part; 3] {
+    // In a user namespace there may be no such user.
+    let changed = !rustix::process::geteuid().is_root() || privileges::fall_to(&User::nobody()).is_ok();
+    let privileges = match privileges::drop_all() {
+        Ok(()) if changed => Part::Full("none".into()),
+        Ok(()) => Part::Partial("the user stays root without capabilities".into()),
+        Err(error) => Part::Absent(format!("capabilities cannot be dropped: {error}")),
+    };
+    [privileges, files::restrict_lookup(), calls::restrict()]
+}
+
 /// Gives up for good what is not needed any more, and says what is in force.
 ///
 /// To be called by the only thread. What cannot be confined stays as it was.
@@ -132,6 +165,15 @@ pub(crate) fn enter(needs: &Needs) -> Confinement {
 }
 
 impl Confinement {
+    /// Denies what only the start needs: changes of owners and modes, and connections to the sockets of other services,
+    /// which would take this process for root.
+    pub(crate) fn started(&self) {
+        match calls::restrict_after_start() {
+            Part::Absent(why) => tracing::warn!(target: "control", "not confined after the start: system calls: {why}"),
+            _ => tracing::debug!(target: "control", "confined after the start: system calls"),
+        }
+    }
+
     fn tell(&self) {
         for (name, part) in [("privileges", &self.privileges), ("files", &self.files), ("system calls", &self.calls)] {
             match part {
@@ -141,6 +183,12 @@ impl Confinement {
             }
         }
     }
+}
+
+/// Makes the folder of the control socket, which has to exist before Landlock takes the right to make it.
+pub(crate) fn make_socket_folder(socket: &Path) -> std::io::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(folder_of(socket))
 }
 
 fn make_folder(folder: &Path) -> std::io::Result<()> {

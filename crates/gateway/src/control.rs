@@ -1,12 +1,15 @@
 //! What clients of the control socket ask for: commands, listings, events.
 //!
-//! The socket speaks vici and has a thread of its own ([`crate::vici`]); here, on the control thread, requests are carried out
+//! The socket speaks vici and has a thread of its own ([`vici::server`]); here, on the control thread, requests are carried out
 //! one by one. A command that takes until peers have answered is remembered and answered when IKE says that
 //! it is done, or when the client's patience is over.
 
+pub(crate) mod fuzzing;
 mod listings;
 mod loading;
 mod psp;
+mod selectors;
+mod summary;
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -16,15 +19,15 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use ike::output::{ChildId, Event as IkeEvent, IkeId, Level, Subsystem};
 use rustix::event::{PollFd, PollFlags};
 use rustix::time::Timespec;
+use vici::listing::{self, IkeSaListing, LogListing, StatsListing};
+use vici::message::Message;
+use vici::names::{Command, Event};
+use vici::{ClientId, Incoming, Requests, Server, ViciHandle};
 
 use crate::keying::Keying;
 use crate::plane::Plane;
 use crate::psp_keys::PspService;
 use crate::status::View;
-use crate::vici::listing::{self, IkeSaListing, LogListing, StatsListing};
-use crate::vici::message::Message;
-use crate::vici::names::{Command, Event};
-use crate::vici::{ClientId, Incoming, Requests, Server, ViciHandle};
 pub(crate) use loading::Loaded;
 
 /// Requests carried out before packets of IKE get their turn again.
@@ -35,7 +38,7 @@ const USUAL_LEVEL: i8 = 1;
 /// The control socket and what is under way for its clients.
 pub(crate) struct Control {
     // Dropped first: no more requests.
-    _server: Server,
+    _server: Option<Server>,
     requests: Requests,
     clients: ViciHandle,
     /// Numbers of commands given to IKE, and to which job each belongs.
@@ -46,6 +49,7 @@ pub(crate) struct Control {
     counters: BTreeMap<&'static str, u64>,
     /// Names and versions of IKE SAs and Child SAs that are up, to tell of their end.
     known: HashMap<IkeId, IkeSaListing>,
+    failures: summary::Failures,
 }
 
 /// A request that waits for IKE.
@@ -56,7 +60,9 @@ struct Job {
     left: usize,
     succeeded: usize,
     why: Option<String>,
-    /// When the client has waited long enough.
+    /// The client has waited long enough.
+    timed_out: bool,
+    /// When that is the case.
     until: Option<Instant>,
     /// Least important lines that the client wants to see meanwhile.
     level: i8,
@@ -104,6 +110,8 @@ impl Reach<'_> {
 pub(crate) enum Wish {
     /// Read the configuration file again.
     Reload(ClientId),
+    /// Stop, and let what was protected leave in clear text.
+    Stop,
 }
 
 impl Control {
@@ -112,9 +120,16 @@ impl Control {
     /// # Errors
     /// The socket is in use, or its folder does not let it be made; the text names the path and the key.
     pub(crate) fn open(path: &std::path::Path) -> io::Result<Self> {
-        let (server, requests) = Server::start(path, None)?;
+        let advise = |error: io::Error| {
+            io::Error::new(error.kind(), format!("{error}; set another 'socket' in the section 'gateway'"))
+        };
+        let (server, requests) = Server::start(path, None).map_err(advise)?;
         let clients = server.handle();
-        Ok(Self {
+        Ok(Self::with(Some(server), requests, clients))
+    }
+
+    fn with(server: Option<Server>, requests: Requests, clients: ViciHandle) -> Self {
+        Self {
             _server: server,
             requests,
             clients,
@@ -122,9 +137,10 @@ impl Control {
             jobs: BTreeMap::new(),
             next: 1,
             started: (Instant::now(), SystemTime::now()),
-            counters: BTreeMap::new(),
+            counters: ike::counters().map(|(name, _)| (name, 0)).collect(),
             known: HashMap::new(),
-        })
+            failures: summary::Failures::default(),
+        }
     }
 
     /// Readable when there are requests.
@@ -146,7 +162,11 @@ impl Control {
             match self.requests.try_next() {
                 Some(Incoming::Request { client, command, message }) => match command {
                     Command::ReloadSettings => wishes.push(Wish::Reload(client)),
-                    Command::Status => self.status(client, reach.plane()),
+                    Command::Stop => {
+                        wishes.push(Wish::Stop);
+                        self.clients.reply(client, &listing::success());
+                    }
+                    Command::Status => self.status(client, &reach),
                     _ => {
                         let reply = match &mut reach {
                             Reach::Keyed(realm) => self.carry_out(realm, client, command, &message),
@@ -182,7 +202,7 @@ impl Control {
         let now = Instant::now();
         Some(match command {
             // Carried out already, with and without peers.
-            Command::Status | Command::ReloadSettings => return None,
+            Command::Status | Command::ReloadSettings | Command::Stop => return None,
             Command::Version => version(),
             Command::Stats => {
                 let endpoint = &realm.keying.endpoint;
@@ -203,8 +223,9 @@ impl Control {
                 let wanted = request.text("ike").map(str::to_owned);
                 let all = realm.keying.endpoint.connections().iter();
                 let asked = all.filter(|connection| wanted.as_ref().is_none_or(|name| *name == connection.name));
+                let subjects = realm.keying.credentials.with_store(|store| loading::subjects(store));
                 let items: Vec<Message> =
-                    asked.map(|connection| listings::connection(connection).list_conn()).collect();
+                    asked.map(|connection| listings::connection(connection, &subjects).list_conn()).collect();
                 self.clients.list(client, Event::ListConn, items, Message::new());
                 return None;
             }
@@ -239,7 +260,10 @@ impl Control {
                 self.counters.values_mut().for_each(|n| *n = 0);
                 listing::success()
             }
-            Command::FlushCerts => listing::success(),
+            Command::FlushCerts => {
+                loading::flush_certs(realm, request);
+                listing::success()
+            }
             Command::LoadConn
             | Command::UnloadConn
             | Command::LoadCert
@@ -259,9 +283,13 @@ impl Control {
         })
     }
 
-    /// SAs and policies of whatever origin, and counters.
-    fn status(&self, client: ClientId, plane: &Plane) {
-        let view = View::of(plane, self.started.0);
+    /// Connections, SAs and policies of whatever origin, and counters.
+    fn status(&self, client: ClientId, reach: &Reach<'_>) {
+        let mut connections = summary::manual(reach.plane());
+        if let Reach::Keyed(realm) = reach {
+            connections.extend(summary::connections(realm, &self.failures, Instant::now()));
+        }
+        let view = View::of(reach.plane(), self.started.0, connections);
         let reply = view.reply();
         self.clients.list(client, Event::StatusEntry, view.entries(), reply);
     }
@@ -317,7 +345,9 @@ impl Control {
         let timeout_ms = request.number::<i64>("timeout").unwrap_or(0);
         let until = (timeout_ms > 0).then(|| now + Duration::from_millis(timeout_ms as u64));
         let level = request.number("loglevel").unwrap_or(USUAL_LEVEL);
-        self.jobs.insert(id, Job { client, what, matches, left: matches, succeeded: 0, why: None, until, level });
+        let (why, timed_out) = (None, false);
+        let job = Job { client, what, matches, left: matches, succeeded: 0, why, timed_out, until, level };
+        self.jobs.insert(id, job);
         numbers
     }
 
@@ -340,7 +370,7 @@ impl Control {
             (None, None) => return Some(listing::failure("name a connection (ike) or a child")),
         };
         let Some(connection) = connection else {
-            return Some(listing::failure(&format!("CHILD_SA config '{}' not found", child.unwrap_or_default())));
+            return Some(listing::failure(&no_child(connections, child.unwrap_or_default())));
         };
         let waits = request.number::<i64>("timeout").unwrap_or(0) >= 0;
         let number = self.job(client, What::Initiate, 1, request, now)[0];
@@ -441,7 +471,8 @@ impl Control {
         let Some((connection, section)) = found.next() else {
             return listing::failure(&format!("configuration '{child}' not found"));
         };
-        realm.plane.stand(connection, section, on, true, crate::keying::dynamic(connection));
+        let dynamic = realm.keying.dynamic(connection);
+        realm.plane.stand(connection, section, on, true, dynamic);
         listing::success()
     }
 
@@ -449,8 +480,11 @@ impl Control {
     fn selected(&self, realm: &Realm<'_>, request: &Message, now: Instant) -> Vec<IkeSaListing> {
         let (ike, ike_id) = (request.text("ike"), request.number::<u32>("ike-id"));
         let (child, child_id) = (request.text("child"), request.number::<u32>("child-id"));
-        let all = realm.keying.endpoint.ike_sas().map(|view| listings::ike_sa(&view, &realm.plane.negotiated, now));
-        let all = all.chain(psp::list(realm, now));
+        let sas = realm.keying.endpoint.ike_sas().map(|view| listings::ike_sa(&view, &realm.plane.negotiated, now));
+        // Newest first, as strongSwan lists them.
+        let mut sas: Vec<IkeSaListing> = sas.collect();
+        sas.reverse();
+        let all = sas.into_iter().chain(psp::list(realm, now));
         all.filter(|sa| ike.is_none_or(|name| sa.name == name) && ike_id.is_none_or(|id| sa.unique_id == id))
             .filter_map(|mut sa| {
                 if child.is_some() || child_id.is_some() {
@@ -467,6 +501,7 @@ impl Control {
 
     /// Tells clients of what happened.
     pub(crate) fn tell(&mut self, keying: &Keying, plane: &Plane, event: &IkeEvent) {
+        self.note_failure(keying, plane, event);
         match event {
             IkeEvent::CommandDone(number, outcome) => self.done(*number, outcome.clone()),
             IkeEvent::Count(what) => *self.counters.entry(what).or_default() += 1,
@@ -505,6 +540,22 @@ impl Control {
                 self.known.insert(ike, sa);
             }
         }
+    }
+
+    /// Remembers why a connection is not up.
+    fn note_failure(&mut self, keying: &Keying, plane: &Plane, event: &IkeEvent) {
+        let child = |id| plane.negotiated.child(id).map(|child| child.connection.name.clone());
+        let known = |ike: &IkeId| self.known.get(ike).map(|sa| sa.name.clone());
+        let owner = match event {
+            IkeEvent::ChildUp(id) | IkeEvent::ChildDown(id, _) => child(*id),
+            IkeEvent::IkeDown(ike, _) => known(ike),
+            IkeEvent::Log { ike: Some(ike), level: Level::Error | Level::Warn, .. } => known(ike).or_else(|| {
+                let view = keying.endpoint.ike_sa(*ike)?;
+                view.connection.map(|connection| connection.name.clone())
+            }),
+            _ => None,
+        };
+        self.failures.note(event, owner.as_deref());
     }
 
     fn view(&self, keying: &Keying, plane: &Plane, ike: IkeId) -> Option<IkeSaListing> {
@@ -581,11 +632,24 @@ impl Control {
             self.jobs.iter().filter(|(_, job)| job.until.is_some_and(|at| at <= now)).map(|(id, _)| *id).collect();
         for id in over {
             if let Some(mut job) = self.jobs.remove(&id) {
-                job.why.get_or_insert_with(|| "still under way: the peer has not answered in time".into());
+                job.why.get_or_insert_with(|| "timed out; the negotiation continues, see weir status".into());
+                job.timed_out = true;
                 self.clients.reply(job.client, &job.reply());
             }
             self.jobs_of.retain(|_, job| *job != id);
         }
+    }
+}
+
+/// Text for a child that no connection has, with the children of a connection of that name.
+fn no_child(connections: &[std::sync::Arc<ike::config::Connection>], name: &str) -> String {
+    let Some(connection) = connections.iter().find(|connection| connection.name == name) else {
+        return format!("no child or connection '{name}'; weir list connections shows them");
+    };
+    let children: Vec<&str> = connection.children.iter().map(|child| child.name.as_str()).collect();
+    match children.as_slice() {
+        [] => format!("no child '{name}'; connection '{name}' has none"),
+        children => format!("no child '{name}'; connection '{name}' has: {}", children.join(", ")),
     }
 }
 
@@ -597,8 +661,33 @@ impl Job {
     fn reply(&self) -> Message {
         match (self.what, &self.why) {
             (What::Initiate, None) => listing::success(),
-            (What::Initiate, Some(why)) => listing::failure(&format!("establishing CHILD_SA failed: {why}")),
+            (What::Initiate, Some(why)) => {
+                let mut reply = listing::failure(&format!("establishing CHILD_SA failed: {why}"));
+                if self.timed_out {
+                    reply.set_flag("timed-out", true);
+                }
+                reply
+            }
             (What::Terminate, _) => listing::terminated(self.matches, self.succeeded),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ike::config::{ChildConfig, Connection};
+
+    use super::*;
+
+    #[test]
+    fn a_connection_named_as_a_child_is_told_apart() {
+        let mut moon = Connection::new("moon");
+        moon.children = vec![Arc::new(ChildConfig::new("sites")), Arc::new(ChildConfig::new("lab"))];
+        let connections = [Arc::new(moon), Arc::new(Connection::new("sun"))];
+        assert_eq!(no_child(&connections, "moon"), "no child 'moon'; connection 'moon' has: sites, lab");
+        assert_eq!(no_child(&connections, "sun"), "no child 'sun'; connection 'sun' has none");
+        assert_eq!(no_child(&connections, "x"), "no child or connection 'x'; weir list connections shows them");
     }
 }

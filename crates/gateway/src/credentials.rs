@@ -7,10 +7,13 @@
 mod constraint;
 mod der;
 mod eap;
+pub(crate) mod fuzzing;
 mod name;
 mod path;
 mod pem;
 mod pkcs8;
+pub(crate) mod rehearsal;
+mod revocation;
 mod shared;
 mod sign;
 mod store;
@@ -20,10 +23,29 @@ mod tests;
 mod verify;
 mod x509;
 
+pub use revocation::Source;
+pub use revocation::fetched::{FetchCounts, FetchSettings, Resolve, ResolveName};
 pub use shared::{Shared, SharedKind};
 pub use store::{CertificateUse, Listed, Origin, Passphrase, Store};
 pub use task::{Credentials, WallClock};
 pub use x509::{Certificate, CertificateFault, Crl, sha256};
+
+/// The identity under which a pattern admits a certificate, DER. Where the pattern admits any, all names of the
+/// certificate together, because a CA may give one subject to several hosts.
+pub(crate) fn identity_of(der: &[u8], pattern: &ike::identity::IdPattern) -> Option<ike::identity::Identity> {
+    use ike::identity::{IdPattern, Identity};
+    let mut all = name::identities_of(&Certificate::from_der(der).ok()?);
+    if *pattern != IdPattern::Any
+        && let Some(at) = all.iter().position(|id| pattern.matches(id).is_some())
+    {
+        return Some(all.swap_remove(at));
+    }
+    if all.len() <= 1 {
+        return all.pop();
+    }
+    let names: Vec<String> = all.iter().map(ToString::to_string).collect();
+    Some(Identity { kind: wire::ike::IdType::KEY_ID, data: names.join(", ").into_bytes() })
+}
 
 /// Reads bytes as everything that a stranger may send to this module. For fuzzing: there is nothing to
 /// see but that it returns.
@@ -39,4 +61,5 @@ pub fn parse_anything(bytes: &[u8]) {
     if let Ok(crl) = Crl::from_der(bytes) {
         let _ = crl.revoked_count();
     }
+    let _ = revocation::ocsp::Response::from_der(bytes);
 }

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use comfy_table::{ContentArrangement, Table, presets};
 use crypto::{EncAlg, Engine, IntegAlg};
-use dataplane::port::FlowSteering;
+use ports::FlowSteering;
 use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType, socket_with};
 use serde::Serialize;
 
@@ -46,11 +46,19 @@ pub(crate) fn examine() -> Vec<Finding> {
         tun_offload(),
         tun_queues(),
         raw_sockets(),
+        port(500, "IKE"),
+        port(4500, "NAT traversal"),
+        forwarding(),
+        reverse_path(),
+        nf_tables(),
+        clock(),
+        configuration(),
         iproute2(),
         namespaces(),
         cores(),
         aes(&cpu),
         wide(&cpu),
+        linked(),
         engine(),
         own_engine(),
         socket_buffers(),
@@ -70,15 +78,16 @@ fn privileges() -> Finding {
     let status = read("/proc/self/status");
     let effective =
         status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok()).unwrap_or(0);
-    let missing: Vec<&str> = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW")]
+    let missing: Vec<&str> = [(12, "CAP_NET_ADMIN"), (13, "CAP_NET_RAW"), (10, "CAP_NET_BIND_SERVICE")]
         .into_iter()
         .filter_map(|(bit, name)| (effective >> bit & 1 == 0).then_some(name))
         .collect();
     if missing.is_empty() {
-        finding("privileges", Verdict::Good, "CAP_NET_ADMIN, CAP_NET_RAW", "weir up may make its device and sockets")
+        let found = "CAP_NET_ADMIN, CAP_NET_RAW, CAP_NET_BIND_SERVICE";
+        finding("privileges", Verdict::Good, found, "weir up may make its device and sockets")
     } else {
-        let meaning =
-            "run weir up as root, or: setcap cap_net_admin,cap_net_raw+ep weir; weir pcap and weir bench need nothing";
+        let meaning = "run weir up as root, or: setcap cap_net_admin,cap_net_raw,cap_net_bind_service+ep weir, with a 'state_dir' and a \
+             'socket' of that user; weir pcap and weir bench need nothing";
         finding("privileges", Verdict::Bad, format!("without {}", missing.join(", ")), meaning)
     }
 }
@@ -134,18 +143,101 @@ fn raw_sockets() -> Finding {
     }
 }
 
+/// A UDP port of IKE.
+fn port(number: u16, of: &'static str) -> Finding {
+    let what = if number == 500 { "UDP port 500" } else { "UDP port 4500" };
+    match std::net::UdpSocket::bind(("0.0.0.0", number)) {
+        Ok(_) => finding(what, Verdict::Good, "free", format!("{of} can use it; a firewall has to let it in")),
+        Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
+            let meaning = format!("a running weir is fine; otherwise stop what has it: ss -ulpn sport = :{number}");
+            finding(what, Verdict::Fair, "in use", meaning)
+        }
+        Err(error) => finding(what, Verdict::Bad, error.to_string(), "CAP_NET_BIND_SERVICE is missing: run as root"),
+    }
+}
+
+fn forwarding() -> Finding {
+    let on = |path: &str| read(path).trim() == "1";
+    let (v4, v6) = (on("/proc/sys/net/ipv4/ip_forward"), on("/proc/sys/net/ipv6/conf/all/forwarding"));
+    let off = "hosts behind this one are not reached: sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1, and \
+               keep it in /etc/sysctl.d; for tunnels of this host alone it is not needed";
+    match (v4, v6) {
+        (true, true) => finding("forwarding", Verdict::Good, "IPv4, IPv6", "hosts behind this one can use tunnels"),
+        (true, false) => finding("forwarding", Verdict::Good, "IPv4", "hosts behind this one can use tunnels of IPv4"),
+        (false, true) => finding("forwarding", Verdict::Fair, "IPv6 only", off),
+        (false, false) => finding("forwarding", Verdict::Fair, "off", off),
+    }
+}
+
+fn reverse_path() -> Finding {
+    match read("/proc/sys/net/ipv4/conf/all/rp_filter").trim() {
+        "1" => finding(
+            "rp_filter",
+            Verdict::Fair,
+            "1 (strict)",
+            "packets of a peer whose own address is protected are dropped: sysctl -w net.ipv4.conf.all.rp_filter=2",
+        ),
+        "" => finding("rp_filter", Verdict::Fair, "unknown", "net.ipv4.conf.all.rp_filter cannot be read"),
+        value => finding("rp_filter", Verdict::Good, value, "the kernel passes packets from tunnels"),
+    }
+}
+
+fn nf_tables() -> Finding {
+    let loaded = std::path::Path::new("/sys/module/nf_tables").exists() || has_builtin("nf_tables");
+    if loaded {
+        finding("nf_tables", Verdict::Good, "yes", "cleartext packets that a policy protects can be dropped")
+    } else {
+        let meaning = "the kernel may load it when it is first used; otherwise: modprobe nf_tables";
+        finding("nf_tables", Verdict::Fair, "not loaded", meaning)
+    }
+}
+
+/// First second that a clock can show without having been set: the start of 2025.
+const CLOCK_SET_S: u64 = 1_735_689_600;
+
+fn clock() -> Finding {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    if now < CLOCK_SET_S {
+        let meaning = "no certificate is valid yet: set the clock, and start a time service before weir";
+        finding("clock", Verdict::Fair, "before 2025", meaning)
+    } else {
+        finding("clock", Verdict::Good, "set", "certificates and revocation lists are compared with it")
+    }
+}
+
+fn configuration() -> Finding {
+    let path = std::path::Path::new(crate::cli::DEFAULT_CONFIG);
+    if !path.exists() {
+        let found = format!("no {}", path.display());
+        return finding("configuration", Verdict::Fair, found, "write it, or name another file: weir up FILE");
+    }
+    match crate::check::read(path) {
+        Ok(config) if config.warnings.is_empty() => {
+            finding("configuration", Verdict::Good, path.display().to_string(), "weir up reads it")
+        }
+        Ok(config) => {
+            let found = format!("{} warnings", config.warnings.len());
+            finding("configuration", Verdict::Fair, found, "weir check lists them")
+        }
+        Err(problems) => {
+            let found = format!("{} errors", problems.0.len());
+            finding("configuration", Verdict::Bad, found, "weir check lists them, with the remedies")
+        }
+    }
+}
+
 fn iproute2() -> Finding {
     match Command::new("ip").arg("-V").output() {
         Ok(output) if output.status.success() => {
             let version = String::from_utf8_lossy(&output.stdout);
             let version = version.trim().rsplit([' ', ',']).next().unwrap_or_default().to_owned();
-            finding("iproute2", Verdict::Good, version, "weir up sets its routes")
+            finding("iproute2", Verdict::Good, version, "the demo and the lab set up their hosts")
         }
         _ => finding(
             "iproute2",
-            Verdict::Bad,
+            Verdict::Fair,
             "not found",
-            "apt install iproute2, or set 'routes = none' and route yourself",
+            "weir up does without; the demo and the lab need it: apt install iproute2",
         ),
     }
 }
@@ -207,6 +299,17 @@ fn wide(cpu: &str) -> Finding {
     }
 }
 
+/// Library of ciphers that this build links: it decides which engines there are.
+fn linked() -> Finding {
+    match crypto::IPSEC_MB_LINKED {
+        Some(version) => finding("intel-ipsec-mb", Verdict::Good, version, "in this build"),
+        None => {
+            let why = "install libipsec-mb-dev (Debian's name) before the build; AWS-LC does the work of this one";
+            finding("intel-ipsec-mb", Verdict::Fair, "none", why)
+        }
+    }
+}
+
 fn engine() -> Finding {
     let choice = Engine::choice();
     let verdict = if choice.engine == Engine::AwsLc { Verdict::Fair } else { Verdict::Good };
@@ -259,7 +362,7 @@ fn udp_gso() -> Finding {
 }
 
 fn af_xdp() -> Finding {
-    match dataplane::port::xdp::available() {
+    match ports::xdp::available() {
         Ok(()) => finding(
             "AF_XDP",
             Verdict::Good,
@@ -306,7 +409,7 @@ fn landlock() -> Finding {
             "Landlock",
             Verdict::Good,
             format!("version {version}"),
-            "weir up reads and writes only the files it needs, starts no program but 'ip', and signals no other process",
+            "weir up reads and writes only the files it needs, starts no program, and signals no other process",
         ),
         Some((version, false)) => finding(
             "Landlock",

@@ -3,31 +3,58 @@
 //! One thread, the control side, owns all of it. Each [`Keying::turn`] takes what has arrived, lets the
 //! endpoint think, and carries out what it wants; what packets are to see becomes visible once at the end.
 
-mod names;
+pub(crate) mod names;
+mod networks;
 mod sockets;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ike::config::{ChildConfig, ChildMode, Connection, PoolConfig};
+use ike::config::{ChildConfig, ChildMode, Connection, Host, PoolConfig};
 use ike::output::{Event, Level, Output, Subsystem, Transmit};
 use ike::{Endpoint, Settings};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
 use rustix::time::Timespec;
 
-use crate::config::{self, Config, Named};
+use crate::config::Config;
 use crate::credentials::Credentials;
 use crate::keylog::KeyLog;
+use crate::lookup::Lookup;
+use crate::negotiated::Dynamic;
 use crate::plane::Plane;
 use crate::resolver::Servers;
-use names::{Found, Names};
+use crate::updown::Updown;
+use names::{Client, Names};
 use sockets::Sockets;
 
 /// How often the packet side is asked what it has seen.
 const LOOK: Duration = Duration::from_millis(500);
+
+/// Helper processes, which are started before the confinement.
+pub(crate) struct Helpers {
+    /// Name servers of peers.
+    pub(crate) servers: Servers,
+    /// Commands on up and down.
+    pub(crate) updown: Updown,
+    /// Host names.
+    pub(crate) lookup: Lookup,
+}
+
+impl Helpers {
+    /// Starts the threads that read what the helpers write.
+    ///
+    /// # Errors
+    /// The operating system has no thread left.
+    pub(crate) fn listen(&mut self) -> io::Result<()> {
+        self.servers.listen()?;
+        self.updown.listen()?;
+        self.lookup.listen()
+    }
+}
 
 /// Randomness of the operating system.
 pub(crate) struct SystemRandom;
@@ -85,9 +112,15 @@ pub(crate) struct Keying {
     key_log: Option<KeyLog>,
     /// Name servers that peers gave.
     servers: Servers,
+    /// Commands of the administrator.
+    updown: Updown,
+    /// Mark of the gateway's own packets.
+    mark: u32,
+    /// Addresses of this host when they were last told.
+    addresses: Vec<IpAddr>,
     names: Names,
-    /// Connections whose names have addresses now, for whoever loads them.
-    pub(crate) resolved: Vec<(Box<Named>, Arc<Connection>)>,
+    /// Answers about names that the key service of PSP requested.
+    pub(crate) found: Vec<(u64, Result<Vec<IpAddr>, String>)>,
 }
 
 impl Keying {
@@ -95,9 +128,32 @@ impl Keying {
     ///
     /// # Errors
     /// A port that is taken, a missing privilege.
-    pub(crate) fn open(config: &Config, credentials: Credentials, bell: Bell, servers: Servers) -> io::Result<Self> {
+    pub(crate) fn open(
+        config: &Config,
+        credentials: Credentials,
+        bell: Bell,
+        Helpers { servers, updown, lookup }: Helpers,
+    ) -> io::Result<Self> {
         let gateway = &config.gateway;
         let sockets = Sockets::open(gateway.ike_port, gateway.code_points.nat_t_port, gateway.fwmark)?;
+        let ring = bell.clone();
+        let names = Names::spawn(move |name| lookup.resolve(name), move || ring.ring())?;
+        Self::with(config, credentials, bell, (servers, updown), (sockets, names))
+    }
+
+    /// For fuzzing: nothing is received, sent or resolved.
+    pub(crate) fn detached(config: &Config, helpers: (Servers, Updown)) -> io::Result<Self> {
+        Self::with(config, Credentials::spawn(|| ()), Bell::new()?, helpers, (Sockets::none(), Names::none()))
+    }
+
+    fn with(
+        config: &Config,
+        credentials: Credentials,
+        bell: Bell,
+        (servers, updown): (Servers, Updown),
+        (sockets, names): (Sockets, Names),
+    ) -> io::Result<Self> {
+        let gateway = &config.gateway;
         let key_log = gateway.log_secrets.as_deref().map(KeyLog::open).transpose()?;
         let settings = Settings {
             allow_legacy: gateway.allow_legacy,
@@ -106,9 +162,11 @@ impl Keying {
             ..Settings::default()
         };
         let now = Instant::now();
-        let ring = bell.clone();
-        let names = Names::spawn(config::resolve_name, move || ring.ring())?;
-        let endpoint = Endpoint::new(settings, SystemRandom);
+        let mut endpoint = Endpoint::new(settings, SystemRandom);
+        let mark = gateway.fwmark;
+        endpoint.look_up_sources(move |remote| source_towards(remote, mark));
+        let tun = gateway.tun.clone();
+        endpoint.look_up_networks(move |addr| networks::of_host(&tun, addr));
         Ok(Self {
             endpoint,
             credentials,
@@ -119,28 +177,44 @@ impl Keying {
             unsent_told: now,
             key_log,
             servers,
+            updown,
+            mark,
+            addresses: Vec::new(),
             names,
-            resolved: Vec::new(),
+            found: Vec::new(),
         })
     }
 
     /// Puts connections and pools in force: what did not change goes on.
     pub(crate) fn load(&mut self, connections: Vec<Arc<Connection>>, pools: Vec<PoolConfig>, plane: &mut Plane) {
         let now = Instant::now();
+        plane.set_pools(&pools);
         self.endpoint.load_pools(pools);
         let before: Vec<Arc<Connection>> = self.endpoint.connections().to_vec();
-        for (connection, child) in sections(&before) {
-            let stays = sections(&connections).any(|(c, s)| c.name == connection.name && s == child);
+        // Connections that are the same object keep their policies: one that is loaded over the control socket must not
+        // cost work for all others.
+        let by_name = |list: &[Arc<Connection>]| -> HashMap<String, Arc<Connection>> {
+            list.iter().map(|connection| (connection.name.clone(), Arc::clone(connection))).collect()
+        };
+        let (old, new) = (by_name(&before), by_name(&connections));
+        let is_kept = |list: &HashMap<String, Arc<Connection>>, connection: &Arc<Connection>| {
+            list.get(&connection.name).is_some_and(|other| Arc::ptr_eq(other, connection))
+        };
+        for (connection, child) in sections(&before).filter(|(connection, _)| !is_kept(&new, connection)) {
+            let stays = new.get(&connection.name).is_some_and(|other| other.children.iter().any(|s| s == child));
             if !stays {
-                plane.stand(connection, child, false, false, None);
+                plane.stand(connection, child, false, false, (None, None));
             }
         }
-        for (connection, child) in sections(&connections) {
+        for (connection, child) in sections(&connections).filter(|(connection, _)| !is_kept(&old, connection)) {
             let always = matches!(child.mode, ChildMode::Pass | ChildMode::Drop);
             // There is to be an SA: until there is, and when it is lost, nothing leaves in the clear.
-            let closed = child.start_action.start && !child.start_action.trap;
+            let closed = (child.start_action.start && !child.start_action.trap)
+                || (plane.config.gateway.unprotected_drops
+                    && !child.start_action.trap
+                    && names_peer(connection, child));
             if always || closed {
-                plane.stand(connection, child, true, false, dynamic(connection));
+                plane.stand(connection, child, true, false, self.dynamic(connection));
             }
         }
         self.endpoint.load(now, connections);
@@ -152,19 +226,55 @@ impl Keying {
         self.endpoint.reserve_spis(received.filter_map(|half| half.spi.try_into().ok()));
     }
 
-    /// These connections wait for an address of their peer, or of this host.
-    pub(crate) fn want_addresses(&mut self, connections: &[Named]) {
-        self.names.want(Instant::now(), connections);
+    /// Resolves a name for the key service of PSP; the answer is in `found` later.
+    pub(crate) fn find(&mut self, number: u64, host: String) {
+        if let Err(why) = self.names.find(Client::Psp, number, host) {
+            self.found.push((number, Err(why)));
+        }
+    }
+
+    /// Addresses that `dynamic` stands for before anything is negotiated: of this host, and of the peer where the peer is one
+    /// host with an address.
+    pub(crate) fn dynamic(&self, connection: &Connection) -> Dynamic {
+        let single = |hosts: &[Host]| {
+            let first = self.endpoint.addresses(hosts)?.first().copied()?;
+            (first.start == first.end).then_some(first.start)
+        };
+        let remote = single(&connection.remote_addrs);
+        let local = single(&connection.local_addrs).or_else(|| source_towards(remote?, self.mark));
+        (local, remote)
+    }
+
+    /// A name has other addresses: so has `dynamic` in policies that stand.
+    fn resolved(&mut self, name: &str, plane: &mut Plane) {
+        for connection in self.endpoint.connections() {
+            if connection.host_names().any(|host| host == name) {
+                plane.stand_again(connection, self.dynamic(connection));
+            }
+        }
     }
 
     /// Certificates changed: what connections trust is asked for anew.
     pub(crate) fn credentials_changed(&mut self) {
         self.endpoint.credentials_changed(Instant::now());
+        self.secrets_changed();
+    }
+
+    /// Shared secrets changed: with a post-quantum preshared key USE_PPK is answered.
+    pub(crate) fn secrets_changed(&mut self) {
+        self.endpoint.set_has_ppks(self.credentials.with_store(|store| store.has_ppks()));
     }
 
     /// Tells IKE of the addresses of this host.
-    pub(crate) fn local_addresses(&mut self, addresses: &[IpAddr]) {
+    pub(crate) fn local_addresses(&mut self, addresses: &[IpAddr], plane: &mut Plane) {
         self.endpoint.local_addresses(Instant::now(), addresses);
+        if self.addresses != addresses {
+            self.addresses = addresses.to_vec();
+            // What `dynamic` stands for may have changed with them.
+            for connection in self.endpoint.connections() {
+                plane.stand_again(connection, self.dynamic(connection));
+            }
+        }
     }
 
     /// Ends every IKE SA; each peer is told.
@@ -195,11 +305,10 @@ impl Keying {
         for (ticket, answer) in self.credentials.answers() {
             self.endpoint.answer(now, ticket, answer);
         }
-        for found in self.names.turn(now) {
-            match found {
-                Found::Host(number, outcome) => self.endpoint.resolved(now, number, outcome),
-                Found::Connection(named, Ok(connection)) => self.resolved.push((named, connection)),
-                Found::Connection(_, Err(_)) => (),
+        for (client, number, found) in self.names.found() {
+            match client {
+                Client::Ike => self.endpoint.resolved(now, number, found),
+                Client::Psp => self.found.push((number, found)),
             }
         }
         for wanted in plane.wanted() {
@@ -211,7 +320,7 @@ impl Keying {
             for (child, hard) in plane.worn() {
                 self.endpoint.child_expired(now, child, hard);
             }
-            for child in plane.heard() {
+            for child in plane.heard(now) {
                 self.endpoint.traffic(now, child, None);
             }
         }
@@ -234,34 +343,46 @@ impl Keying {
                     if let Some(log) = &mut self.key_log {
                         log.child(&child);
                     }
-                    if let Err(why) = plane.install(&child, jitter()) {
-                        tracing::error!(target: "child", "{}.{}: {why}", child.connection.name, child.config.name);
-                        self.endpoint.child_expired(now, child.id, true);
+                    match plane.install(&child, jitter()) {
+                        Ok(()) => self.updown.installed(&child),
+                        Err(why) => {
+                            tracing::error!(target: "child", "{}.{}: {why}", child.connection.name, child.config.name);
+                            self.endpoint.child_expired(now, child.id, true);
+                        }
                     }
                 }
                 Output::UseOutbound(child) => plane.use_outbound(child),
-                Output::Remove(child, after) => plane.remove(child, now + after),
+                Output::Remove(child, after) => {
+                    self.updown.removed(child);
+                    plane.remove(child, now + after);
+                }
                 Output::Move(child, path) => plane.go(child, path),
                 Output::Trap(connection, child, on) => {
-                    plane.stand(&connection, &child, on, true, dynamic(&connection));
+                    plane.stand(&connection, &child, on, true, self.dynamic(&connection));
                 }
                 Output::VirtualAddress(ike, address, on) => {
                     self.servers.given(ike, address.addr, &address.dns, on);
-                    if let Err(error) = plane.virtual_address(address.addr, on) {
+                    let view = self.endpoint.ike_sa(ike);
+                    let connection = view.and_then(|view| view.connection.map(|connection| connection.name.clone()));
+                    if let Err(error) = plane.virtual_address(connection.as_deref(), address.addr, on) {
                         tracing::error!(target: "ike", "virtual address {}: {error}", address.addr);
                     }
                 }
                 Output::Resolve(number, host) => {
-                    if let Err(why) = self.names.find(number, host) {
+                    if let Err(why) = self.names.find(Client::Ike, number, host) {
                         self.endpoint.resolved(now, number, Err(why));
                     }
                 }
+                Output::Resolved(name) => self.resolved(&name, plane),
                 Output::Secrets(secrets) => {
                     if let Some(log) = &mut self.key_log {
                         log.ike(&secrets);
                     }
                 }
                 Output::Event(event) => {
+                    if let Event::IkeDown(ike, _) = &event {
+                        plane.negotiated.totals.end(*ike);
+                    }
                     log(&event);
                     tell(event);
                 }
@@ -270,6 +391,7 @@ impl Keying {
         if let Err(error) = plane.commit() {
             tracing::error!(target: "control", "{error:#}");
         }
+        self.updown.turn(&self.endpoint);
         for message in &messages {
             self.transmit(now, message);
         }
@@ -293,22 +415,27 @@ fn sections(connections: &[Arc<Connection>]) -> impl Iterator<Item = (&Arc<Conne
     connections.iter().flat_map(|connection| connection.children.iter().map(move |child| (connection, child)))
 }
 
-/// What `dynamic` stands for before anything is negotiated: this host and the peer, where the peer is one
-/// host.
-pub(crate) fn dynamic(connection: &Connection) -> Option<(IpAddr, IpAddr)> {
-    let single =
-        |ranges: &[wire::AddrRange]| ranges.first().filter(|range| range.start == range.end).map(|range| range.start);
-    let remote = single(&connection.remote_addrs)?;
-    let local = single(&connection.local_addrs).or_else(|| source_towards(remote))?;
-    Some((local, remote))
+/// Whether the traffic of a child is known without a negotiation. A catch-all of a connection that only answers is not:
+/// there it means that the peer chooses, and it would take all traffic of this host.
+fn names_peer(connection: &Connection, child: &ChildConfig) -> bool {
+    let is_fixed = |host: &Host| match host {
+        Host::Range(range) => range.start == range.end,
+        Host::Name(_) => true,
+    };
+    let answers_only = !connection.remote_addrs.iter().any(is_fixed);
+    let catch_all = |ts: &ike::config::TsConfig| ts.addrs.is_some_and(|range| range.prefix() == Some(0));
+    !(answers_only && child.remote_ts.iter().any(catch_all))
 }
 
-/// The address from which this host would send to `remote`. Nothing is sent.
-pub(crate) fn source_towards(remote: IpAddr) -> Option<IpAddr> {
+/// The address from which this host sends packets with a mark to `remote`, by the routing table. Nothing is sent.
+pub(crate) fn source_towards(remote: IpAddr, mark: u32) -> Option<IpAddr> {
     let any: SocketAddr = if remote.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" }.parse().ok()?;
-    let socket = UdpSocket::bind(any).ok()?;
-    socket.connect((remote, wire::registry::PORT_IKE)).ok()?;
-    socket.local_addr().ok().map(|addr| addr.ip())
+    let socket = socket2::Socket::from(UdpSocket::bind(any).ok()?);
+    if mark != 0 {
+        socket.set_mark(mark).ok()?;
+    }
+    socket.connect(&SocketAddr::new(remote, wire::registry::PORT_IKE).into()).ok()?;
+    Some(socket.local_addr().ok()?.as_socket()?.ip())
 }
 
 fn jitter() -> f64 {

@@ -203,6 +203,7 @@ fn esp_names(suite: &ChildSuite) -> Option<(&'static str, &'static str)> {
     let mac = match integ.kind {
         IntegKind::HmacMd5 => "HMAC-MD5-96 [RFC2403]",
         IntegKind::HmacSha1 => "HMAC-SHA-1-96 [RFC2404]",
+        IntegKind::HmacSha256 if integ.icv_len == 12 => "HMAC-SHA-256-96 [draft-ietf-ipsec-ciph-sha-256-00]",
         IntegKind::HmacSha256 => "HMAC-SHA-256-128 [RFC4868]",
         IntegKind::HmacSha384 => "HMAC-SHA-384-192 [RFC4868]",
         IntegKind::HmacSha512 => "HMAC-SHA-512-256 [RFC4868]",

@@ -5,6 +5,7 @@
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -58,16 +59,49 @@ pub(crate) fn check_filter(text: &str) -> Result<String, String> {
 pub(crate) fn init(filter: &str, json: bool) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Patient(io::stderr(), &LOST));
-    let _ = if json {
-        builder.event_format(Json).try_init()
+    let (started, set): (_, SetFilter) = if json {
+        let builder = builder.event_format(Json).with_filter_reloading();
+        let handle = builder.reload_handle();
+        (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
     } else {
-        builder.with_ansi(io::stderr().is_terminal()).try_init()
+        let builder = builder.with_ansi(io::stderr().is_terminal()).with_filter_reloading();
+        let handle = builder.reload_handle();
+        (builder.try_init().is_ok(), Box::new(move |filter| drop(handle.reload(filter))))
     };
+    if started {
+        drop(SET_FILTER.set(set));
+    }
+}
+
+type SetFilter = Box<dyn Fn(EnvFilter) + Send + Sync>;
+/// Changes the filter of the log that [`init`] started.
+static SET_FILTER: OnceLock<SetFilter> = OnceLock::new();
+
+/// Changes the filter; `filter` as for [`init`].
+pub(crate) fn set_filter(filter: &str) {
+    if let (Some(set), Ok(filter)) = (SET_FILTER.get(), EnvFilter::try_new(filter)) {
+        set(filter);
+    }
 }
 
 /// A line of its own on standard error, beside the log.
 pub(crate) fn say(line: fmt::Arguments<'_>) {
     let _ = Patient(io::stderr(), &LOST).write_all(format!("{line}\n").as_bytes());
+}
+
+/// The same as a JSON object, for a log in JSON.
+pub(crate) fn say_json(subsystem: &str, message: &str) {
+    say(format_args!("{}", json_line("info", subsystem, message)));
+}
+
+fn json_line(level: &str, subsystem: &str, message: &str) -> serde_json::Value {
+    serde_json::json!({ "time_s": now_s(), "level": level, "subsystem": subsystem, "message": message })
+}
+
+/// Seconds since 1970, to the millisecond.
+fn now_s() -> f64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+    (now * 1000.0).round() / 1000.0
 }
 
 /// Lines that were not taken since the last one that was.
@@ -108,8 +142,7 @@ where
 {
     fn format_event(&self, _: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let mut fields = Fields(serde_json::Map::new());
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64());
-        fields.0.insert("time_s".into(), ((now * 1000.0).round() / 1000.0).into());
+        fields.0.insert("time_s".into(), now_s().into());
         fields.0.insert("level".into(), event.metadata().level().as_str().to_lowercase().into());
         fields.0.insert("subsystem".into(), event.metadata().target().into());
         event.record(&mut fields);
@@ -157,6 +190,17 @@ mod tests {
     }
 
     #[test]
+    fn the_filter_changes_while_the_log_runs() {
+        init("error,ike=warn", true);
+        let debug = || tracing::enabled!(target: "ike", tracing::Level::DEBUG);
+        assert!(!debug());
+        set_filter("error,ike=debug");
+        assert!(debug() && !tracing::enabled!(target: "net", tracing::Level::DEBUG));
+        set_filter("error");
+        assert!(!debug());
+    }
+
+    #[test]
     fn a_full_disk_costs_lines_and_says_how_many() {
         static MISSING: AtomicU64 = AtomicU64::new(0);
         let (room, text) = (std::cell::Cell::new(8), std::cell::RefCell::default());
@@ -172,6 +216,14 @@ mod tests {
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!((lines[0], lines[1], lines[3], lines[4]), ("one", "seco", "fourth", "fifth"), "{said}");
         assert!(lines[2].starts_with("weir: 2 lines"), "{said}");
+    }
+
+    #[test]
+    fn a_line_beside_the_log_is_json_when_the_log_is() {
+        let line = json_line("info", "control", "ready: 1 connection (moon: trap)").to_string();
+        let parsed: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!((&parsed["level"], &parsed["subsystem"]), (&"info".into(), &"control".into()));
+        assert!(parsed["time_s"].as_f64() > Some(0.0) && parsed["message"].as_str().unwrap().starts_with("ready"));
     }
 
     #[test]

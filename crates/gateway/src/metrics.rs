@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use dataplane::Totals;
-use dataplane::port::SuperCount;
 use ike::config::Connection as IkeConnection;
 use ike::output::{ChildId, Event, IkeId};
 use ike::{Endpoint, IkeState};
 use ipsec::SaCounters;
+use ports::SuperCount;
 use rand_core::CryptoRng;
 
+use crate::credentials::FetchCounts;
 use crate::negotiated::{Child, Negotiated};
 use crate::plane::Plane;
 use crate::status::PastStackStatus;
@@ -166,6 +167,8 @@ struct Snapshot {
     totals: Totals,
     supers: SuperCounts,
     past_stack: Vec<PastStackStatus>,
+    fetches: FetchCounts,
+    guard: Option<crate::guard::Counters>,
     connections: BTreeMap<String, Connection>,
     /// Names without series of their own.
     folded: u64,
@@ -208,6 +211,8 @@ impl Metrics {
             totals: Totals::of([]),
             supers: SuperCounts::default(),
             past_stack: Vec::new(),
+            fetches: FetchCounts::default(),
+            guard: None,
             connections: BTreeMap::new(),
             folded: 0,
         };
@@ -303,6 +308,11 @@ impl Metrics {
         self.connection(connection).rekeyed = Some(now);
     }
 
+    /// CRLs and OCSP responses that were fetched so far.
+    pub(crate) fn fetches(&mut self, counts: FetchCounts) {
+        self.now.fetches = counts;
+    }
+
     /// Looks at everything and hands a snapshot over, unless the last one is new enough. `endpoint` is there when IKE is
     /// spoken.
     pub(crate) fn look<R: CryptoRng>(&mut self, now: Instant, endpoint: Option<&Endpoint<R>>, plane: &mut Plane) {
@@ -315,6 +325,7 @@ impl Metrics {
         let supers = plane.supers.iter().map(Supers::read);
         self.now.supers = supers.fold(SuperCounts::default(), |a, b| (a.0 + b.0, a.1 + b.1));
         self.now.past_stack = plane.bypass.status();
+        self.now.guard = plane.guard_counters();
         let children = plane.negotiated.children_mut().map(|child| &*child);
         self.publish(now, endpoint, children, &plane.tables, (totals, healthy));
     }
@@ -423,7 +434,7 @@ impl Metrics {
 
 /// Connection and reason of an attempt that failed, which only the log is told: `the IKE SA of 'NAME' did not come up:
 /// REASON`, `child 'NAME' failed: REASON`.
-fn failure<'a>(line: &'a str, owner: Option<&'a str>) -> Option<(&'a str, &'a str)> {
+pub(crate) fn failure<'a>(line: &'a str, owner: Option<&'a str>) -> Option<(&'a str, &'a str)> {
     if let Some((_, reason)) = line.strip_prefix("child '").and_then(|rest| rest.split_once("' failed: ")) {
         return Some((owner?, reason));
     }

@@ -1,13 +1,19 @@
 //! Child SAs as packets see them: from what IKE negotiated to SAs, policies and traps.
 //!
 //! A [`Child`] is made when IKE says that it is up and stays until its inbound half has been given the
-//! time to receive what is still under way. Children with the same selectors form a group: a policy
-//! names the group, packets go out through its newest member.
+//! time to receive what is still under way. Children of one peer with the same selectors form a group: a policy
+//! names the group, packets go out through its newest member. A peer is an authenticated identity of one connection.
+//! Groups of two peers with the same selectors have a policy each, and the group that came later is first.
 
 mod child;
+mod dynamic;
 mod order;
+mod reqids;
+mod totals;
 
-use std::collections::{BTreeMap, HashMap};
+use std::borrow::Cow;
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,44 +21,43 @@ use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
 use dataplane::{Acquire, Ending, Spread};
-use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas};
-use ike::output::ChildId;
+use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas, PoolConfig};
+use ike::output::{ChildId, IkeId};
 use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId};
 use wire::{AddrRange, FlowKey, PortRange, Selector, TrafficSelector};
 
+use child::GroupOf;
 pub(crate) use child::{Child, Site};
-pub(crate) use order::narrowness;
-use order::{Order, Rank};
+pub(crate) use dynamic::Dynamic;
+pub(crate) use ike::selectors::{narrowness, pairs};
+use order::{Order, Rank, Row};
+pub(crate) use reqids::Reqids;
+pub(crate) use totals::{Sums, Totals, drops};
 
-/// Selectors that one policy may have: every local with every remote one. RFC 7296 allows 255 of each, and
-/// the bound keeps one peer from filling the SPD.
-pub(crate) const MAX_SELECTORS: usize = 1024;
 /// How long the first Child SA that a peer asked for waits for a sign that the peer has it: packets are held as long,
 /// so this is the delay when the peer is silent.
 const SIGN: Duration = Duration::from_millis(500);
 /// The same beside another one, which carries the packets meanwhile: longer than a lost answer takes to come again.
 const SIGN_BESIDE: Duration = Duration::from_secs(10);
 
-/// Every local selector with every remote one of its family whose protocol agrees.
-pub(crate) fn pairs(local: &[TrafficSelector], remote: &[TrafficSelector]) -> Vec<Selector> {
-    let of_family = |ours: &TrafficSelector| {
-        let ours = *ours;
-        remote
-            .iter()
-            .filter(move |theirs| theirs.addrs.is_v6() == ours.addrs.is_v6())
-            .filter_map(move |theirs| Selector::from_sides(ours, *theirs).ok())
-    };
-    local.iter().flat_map(of_family).take(MAX_SELECTORS).collect()
-}
-
 /// Policies of connections: what was negotiated, and what stands where nothing is yet.
 #[derive(Default)]
 pub(crate) struct Negotiated {
     children: BTreeMap<ChildId, Child>,
+    /// Counts groups.
+    turns: u64,
     /// Those that the peer may not have yet.
     unproven: Vec<ChildId>,
     standing: Vec<Standing>,
+    /// Virtual addresses of this host, by the connection that has them.
+    virtual_addresses: Vec<(String, IpAddr)>,
+    /// Pools from which peers get addresses.
+    pools: Vec<PoolConfig>,
     callers: Callers,
+    /// Traffic of each IKE SA.
+    pub(crate) totals: Totals,
+    /// Request ids of sections and peers.
+    pub(crate) reqids: Reqids,
     /// What the key service of PSP agreed; its policies come before the others.
     pub(crate) psp: crate::psp_keys::associations::Associations,
 }
@@ -61,6 +66,7 @@ pub(crate) struct Negotiated {
 struct Standing {
     connection: Arc<Connection>,
     config: Arc<ChildConfig>,
+    dynamic: Dynamic,
     selectors: Vec<Selector>,
     kind: StandingKind,
 }
@@ -75,6 +81,25 @@ enum StandingKind {
     Drop,
 }
 
+impl Standing {
+    /// Whether nothing asked for an SA: the policy is there because of `unprotected = drop` only.
+    fn only_closes(&self) -> bool {
+        self.kind == StandingKind::Drop && self.config.mode != ChildMode::Drop && !self.config.start_action.start
+    }
+}
+
+impl Standing {
+    fn line(&self) -> PolicyLine<'_> {
+        let action = match self.kind {
+            StandingKind::Trap => "trap",
+            StandingKind::Pass => "bypass",
+            StandingKind::Drop => "drop",
+        };
+        let (connection, config, selectors) = (&*self.connection, &*self.config, &*self.selectors);
+        PolicyLine { connection, config, selectors, action, sa: None, transport: config.mode == ChildMode::Transport }
+    }
+}
+
 /// A policy of a connection, for people.
 pub(crate) struct PolicyLine<'a> {
     pub(crate) connection: &'a Connection,
@@ -84,6 +109,19 @@ pub(crate) struct PolicyLine<'a> {
     pub(crate) action: &'static str,
     /// Name of the Child SA that protects.
     pub(crate) sa: Option<&'a str>,
+    /// In transport mode, as negotiated or, without an SA, as configured.
+    pub(crate) transport: bool,
+}
+
+impl PolicyLine<'_> {
+    fn protects(&self) -> bool {
+        matches!(self.action, "protect" | "trap")
+    }
+
+    /// As packets' policies are called, which decides between equals.
+    fn name(&self) -> Cow<'_, str> {
+        self.sa.map_or_else(|| format!("{}.{}", self.connection.name, self.config.name).into(), Cow::Borrowed)
+    }
 }
 
 /// A request for an SA, in the words of the configuration.
@@ -131,12 +169,22 @@ impl Negotiated {
     /// Takes in a Child SA. One that replaces another is found by its selectors. `answered`: the peer asked for it,
     /// and has it only when it has the answer.
     pub(crate) fn install(&mut self, mut child: Child, answered: bool, now: Instant) {
+        let group = self.children.values().find(|other| other.until.is_none() && other.is_redundant_with(&child));
+        child.turn = match group {
+            Some(other) => other.turn,
+            None => {
+                self.turns += 1;
+                self.turns
+            }
+        };
         if answered && child.sends() {
-            let beside = self.children.values().any(|other| other.sends() && other.has_selectors_of(&child));
+            let beside = self.children.values().any(|other| other.sends() && other.is_redundant_with(&child));
             let until = now + if beside { SIGN_BESIDE } else { SIGN };
             child.unproven = Some(child::Unproven { until, ripe: Arc::new(AtomicBool::new(false)) });
             self.unproven.push(child.id);
         }
+        self.totals.begin(child.ike);
+        child.reqid = self.reqids.begin(&child.connection, &child.config, &child.remote_id);
         self.children.insert(child.id, child);
     }
 
@@ -148,8 +196,8 @@ impl Negotiated {
         // A trap behind it stands again.
         self.callers.forget(&child.connection, &child.config);
         // Who ends one of several has the others.
-        let selectors = child.selectors.clone();
-        self.settle(|other| other.selectors == selectors);
+        let (group, selectors) = (child.group.clone(), child.selectors.clone());
+        self.settle(|other| other.group == group && other.selectors == selectors);
         true
     }
 
@@ -170,7 +218,7 @@ impl Negotiated {
             child.prove();
             let child = &self.children[&id];
             beside |=
-                self.children.values().any(|other| other.sends() && other.id != id && other.has_selectors_of(child));
+                self.children.values().any(|other| other.sends() && other.id != id && other.is_redundant_with(child));
         }
         beside
     }
@@ -190,6 +238,15 @@ impl Negotiated {
         self.children.values()
     }
 
+    /// Traffic of each IKE SA with a Child SA: of those that are gone, of those that only receive, and of the others.
+    pub(crate) fn sums(&self) -> HashMap<IkeId, Sums> {
+        let mut sums: HashMap<IkeId, Sums> = HashMap::new();
+        for child in self.children.values() {
+            sums.entry(child.ike).or_insert_with(|| self.totals.gone(child.ike)).add(child);
+        }
+        sums
+    }
+
     /// All of them, to be changed.
     pub(crate) fn children_mut(&mut self) -> impl Iterator<Item = &mut Child> {
         self.children.values_mut()
@@ -197,11 +254,13 @@ impl Negotiated {
 
     /// Takes out what has received long enough after its end; the keys go with it.
     pub(crate) fn reap(&mut self, now: Instant, keys: &mut KeyTable) -> bool {
-        let before = self.children.len();
+        let (before, totals, reqids) = (self.children.len(), &mut self.totals, &mut self.reqids);
         self.children.retain(|_, child| {
             let over = child.until.is_some_and(|until| until <= now);
             if over {
                 child.forget(keys);
+                totals.keep(child);
+                reqids.end(&child.connection, &child.config, &child.remote_id);
             }
             !over
         });
@@ -215,54 +274,76 @@ impl Negotiated {
         config: &Arc<ChildConfig>,
         on: bool,
         trap: bool,
-        dynamic: Option<(IpAddr, IpAddr)>,
+        dynamic: Dynamic,
     ) -> bool {
         let same =
             |standing: &Standing| standing.connection.name == connection.name && standing.config.name == config.name;
         let before = self.standing.len();
         self.standing.retain(|standing| !same(standing));
         let removed = self.standing.len() != before;
-        let Some(selectors) = on.then(|| resolve(config, dynamic)).flatten().filter(|selectors| !selectors.is_empty())
-        else {
+        if !on {
             return removed;
-        };
+        }
+        // Without selectors it waits for an address, see `stand_again`.
+        let known = dynamic::of_connection(&self.virtual_addresses, &connection.name);
+        let pools = dynamic::of_pools(&self.pools, connection);
+        let given = dynamic::Given { own: &known, pools: &pools };
+        let selectors = dynamic::resolve(connection, config, given, dynamic).unwrap_or_default();
+        let changed = removed || !selectors.is_empty();
         let kind = match config.mode {
             ChildMode::Pass => StandingKind::Pass,
             ChildMode::Drop => StandingKind::Drop,
             _ if trap => StandingKind::Trap,
             _ => StandingKind::Drop,
         };
+        if kind == StandingKind::Trap {
+            self.reqids.of_policy(connection, config);
+        }
         let (connection, config) = (Arc::clone(connection), Arc::clone(config));
-        self.standing.push(Standing { connection, config, selectors, kind });
-        true
+        self.standing.push(Standing { connection, config, dynamic, selectors, kind });
+        changed
     }
 
-    /// Sections that have a policy standing for them, and whether it lets packets pass.
-    pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, bool)> {
-        self.standing.iter().map(|s| (&s.connection, &s.config, s.kind == StandingKind::Pass))
+    /// Traps, and sections with `mode = pass` or `drop`, with their selectors. Policies that only keep a section without
+    /// an SA closed are not listed: strongSwan has none.
+    pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, &[Selector])> {
+        let is_listed = |standing: &&Standing| {
+            standing.kind == StandingKind::Trap || matches!(standing.config.mode, ChildMode::Pass | ChildMode::Drop)
+        };
+        let there = self.standing.iter().filter(|standing| !standing.selectors.is_empty());
+        there.filter(is_listed).map(|s| (&s.connection, &s.config, s.selectors.as_slice()))
     }
 
     /// Policies for people, in the order in which packets meet them.
     pub(crate) fn policies(&self) -> Vec<PolicyLine<'_>> {
-        let mut rows: Vec<(Rank, PolicyLine<'_>)> = Vec::new();
+        let mut rows: Vec<(Rank, Reverse<u64>, PolicyLine<'_>)> = Vec::new();
         for child in self.children.values().filter(|child| child.until.is_none()) {
             let rank = Rank::new(&child.config, &child.selectors, Order::Sa);
             let (connection, config, selectors) = (&*child.connection, &*child.config, &*child.selectors);
             let sa = Some(&*child.inbound.common.name);
-            rows.push((rank, PolicyLine { connection, config, selectors, action: "protect", sa }));
+            let transport = child.inbound.common.mode == ipsec::Mode::Transport;
+            let line = PolicyLine { connection, config, selectors, action: "protect", sa, transport };
+            rows.push((rank, Reverse(child.turn), line));
         }
-        for standing in &self.standing {
-            let rank = Rank::new(&standing.config, &standing.selectors, Order::Standing);
-            let action = match standing.kind {
-                StandingKind::Trap => "trap",
-                StandingKind::Pass => "bypass",
-                StandingKind::Drop => "drop",
-            };
-            let (connection, config, selectors) = (&*standing.connection, &*standing.config, &*standing.selectors);
-            rows.push((rank, PolicyLine { connection, config, selectors, action, sa: None }));
-        }
-        rows.sort_by_key(|(rank, _)| *rank);
-        rows.into_iter().map(|(_, line)| line).collect()
+        let (closed, standing) = by_purpose(&self.standing);
+        let of_standing = |standing: &Standing| Rank::new(&standing.config, &standing.selectors, Order::Standing);
+        rows.extend(standing.iter().map(|standing| (of_standing(standing), Reverse(0), standing.line())));
+        let in_order = |(a, s, p): &(Rank, Reverse<u64>, PolicyLine<'_>),
+                        (b, t, q): &(Rank, Reverse<u64>, PolicyLine<'_>)| {
+            (a, s).cmp(&(b, t)).then_with(|| p.name().cmp(&q.name()))
+        };
+        rows.sort_by(in_order);
+        let others: Vec<Row<'_>> = rows
+            .iter()
+            .map(|(rank, _, line)| Row { rank: *rank, protects: line.protects(), selectors: line.selectors })
+            .collect();
+        let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others)
+            .zip(&closed)
+            .map(|(rank, standing)| (rank, Reverse(0), standing.line()))
+            .collect();
+        rows.extend(closed);
+        rows.sort_by(in_order);
+        rows.into_iter().map(|(.., line)| line).collect()
     }
 
     /// What a packet that met a trap asks for.
@@ -276,28 +357,18 @@ impl Negotiated {
         })
     }
 
-    /// Selectors of everything that must not go its way in the clear.
-    pub(crate) fn captured(&self) -> impl Iterator<Item = &Selector> {
-        let standing = self.standing.iter().filter(|standing| standing.kind != StandingKind::Pass);
-        let children = self.children.values().filter(|child| child.until.is_none());
-        standing
-            .flat_map(|standing| &standing.selectors)
-            .chain(children.flat_map(|child| &child.selectors))
-            .chain(self.psp.captured())
-    }
-
     /// Lays SAs and policies behind those that are there.
     pub(crate) fn assemble(&mut self, workers: usize, into: &mut Assembly) {
         self.psp.assemble(into);
         let callers = &mut self.callers;
         callers.round += 1;
-        let mut rows: Vec<(Rank, Policy)> = Vec::new();
+        let mut rows: Vec<(Rank, Reverse<u64>, Policy)> = Vec::new();
         let mut ending: Vec<(Rank, &Child)> = Vec::new();
-        let mut groups: HashMap<&[Selector], Vec<&Child>> = HashMap::new();
+        let mut groups: HashMap<(&GroupOf, &[Selector]), Vec<&Child>> = HashMap::new();
         for child in self.children.values() {
-            groups.entry(&child.selectors).or_default().push(child);
+            groups.entry((&child.group, &child.selectors)).or_default().push(child);
         }
-        for (selectors, members) in groups {
+        for ((_, selectors), members) in groups {
             let rank = |child: &Child| Rank::new(&child.config, selectors, Order::Sa);
             let alive = members.iter().filter(|child| child.until.is_none());
             let Some(newest) = alive.max_by_key(|child| child.id) else {
@@ -309,9 +380,11 @@ impl Negotiated {
             let outbound = slots(&members, workers, callers, into);
             let action = Action::Protect { outbound, inbound };
             let name = newest.inbound.common.name.clone();
-            rows.push((rank(newest), Policy { name, selectors: selectors.to_vec(), action }));
+            let policy = Policy { name, selectors: selectors.to_vec(), action };
+            rows.push((rank(newest), Reverse(newest.turn), policy));
         }
-        for standing in &self.standing {
+        let (closed, standing) = by_purpose(&self.standing);
+        for standing in standing {
             let action = match standing.kind {
                 StandingKind::Pass => Action::Bypass,
                 StandingKind::Drop => Action::Drop,
@@ -319,20 +392,55 @@ impl Negotiated {
             };
             let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
             let rank = Rank::new(&standing.config, &standing.selectors, Order::Standing);
-            rows.push((rank, Policy { name, selectors: standing.selectors.clone(), action }));
+            rows.push((rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action }));
         }
-        rows.sort_by(|(a, p), (b, q)| a.cmp(b).then_with(|| p.name.cmp(&q.name)));
+        let in_order = |(a, s, p): &(Rank, Reverse<u64>, Policy), (b, t, q): &(Rank, Reverse<u64>, Policy)| {
+            (a, s, &p.name).cmp(&(b, t, &q.name))
+        };
+        rows.sort_by(in_order);
+        let protects = |policy: &Policy| matches!(policy.action, Action::Protect { .. } | Action::Trap(_));
+        let others: Vec<Row<'_>> = rows
+            .iter()
+            .map(|(rank, _, policy)| Row { rank: *rank, protects: protects(policy), selectors: &policy.selectors })
+            .collect();
+        let row = |(rank, standing): (Rank, &&Standing)| {
+            let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
+            (rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action: Action::Drop })
+        };
+        let closed: Vec<_> = ranks_of_closed(&self.children, &closed, &others).zip(&closed).map(row).collect();
+        rows.extend(closed);
+        rows.sort_by(in_order);
         let first = into.policies.len();
         for (rank, child) in ending {
-            let place = PolicyId((first + rows.partition_point(|(other, _)| *other < rank)) as u32);
+            let place = PolicyId((first + rows.partition_point(|(other, ..)| *other < rank)) as u32);
             let slot = into.receive(&child.inbound, None);
             into.ending.push(Ending { slot, place, selectors: child.selectors.clone() });
         }
-        into.policies.extend(rows.into_iter().map(|(_, policy)| policy));
+        into.policies.extend(rows.into_iter().map(|(.., policy)| policy));
         into.spread.sort_by_key(|spread| spread.slot);
         into.unproven.sort_by_key(|unproven| unproven.slot);
         callers.forget_unused();
     }
+}
+
+/// Standing policies with selectors: those that only close a section without an SA, and the others.
+fn by_purpose(standing: &[Standing]) -> (Vec<&Standing>, Vec<&Standing>) {
+    standing.iter().filter(|standing| !standing.selectors.is_empty()).partition(|standing| standing.only_closes())
+}
+
+/// Ranks of policies that only close a section, among `others`, which are in order.
+fn ranks_of_closed<'a>(
+    children: &'a BTreeMap<ChildId, Child>,
+    closed: &'a [&Standing],
+    others: &'a [Row<'_>],
+) -> impl Iterator<Item = Rank> + 'a {
+    let protected: HashSet<&[Selector]> = children.values().map(|child| &*child.selectors).collect();
+    closed.iter().map(move |standing| {
+        let own = Rank::new(&standing.config, &standing.selectors, Order::Closed);
+        // Its own SA comes right before it.
+        let shadowed = protected.contains(&*standing.selectors);
+        if shadowed { own } else { own.after_protection(&standing.selectors, others) }
+    })
 }
 
 /// Who is asked for an SA when a packet meets the trap of a number. A section keeps its number while its trap
@@ -426,21 +534,6 @@ fn send(child: &Child, callers: &mut Callers, into: &mut Assembly) -> u32 {
         into.unproven.push(dataplane::Unproven { slot, trap, sign, ripe });
     }
     slot
-}
-
-/// Selectors of a section, `dynamic` being the two addresses; `None` when they are not known.
-fn resolve(config: &ChildConfig, dynamic: Option<(IpAddr, IpAddr)>) -> Option<Vec<Selector>> {
-    let side = |list: &[ike::config::TsConfig], addr: Option<IpAddr>| -> Option<Vec<TrafficSelector>> {
-        list.iter()
-            .map(|ts| match (ts.addrs, addr) {
-                (Some(range), _) => Some(ts.resolve(range.start)),
-                (None, addr) => addr.map(|addr| ts.resolve(addr)),
-            })
-            .collect()
-    };
-    let local = side(&config.local_ts, dynamic.map(|(local, _)| local))?;
-    let remote = side(&config.remote_ts, dynamic.map(|(_, remote)| remote))?;
-    Some(pairs(&local, &remote))
 }
 
 /// The selectors of one packet, for RFC 7296 §2.9: local and remote side.

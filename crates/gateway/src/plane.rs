@@ -6,27 +6,32 @@
 //! are collected and become visible together with [`Plane::commit`], so that a burst of negotiations
 //! costs one snapshot.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
-use dataplane::{Audit, Publisher, Runner};
-use ike::config::{ChildConfig, Connection};
+use dataplane::{Audit, Publisher};
+use ike::config::{ChildConfig, Connection, PoolConfig};
 use ike::output::{ChildId, ChildSa, Path};
-use ipsec::SaError;
-use wire::Selector;
+use ipsec::{Mode, SaError};
+use ports::Runner;
+use wire::{AddrRange, Selector};
 
+use crate::border::Border;
 use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
-use crate::config::{Config, PolicyAction};
-use crate::negotiated::{Child, Negotiated, Site, Wanted};
+use crate::config::{Config, Mss, PolicyAction};
+use crate::device_mtu::{self, DeviceMtu};
+use crate::guard::{self, Guard, GuardPolicy, Rules, Verdict};
+use crate::negotiated::{Child, Dynamic, Negotiated, Site, Wanted};
 use crate::psp_keys::associations::Associations;
-use crate::routes::{self, Routes};
+use crate::routes;
 use crate::state::{Identity, Keeper, Record, Store};
 use crate::tables::{self, Surroundings, Tables};
-use crate::up::{Attached, Supers};
+use crate::up::{Attached, Listening, Supers};
 
 /// Assumed where the way to a peer is not known, in bytes.
 pub(crate) const USUAL_MTU: u32 = 1500;
@@ -36,8 +41,6 @@ const WAY_LASTS: Duration = Duration::from_secs(60);
 const WAYS_MAX: usize = 4096;
 /// Requests for SAs taken per look; the rest waits in its ring.
 const ACQUIRES_PER_LOOK: usize = 64;
-/// How long after a failure routes are tried again.
-const ROUTES_AGAIN: Duration = Duration::from_secs(1);
 
 /// MTUs of the ways to hosts, as the routing tables had them lately.
 struct Ways {
@@ -76,7 +79,7 @@ impl Foundation {
     /// # Errors
     /// What an SA's protocol refuses, and saved numbers that cannot be used.
     pub(crate) fn lay(config: &Config, store: Store) -> Result<Self, Problems> {
-        let port_key = u64::from_ne_bytes(tables::random_bytes());
+        let port_key = u64::from_ne_bytes(tables::random_bytes().map_err(|why| Problem::whole(why.to_string()))?);
         let mut keys = KeyTable::default();
         let tables = build(config, None, &mut keys, &store, port_key)?;
         Ok(Self { tables, keys, store, port_key })
@@ -120,9 +123,9 @@ impl Footing {
 
 /// SAs, policies, workers, routes and saved numbers in use.
 pub(crate) struct Plane {
-    // In the order in which they are dropped: workers, then routes.
+    // In the order in which they are dropped: workers, then routes and guard.
     runner: Runner,
-    routes: Option<Routes>,
+    border: Border,
     pub(crate) supers: Vec<Supers>,
     pub(crate) bypass: Bypass,
     keeper: Keeper,
@@ -134,11 +137,10 @@ pub(crate) struct Plane {
     /// Virtual addresses on the device.
     virtual_addresses: BTreeSet<IpAddr>,
     ways: Ways,
+    device_mtu: DeviceMtu,
     port_key: u64,
-    /// Something changed that packets do not see yet; routes have to follow.
-    changed: (bool, bool),
-    /// When routes that could not be set are tried again.
-    routes_again: Option<Instant>,
+    /// Something changed that packets do not see yet.
+    changed: bool,
 }
 
 impl Plane {
@@ -146,17 +148,17 @@ impl Plane {
     pub(crate) fn new(
         footing: Footing,
         publisher: Publisher,
-        Attached { runner, routes, supers }: Attached,
+        Attached { runner, routes, guard, supers }: Attached,
         config: Config,
     ) -> Self {
         let Footing { tables, keys, keeper, port_key } = footing;
         let ways = Ways { mark: config.gateway.fwmark, known: HashMap::new() };
+        let device_mtu = DeviceMtu::new(&config, device_mtu::at_start(&config, &tables));
         let (mut negotiated, virtual_addresses) = (Negotiated::default(), BTreeSet::new());
         negotiated.psp.compute_with(config.gateway.engine());
-        let changed = (false, false);
         Self {
             runner,
-            routes,
+            border: Border::new(routes, guard),
             supers,
             bypass: Bypass::default(),
             keeper,
@@ -167,9 +169,9 @@ impl Plane {
             negotiated,
             virtual_addresses,
             ways,
+            device_mtu,
             port_key,
-            changed,
-            routes_again: None,
+            changed: false,
         }
     }
 
@@ -198,7 +200,7 @@ impl Plane {
         let answered = !child.initiator;
         let child = Child::new(child, &site, jitter, &mut self.keys)?;
         self.negotiated.install(child, answered, Instant::now());
-        self.changed = (true, true);
+        self.policies_changed();
         Ok(())
     }
 
@@ -206,15 +208,21 @@ impl Plane {
     pub(crate) fn use_outbound(&mut self, id: ChildId) {
         if let Some(child) = self.negotiated.child_mut(id) {
             child.sending = true;
-            self.changed.0 = true;
+            self.changed = true;
         }
     }
 
     /// Ends a Child SA: nothing goes out through it any more, and until `until` it still receives.
     pub(crate) fn remove(&mut self, id: ChildId, until: Instant) {
         if self.negotiated.end(id, until) {
-            self.changed = (true, true);
+            self.policies_changed();
         }
+    }
+
+    /// Packets have to see other policies, and routes and guard to follow them.
+    fn policies_changed(&mut self) {
+        self.changed = true;
+        self.border.touch();
     }
 
     /// Puts a Child SA between other addresses.
@@ -222,7 +230,7 @@ impl Plane {
         let mtu = self.ways.mtu(path.remote.ip());
         if let Some(child) = self.negotiated.child_mut(id) {
             child.go(path, mtu);
-            self.changed.0 = true;
+            self.changed = true;
         }
     }
 
@@ -233,10 +241,24 @@ impl Plane {
         config: &Arc<ChildConfig>,
         on: bool,
         trap: bool,
-        dynamic: Option<(IpAddr, IpAddr)>,
+        dynamic: Dynamic,
     ) {
         if self.negotiated.stand(connection, config, on, trap, dynamic) {
-            self.changed = (true, true);
+            self.policies_changed();
+        }
+    }
+
+    /// Replaces the pools that `dynamic` in `remote_ts` of a connection stands for.
+    pub(crate) fn set_pools(&mut self, pools: &[PoolConfig]) {
+        if self.negotiated.set_pools(pools) {
+            self.policies_changed();
+        }
+    }
+
+    /// Gives policies that stand for a connection other addresses in the place of `dynamic`.
+    pub(crate) fn stand_again(&mut self, connection: &Connection, dynamic: Dynamic) {
+        if self.negotiated.stand_again(connection, dynamic) {
+            self.policies_changed();
         }
     }
 
@@ -247,17 +269,26 @@ impl Plane {
 
     /// What the key service of PSP agreed, and the keys it names, to be changed; `routes` when policies come or go.
     pub(crate) fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable) {
-        self.changed = (true, self.changed.1 | routes);
+        self.changed = true;
+        if routes {
+            self.border.touch();
+        }
         (&mut self.negotiated.psp, &mut self.keys)
     }
 
-    /// Gives the device an address, or takes it away.
+    /// Gives the device an address of a connection, or takes it away.
     ///
     /// # Errors
-    /// What `ip` says.
-    pub(crate) fn virtual_address(&mut self, addr: IpAddr, on: bool) -> Result<(), routes::RouteError> {
+    /// What the kernel refuses.
+    pub(crate) fn virtual_address(
+        &mut self,
+        connection: Option<&str>,
+        addr: IpAddr,
+        on: bool,
+    ) -> Result<(), routes::RouteError> {
+        self.changed |= self.negotiated.virtual_address(connection, addr, on);
         let known = if on { !self.virtual_addresses.insert(addr) } else { !self.virtual_addresses.remove(&addr) };
-        self.changed.1 = true;
+        self.border.touch();
         if known || self.config.gateway.addresses.iter().any(|interface| interface.addr == addr) {
             return Ok(());
         }
@@ -275,12 +306,9 @@ impl Plane {
     /// Routes that could not be set; the tables are published nevertheless, what has no route does not leave in the
     /// clear that did not before, and [`Plane::tick`] tries again.
     pub(crate) fn commit(&mut self) -> anyhow::Result<()> {
-        let (tables, routes) = std::mem::take(&mut self.changed);
+        let tables = std::mem::take(&mut self.changed);
         // What is captured from now on is unreachable or held before it is protected, never clear.
-        let outcome = if routes { self.set_routes() } else { Ok(()) };
-        if routes {
-            self.routes_again = outcome.is_err().then(|| Instant::now() + ROUTES_AGAIN);
-        }
+        let outcome = if self.border.is_due() { self.set_routes() } else { Ok(()) };
         if tables {
             let snapshot = tables::snapshot(&self.config, &self.tables, &mut self.negotiated, &self.keys);
             match snapshot {
@@ -290,20 +318,121 @@ impl Plane {
                 }
                 Err(problems) => anyhow::bail!("{problems}"),
             }
+            self.follow_mtu();
         }
         outcome
     }
 
-    fn set_routes(&mut self) -> anyhow::Result<()> {
-        let Some(routes) = &mut self.routes else { return Ok(()) };
+    /// Lets the MTU of the device follow the SAs that send.
+    fn follow_mtu(&mut self) {
+        let narrowest = self.inner_mtus().min();
+        if let Err(error) = self.device_mtu.follow(narrowest.into_iter()) {
+            tracing::warn!(target: "routes", "cannot set the MTU of the device: {error}");
+        }
+    }
+
+    /// Inner MTUs of all SAs that send, in bytes.
+    fn inner_mtus(&self) -> impl Iterator<Item = u32> {
+        let children = self.negotiated.children().filter(|child| child.until.is_none()).map(|child| &child.outbound);
+        let negotiated = children.chain(self.negotiated.psp.sending()).map(|sa| device_mtu::inner(sa));
+        device_mtu::of_file(&self.tables).chain(negotiated)
+    }
+
+    /// See [`Border::begin_load`].
+    pub(crate) fn begin_load(&mut self) {
+        self.border.begin_load();
+    }
+
+    /// Sets routes and guard for everything that was loaded.
+    pub(crate) fn end_load(&mut self) {
+        if self.border.end_load()
+            && let Err(error) = self.commit()
+        {
+            tracing::error!(target: "routes", "{error}");
+        }
+    }
+
+    /// Directs what policies protect into the device, and drops it where it appears in clear text.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    pub(crate) fn set_routes(&mut self) -> anyhow::Result<()> {
+        if !self.border.changes() {
+            return Ok(());
+        }
+        let Self { border, config, .. } = self;
+        let links = border.links(config.gateway.bypass_lan, || routes::private_networks(&config.gateway.tun)).to_vec();
+        let (policies, mss) = (self.guarded(&links), self.mss());
         let own = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect::<Vec<_>>();
-        let captured: Vec<&Selector> = of_file(&self.config).chain(self.negotiated.captured()).collect();
-        routes.apply(&captured, &own).map_err(anyhow::Error::from)
+        let exempt = Listening::of(&self.config).exempt(&self.config);
+        self.border.set(Instant::now(), Rules { policies, mss, exempt }, &own)
+    }
+
+    /// Policies in the order in which packets meet them, as the kernel has to apply them to clear text.
+    fn guarded(&self, links: &[AddrRange]) -> Vec<GuardPolicy> {
+        let of = |verdict, selectors: &[Selector], host| {
+            selectors.iter().map(|selector| GuardPolicy { verdict, selector: *selector, host }).collect::<Vec<_>>()
+        };
+        let in_transport: HashSet<&str> =
+            self.config.sas.iter().filter(|sa| sa.mode == Mode::Transport).map(|sa| &*sa.name).collect();
+        let of_file = self.config.policies.iter().flat_map(|policy| match &policy.action {
+            PolicyAction::Bypass => of(Verdict::Pass, &policy.selectors, false),
+            PolicyAction::Drop => of(Verdict::Protect, &policy.selectors, false),
+            PolicyAction::Protect(sa) => of(Verdict::Protect, &policy.selectors, in_transport.contains(&**sa)),
+        });
+        let psp = self.negotiated.psp.captured();
+        let psp = psp.map(|(selector, host)| GuardPolicy { verdict: Verdict::Protect, selector: *selector, host });
+        let lines = self.negotiated.policies().into_iter();
+        let negotiated = lines.flat_map(|line| {
+            let verdict = if line.action == "bypass" { Verdict::Pass } else { Verdict::Protect };
+            of(verdict, line.selectors, line.transport)
+        });
+        let policies: Vec<GuardPolicy> = of_file.chain(psp).chain(negotiated).collect();
+        // What lies on this side of a policy needs no tunnel, nor do private networks on the links.
+        let own_side = policies.iter().filter(|policy| policy.verdict == Verdict::Protect);
+        let own_side = own_side.map(|policy| (policy.selector.src, policy.selector.dst));
+        let own_side = own_side.filter(|(src, dst)| src != dst && guard::contains(dst, src)).map(|(src, _)| src);
+        let mut exempt: Vec<AddrRange> = own_side.chain(links.iter().copied()).collect();
+        exempt.sort_unstable_by_key(|range| (range.start, range.end));
+        exempt.dedup();
+        guard::with_exempt(&policies, &exempt)
+    }
+
+    /// Limit of the MSS option over IPv4, in bytes: `None` leaves it as it is.
+    fn mss(&self) -> Option<u16> {
+        // Headers of IPv4 and TCP without options.
+        const HEADERS: u32 = 40;
+        match self.config.gateway.mss {
+            Mss::Unchanged => None,
+            Mss::AtMost(mss) => Some(mss),
+            Mss::Auto => self.inner_mtus().min().map(|mtu| mtu.saturating_sub(HEADERS).clamp(536, 65_495) as u16),
+        }
+    }
+
+    /// Packets that the guard dropped since the start; `None` without a guard.
+    pub(crate) fn guard_counters(&self) -> Option<guard::Counters> {
+        self.border.guard().map(Guard::counters)
+    }
+
+    /// Descriptors that become readable when another program changes routes or the guard.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.border.watched()
+    }
+
+    /// Undoes a first [`Plane::set_routes`] that failed; what an earlier gateway left closed stays so.
+    pub(crate) fn give_up(&mut self) {
+        self.border.give_up();
+    }
+
+    /// Leaves routes and guard as they are, also after the end: what is protected stays closed.
+    pub(crate) fn freeze(&mut self) {
+        self.border.freeze();
     }
 
     /// What passes by itself: saved numbers, halves whose time is over, routes that are still missing.
     pub(crate) fn tick(&mut self, now: Instant) {
-        self.changed.1 |= self.routes_again.is_some_and(|again| again <= now);
+        let Self { border, config, .. } = self;
+        border.tick(now, config.gateway.bypass_lan, || routes::private_networks(&config.gateway.tun));
         self.keeper.tick();
         if let Err(error) = self.runner.follow_cpus() {
             tracing::error!(target: "path", "{error}");
@@ -318,9 +447,9 @@ impl Plane {
         for (name, direction) in self.tables.expire() {
             tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
         }
-        self.changed.0 |= self.negotiated.prove(now);
+        self.changed |= self.negotiated.prove(now);
         if self.negotiated.reap(now, &mut self.keys) {
-            self.changed = (true, true);
+            self.policies_changed();
         }
     }
 
@@ -346,16 +475,8 @@ impl Plane {
     }
 
     /// Child SAs through which something came since the last call.
-    pub(crate) fn heard(&mut self) -> Vec<ChildId> {
-        let mut heard = Vec::new();
-        for child in self.negotiated.children_mut() {
-            let packets = child.inbound.common.counters.packets();
-            if packets != child.seen {
-                child.seen = packets;
-                heard.push(child.id);
-            }
-        }
-        heard
+    pub(crate) fn heard(&mut self, now: Instant) -> Vec<ChildId> {
+        self.negotiated.children_mut().filter_map(|child| child.look(now).then_some(child.id)).collect()
     }
 
     /// Replaces what the file says about manual SAs and policies. Whatever is wrong, the old stays.
@@ -385,6 +506,7 @@ impl Plane {
         self.publisher.publish(snapshot);
         self.runner.wake();
         (self.tables, self.keys) = (tables, keys);
+        self.follow_mtu();
         Ok(())
     }
 
@@ -393,11 +515,17 @@ impl Plane {
     /// # Errors
     /// What ended a worker before it was asked to.
     pub(crate) fn stop(self) -> anyhow::Result<()> {
-        let Self { runner, routes, keeper, virtual_addresses, config, .. } = self;
-        match routes {
-            Some(routes) if !runner.healthy() => routes.leave_closed(),
-            routes => drop(routes),
+        let Self { runner, border, keeper, virtual_addresses, config, .. } = self;
+        if border.is_frozen() {
+            let (table, tun) = (config.gateway.route_table, &config.gateway.tun);
+            let why = if runner.healthy() { "on_stop = closed" } else { "a worker failed" };
+            tracing::warn!(
+                target: "routes",
+                "{why}: what is protected stays unreachable (routing table {table}, nftables table 'weir-{tun}') until the next \
+                 start; to let it leave in clear text: weir down"
+            );
         }
+        drop(border);
         for addr in virtual_addresses {
             let _ = routes::device_address(&config.gateway.tun, addr, false);
         }
@@ -407,7 +535,7 @@ impl Plane {
     }
 }
 
-/// Selectors of the file that must not go their way in the clear.
+/// Selectors of the file that are protected or discarded.
 pub(crate) fn of_file(config: &Config) -> impl Iterator<Item = &Selector> {
     config.policies.iter().filter(|policy| policy.action != PolicyAction::Bypass).flat_map(|policy| &policy.selectors)
 }

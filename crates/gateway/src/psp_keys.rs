@@ -5,13 +5,15 @@
 //! form, `issuer` the receiver's master keys, `peer` the state of one peer without any I/O, `link` the sockets,
 //! `associations` what packets see of it, and `service` brings them together.
 
+mod admission;
 pub(crate) mod associations;
 pub mod fizz;
+pub(crate) mod fuzzing;
 mod issuer;
-mod link;
+pub(crate) mod link;
 pub mod message;
 mod peer;
-mod service;
+pub(crate) mod service;
 #[cfg(test)]
 mod tests;
 mod tls;

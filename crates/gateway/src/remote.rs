@@ -5,10 +5,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand, ValueEnum};
-
-use crate::vici::client::{Client, ClientError, Received};
-use crate::vici::message::{Message, Value};
-use crate::vici::names::{Command, Event};
+use vici::client::{Client, ClientError, Received};
+use vici::message::{Message, Value};
+use vici::names::{Command, Event};
 
 /// The daemon answers these at once; that long means that it does not.
 const SOON: Duration = Duration::from_secs(10);
@@ -17,7 +16,7 @@ const SOON: Duration = Duration::from_secs(10);
 #[derive(Debug, Args)]
 pub struct Where {
     /// Control socket of the gateway
-    #[arg(long, value_name = "PATH", default_value = "/run/weir.vici")]
+    #[arg(long, value_name = "PATH", default_value = "/run/weir/weir.vici")]
     pub(crate) socket: PathBuf,
 }
 
@@ -30,9 +29,12 @@ pub struct InitiateArgs {
     /// Connection; needed when several have a child of that name
     #[arg(long, value_name = "NAME")]
     connection: Option<String>,
-    /// Seconds to wait for the peer
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    /// Seconds to wait for the peer; the negotiation continues after that
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
+    /// Print each line of the log, and the outcome, as a JSON object
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     place: Where,
 }
@@ -41,10 +43,13 @@ pub struct InitiateArgs {
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub struct Which {
+    /// Every Child SA of this name
+    #[arg(value_name = "CHILD", conflicts_with = "child")]
+    name: Option<String>,
     /// Every IKE SA of this connection
     #[arg(long, value_name = "NAME")]
     connection: Option<String>,
-    /// Every Child SA of this name
+    /// The same as CHILD
     #[arg(long, value_name = "NAME")]
     child: Option<String>,
     /// The IKE SA with this number
@@ -91,10 +96,14 @@ pub enum Listable {
     Connections,
     /// Traps, and policies that pass or drop
     Policies,
-    /// Certificates
+    /// Certificates, CRLs and OCSP responses, those that were fetched too
     Certificates,
+    /// CAs with their URIs of CRLs and OCSP
+    Authorities,
     /// Pools of virtual addresses with their leases
     Pools,
+    /// Algorithms that can be negotiated
+    Algorithms,
     /// Counters of exchanges and failures
     Counters,
 }
@@ -102,7 +111,7 @@ pub enum Listable {
 /// Options of `weir list`.
 #[derive(Debug, Args)]
 pub struct ListArgs {
-    /// What
+    /// Kind of objects
     #[arg(value_enum)]
     what: Listable,
     /// Print JSON
@@ -127,19 +136,22 @@ pub struct LogArgs {
 pub enum Remote {
     /// Bring up a connection or a child of it
     #[command(
-        after_help = "Example:\n  weir initiate net --connection office\n\nExit status 1 when the peer does not agree; the lines above say why."
+        after_help = "Example:\n  weir initiate net --connection office\n\nPrints the log of the negotiation meanwhile.\n\
+                      Exit status 1 when the peer does not agree, 3 when it has not answered in time; the last line says why."
     )]
     Initiate(InitiateArgs),
     /// End IKE SAs or Child SAs
-    #[command(after_help = "Example:\n  weir terminate --connection office\n  weir terminate --child-id 12")]
+    #[command(
+        after_help = "Example:\n  weir terminate net\n  weir terminate --connection office\n  weir terminate --child-id 12"
+    )]
     Terminate(TerminateArgs),
     /// Rekey IKE SAs or Child SAs now
-    #[command(after_help = "Example:\n  weir rekey --child net")]
+    #[command(after_help = "Example:\n  weir rekey net")]
     Rekey(RekeyArgs),
     /// Read the configuration again; what did not change goes on
     Reload(Where),
-    /// List what a running gateway has
-    #[command(after_help = "Example:\n  weir list sas --json | jq '.[].ESTABLISHED'")]
+    /// List SAs, connections, policies, certificates, pools and counters
+    #[command(after_help = "Example:\n  weir list sas --json | jq '.[][].state'")]
     List(ListArgs),
     /// Show the log of IKE as it comes, until Ctrl-C
     Log(LogArgs),
@@ -150,17 +162,32 @@ pub(crate) struct Failure {
     pub(crate) text: String,
     /// The daemon could not be asked at all.
     pub(crate) unusable: bool,
+    /// The peer has not answered in time.
+    pub(crate) timed_out: bool,
 }
 
 impl From<ClientError> for Failure {
     fn from(error: ClientError) -> Self {
-        Self { text: error.to_string(), unusable: true }
+        Self { text: explain(&error), unusable: true, timed_out: false }
     }
+}
+
+/// Returns the text of the error with what the user of the command line can do.
+pub(crate) fn explain(error: &ClientError) -> String {
+    let advice = match error {
+        ClientError::NotListening(_) => ". Is 'weir up' running? (--socket PATH if elsewhere)",
+        ClientError::Denied(_) => "; run this as the user that runs 'weir up'",
+        ClientError::Closed => "; its log states why",
+        ClientError::Timeout(_) => "; it may still happen, 'weir status' shows it",
+        ClientError::UnknownCommand(_) | ClientError::UnknownEvent(_) => "; is it another version?",
+        _ => "",
+    };
+    format!("{error}{advice}")
 }
 
 impl From<String> for Failure {
     fn from(text: String) -> Self {
-        Self { text, unusable: false }
+        Self { text, unusable: false, timed_out: false }
     }
 }
 
@@ -171,14 +198,18 @@ impl Remote {
             Self::Terminate(args) => {
                 let mut request = args.which.message();
                 request.set_flag("force", args.force).set_display("timeout", args.timeout * 1000);
-                job(&args.place, Command::Terminate, &request, args.timeout)
+                job(&args.place, Command::Terminate, &request, args.timeout, show_line)
             }
             Self::Rekey(args) => {
                 let mut request = args.which.message();
                 request.set_flag("reauth", args.reauth);
-                job(&args.place, Command::Rekey, &request, SOON.as_secs())
+                job(&args.place, Command::Rekey, &request, SOON.as_secs(), show_line)
             }
-            Self::Reload(place) => job(place, Command::ReloadSettings, &Message::new(), 60),
+            Self::Reload(place) => {
+                job(place, Command::ReloadSettings, &Message::new(), 60, show_line)?;
+                print("reloaded\n");
+                Ok(())
+            }
             Self::List(args) => list(args),
             Self::Log(args) => log(args),
         }
@@ -188,7 +219,8 @@ impl Remote {
 impl Which {
     fn message(&self) -> Message {
         let mut message = Message::new();
-        message.set_some("ike", self.connection.as_ref()).set_some("child", self.child.as_ref());
+        let child = self.name.as_ref().or(self.child.as_ref());
+        message.set_some("ike", self.connection.as_ref()).set_some("child", child);
         message.set_some("ike-id", self.ike_id).set_some("child-id", self.child_id);
         message
     }
@@ -197,17 +229,35 @@ impl Which {
 fn initiate(args: &InitiateArgs) -> Result<(), Failure> {
     let mut request = Message::new();
     request.set_some("child", args.child.as_ref()).set_some("ike", args.connection.as_ref());
-    request.set_display("timeout", args.timeout * 1000).set("loglevel", "1");
-    job(&args.place, Command::Initiate, &request, args.timeout)
+    request.set_display("timeout", args.timeout.saturating_mul(1000)).set("loglevel", "1");
+    let show = if args.json { show_json } else { show_line };
+    let outcome = job(&args.place, Command::Initiate, &request, args.timeout, show);
+    if args.json {
+        print(&format!("{}\n", outcome_json(outcome.as_ref().err())));
+    }
+    outcome
+}
+
+/// The last line of `weir initiate --json`.
+fn outcome_json(failure: Option<&Failure>) -> serde_json::Value {
+    match failure {
+        None => serde_json::json!({"success": true}),
+        Some(why) => serde_json::json!({"success": false, "timed_out": why.timed_out, "error": why.text}),
+    }
 }
 
 /// Runs a command and shows the log lines that come meanwhile.
-fn job(place: &Where, command: Command, request: &Message, timeout_s: u64) -> Result<(), Failure> {
+fn job(place: &Where, command: Command, request: &Message, timeout_s: u64, show: fn(&Received)) -> Result<(), Failure> {
     let mut client = Client::connect(&place.socket)?;
     client.register(Event::ControlLog, Some(SOON))?;
-    let patience = Some(Duration::from_secs(timeout_s) + SOON);
-    let reply = client.request(command, request, patience, &mut |received| show_line(&received))?;
-    reply.outcome().map_err(Failure::from)
+    let patience = Some(Duration::from_secs(timeout_s).saturating_add(SOON));
+    let reply = client.request(command, request, patience, &mut |received| show(&received))?;
+    reply.outcome().map_err(|text| Failure { timed_out: reply.flag("timed-out") == Some(true), ..Failure::from(text) })
+}
+
+/// Prints a line of the log as JSON.
+fn show_json(received: &Received) {
+    print(&format!("{}\n", json_of(&received.message)));
 }
 
 fn show_line(received: &Received) {
@@ -246,10 +296,18 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
             request.set("trap", "yes").set("pass", "yes").set("drop", "yes");
             (Command::ListPolicies, Event::ListPolicy)
         }
-        Listable::Pools | Listable::Counters => {
+        Listable::Authorities => (Command::ListAuthorities, Event::ListAuthority),
+        Listable::Pools | Listable::Counters | Listable::Algorithms => {
             request.set("leases", "yes");
-            let command = if matches!(args.what, Listable::Pools) { Command::GetPools } else { Command::GetCounters };
-            let reply = client.request(command, &request, Some(SOON), &mut |_| {})?;
+            let command = match args.what {
+                Listable::Pools => Command::GetPools,
+                Listable::Algorithms => Command::GetAlgorithms,
+                _ => Command::GetCounters,
+            };
+            let mut reply = client.request(command, &request, Some(SOON), &mut |_| {})?;
+            if command == Command::GetCounters {
+                reply = named_counters(&reply);
+            }
             show(args.json, &[reply]);
             return Ok(());
         }
@@ -261,13 +319,54 @@ fn list(args: &ListArgs) -> Result<(), Failure> {
 
 fn show(json: bool, items: &[Message]) {
     if json {
-        let text = serde_json::to_string_pretty(items).unwrap_or_default();
+        let items: Vec<serde_json::Value> = items.iter().map(json_of).collect();
+        let text = serde_json::to_string_pretty(&items).unwrap_or_default();
         print(&format!("{text}\n"));
     } else {
         let mut text = String::new();
         items.iter().for_each(|item| indent(item, 0, &mut text));
         print(&text);
     }
+}
+
+/// Counters of the daemon under `global`: in vici its section has an empty name.
+fn named_counters(reply: &Message) -> Message {
+    let mut named = Message::new();
+    for (name, value) in reply.section("counters").map(|all| all.entries.as_slice()).unwrap_or_default() {
+        if let Value::Section(section) = value {
+            named.set_section(if name.is_empty() { "global" } else { name }, section.clone());
+        }
+    }
+    named
+}
+
+/// A message as JSON. vici has text only: what reads as a number is one, `yes` and `no` are switches; octets that are no
+/// text are hexadecimal. Identities, names and SPIs stay text.
+fn json_of(message: &Message) -> serde_json::Value {
+    const TEXTS: [&str; 8] =
+        ["local-id", "remote-id", "remote-eap-id", "name", "spi-in", "spi-out", "initiator-spi", "responder-spi"];
+    let text = |octets: &[u8]| match std::str::from_utf8(octets) {
+        Ok(text) => text.to_owned(),
+        Err(_) => octets.iter().map(|octet| format!("{octet:02x}")).collect(),
+    };
+    let scalar = |name: &str, octets: &[u8]| match text(octets) {
+        text if TEXTS.contains(&name) => text.into(),
+        text if text == "yes" || text == "no" => (text == "yes").into(),
+        // A leading zero or sign belongs to something else than a count.
+        text => match text.parse::<i64>() {
+            Ok(number) if number.to_string() == text => number.into(),
+            _ => text.into(),
+        },
+    };
+    let entries = message.entries.iter().map(|(name, value)| {
+        let value = match value {
+            Value::Section(section) => json_of(section),
+            Value::Text(octets) => scalar(name, octets),
+            Value::List(items) => items.iter().map(|item| text(item)).collect::<Vec<String>>().into(),
+        };
+        (name.clone(), value)
+    });
+    serde_json::Value::Object(entries.collect())
 }
 
 /// A message as an indented list of settings; octets that are no text as their number.
@@ -295,6 +394,53 @@ fn indent(message: &Message, depth: usize, text: &mut String) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn numbers_and_switches_of_a_listing_are_so_in_json() {
+        let (mut sa, mut outer) = (Message::new(), Message::new());
+        sa.set("uniqueid", "7")
+            .set("rekey-time", "-3")
+            .set("esn", "yes")
+            .set("spi-in", "00000123")
+            .set("remote-id", "42");
+        sa.set("data", [0xff, 0xad]).set("version", "0.10").set_list("local-ts", ["10.1.0.0/16"]);
+        outer.set_section("office", sa);
+        let want = serde_json::json!({"office": {"uniqueid": 7, "rekey-time": -3, "esn": true, "spi-in": "00000123",
+            "remote-id": "42", "data": "ffad", "version": "0.10", "local-ts": ["10.1.0.0/16"]}});
+        assert_eq!(json_of(&outer), want);
+    }
+
+    #[test]
+    fn the_outcome_of_initiate_is_one_object() {
+        assert_eq!(outcome_json(None), serde_json::json!({"success": true}));
+        let late = Failure { text: "timed out".into(), unusable: false, timed_out: true };
+        let want = serde_json::json!({"success": false, "timed_out": true, "error": "timed out"});
+        assert_eq!(outcome_json(Some(&late)), want);
+    }
+
+    #[test]
+    fn counters_of_the_daemon_have_a_name() {
+        let (mut counters, mut sections, mut reply) = (Message::new(), Message::new(), Message::new());
+        counters.set("ike_up", "3");
+        sections.set_section("", counters);
+        reply.set_section("counters", sections).set("success", "yes");
+        assert_eq!(json_of(&named_counters(&reply)), serde_json::json!({"global": {"ike_up": 3}}));
+    }
+
+    #[test]
+    fn an_unreachable_daemon_is_explained() {
+        let path = || PathBuf::from("/run/weir/weir.vici");
+        let text = |error| Failure::from(error).text;
+        assert_eq!(
+            text(ClientError::NotListening(path())),
+            "cannot connect to /run/weir/weir.vici. Is 'weir up' running? (--socket PATH if elsewhere)"
+        );
+        assert_eq!(
+            text(ClientError::Denied(path())),
+            "/run/weir/weir.vici: permission denied; run this as the user that runs 'weir up'"
+        );
+        assert_eq!(text(ClientError::Malformed("x".into())), "the daemon sent a malformed message: x");
+    }
 
     #[test]
     fn messages_are_shown_as_settings() {

@@ -1,281 +1,396 @@
-//! Directing traffic into the TUN device: one rule and one table per family, through iproute2.
+//! Routes into the TUN device: one rule and one table per family, through rtnetlink.
 //!
-//! Weir's own packets carry a mark and are not looked up in the table. In it stands, for each
-//! destination, a route into the device and behind it one that says "unreachable": should the
-//! daemon be killed or fail, its device and the first route are gone, and what was to be protected
-//! does not leave in the clear. The next start takes over what it finds. A clean stop removes
-//! everything.
+//! Weir's own packets carry a mark and are not looked up in the table. It holds, for each protected
+//! destination, a route into the device and, with a worse metric, an unreachable route: when the
+//! daemon is killed or fails, its device and the first route are gone, and what was protected
+//! does not leave in clear text. Networks that a wider destination covers but that are reached
+//! without a tunnel have a throw route. The next start takes over what it finds. Rule and routes
+//! that another program removes are restored.
+
+mod links;
+mod table;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Write;
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::process::{Command, Stdio};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
 
 use wire::{AddrRange, Selector};
 
+use crate::border::{Closes, Legacy, Paths};
 use crate::config::{Config, PolicyAction};
+use crate::guard::{GuardPolicy, Verdict, contains};
+use crate::netlink::{Message, Monitor, Netlink, ROUTE};
+pub(crate) use table::networks;
+use table::{Network, Target};
 
-/// Preference of the route that is left when the device is gone. One better than the worst, which
-/// `ip -6 route flush` spares for a default route.
-const LAST_METRIC: &str = "4294967294";
-/// Networks that one range of addresses may be cut into: `::1` to the last but one needs as many.
-const MAX_NETWORKS: usize = 254;
-
-/// What `ip` could not do.
+/// Reason that routes, addresses or the device could not be set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
-    /// No iproute2.
+    /// What the kernel refused.
+    #[error("{what}: {source}")]
+    Kernel { what: String, source: io::Error },
+    /// The table of another gateway.
     #[error(
-        "cannot run 'ip': {0}; install iproute2 (apt install iproute2), or set 'routes = none' in the section 'gateway' and direct traffic yourself"
+        "routing table {table} already leads to {device}; stop the weir that uses it, or set another 'route_table' in the section 'gateway'"
     )]
-    Missing(std::io::Error),
-    /// A refusal.
-    #[error("'ip {command}' failed: {stderr}")]
-    Refused { command: String, stderr: String },
-    /// Somebody else's table.
-    #[error(
-        "routing table {table} directs traffic into {device} already; stop the weir that has it, or set another 'route_table' in the section 'gateway'"
-    )]
-    Taken { table: String, device: String },
+    Taken { table: u32, device: String },
 }
 
-/// Runs `ip` and returns what it printed.
-pub(crate) fn ip(args: &[&str]) -> Result<String, RouteError> {
-    let output = Command::new("ip").args(args).output().map_err(RouteError::Missing)?;
-    if output.status.success() {
-        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    Err(RouteError::Refused { command: args.join(" "), stderr })
-}
+/// Shortest time between two restorations: another program may remove what is restored again and again.
+const RESTORE_EVERY: Duration = Duration::from_millis(100);
+/// Multicast groups of changes: RTNLGRP_IPV4_ROUTE, IPV4_RULE, IPV6_ROUTE, IPV6_RULE.
+const CHANGES: [u32; 4] = [7, 8, 11, 19];
 
-/// Lets one `ip` carry out many commands of a family, in order; the first that is refused is the last, unless
-/// refusals do not matter (`-force`).
-fn batch(v6: bool, force: bool, commands: &[String]) -> Result<(), RouteError> {
-    if commands.is_empty() {
-        return Ok(());
-    }
-    let mut child = Command::new("ip")
-        .args(force.then_some("-force"))
-        .args([family(v6), "-batch", "-"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .map_err(RouteError::Missing)?;
-    // One that ends early says why.
-    let _ = child.stdin.take().map(|mut input| input.write_all((commands.join("\n") + "\n").as_bytes()));
-    let output = child.wait_with_output().map_err(RouteError::Missing)?;
-    if output.status.success() {
-        return Ok(());
-    }
-    let stderr = String::from_utf8_lossy(&output.stderr).trim().replace('\n', "; ");
-    // "Command failed -:3" counts from 1.
-    let at = stderr.rsplit(':').next().and_then(|line| line.trim().parse::<usize>().ok()).unwrap_or(1);
-    let command = commands.get(at.saturating_sub(1)).unwrap_or(&commands[0]).clone();
-    Err(RouteError::Refused { command, stderr })
-}
-
-/// One route of the table: family, destination, source address.
-type Route = (bool, String, Option<IpAddr>);
-
-/// Rules and routes in place; removed when dropped, unless traffic has to stay at home.
+/// Rules and routes in place; removed when dropped, unless traffic has to stay closed.
 pub(crate) struct Routes {
+    netlink: Netlink,
+    monitor: Monitor,
     tun: String,
-    table: String,
-    mark: String,
+    /// Index of the device.
+    device: u32,
+    table: u32,
+    mark: u32,
     /// Families that have our rule, each with whether it was there before: a daemon was killed.
     families: BTreeMap<bool, bool>,
-    routes: BTreeSet<Route>,
-    /// Addresses of this host when they were last asked for.
+    routes: BTreeMap<Network, Target>,
+    /// Addresses of this host when they were last requested.
     host: Vec<IpAddr>,
-    /// What is protected is to stay unreachable when this is dropped.
-    closed: bool,
+    /// What an earlier gateway left in the table is known.
+    adopted: bool,
+    /// Another program removed rule or routes.
+    damaged: bool,
+    /// The last restoration failed, and the failure is in the log.
+    failing: bool,
+    /// When they were last restored.
+    restored: Option<Instant>,
+    /// What is protected stays unreachable when this is dropped, or not.
+    legacy: Legacy,
 }
 
 impl Routes {
     /// Nothing in place yet.
-    pub(crate) fn new(config: &Config) -> Self {
-        Self {
-            tun: config.gateway.tun.clone(),
-            table: config.gateway.route_table.to_string(),
-            mark: format!("{:#x}", config.gateway.fwmark),
+    ///
+    /// # Errors
+    /// No netlink socket, or no device of that name.
+    pub(crate) fn new(config: &Config) -> Result<Self, RouteError> {
+        let failed = |what: &str| {
+            let what = what.to_owned();
+            move |source| RouteError::Kernel { what, source }
+        };
+        let tun = config.gateway.tun.clone();
+        Ok(Self {
+            netlink: Netlink::open(ROUTE).map_err(failed("cannot open a netlink socket"))?,
+            monitor: Monitor::open(ROUTE, &CHANGES).map_err(failed("cannot watch routes"))?,
+            device: interface_index(&tun).map_err(failed("cannot find the TUN device"))?,
+            tun,
+            table: config.gateway.route_table,
+            mark: config.gateway.fwmark,
             families: BTreeMap::new(),
-            routes: BTreeSet::new(),
+            routes: BTreeMap::new(),
             host: Vec::new(),
-            closed: false,
-        }
+            adopted: false,
+            damaged: false,
+            failing: false,
+            restored: None,
+            legacy: Legacy::default(),
+        })
     }
 
-    /// Makes rules and routes those that `captured` asks for; `own` are addresses of the device. On an error what was in place before is kept,
-    /// and what was added is known, so that it goes with the rest.
+    /// Makes rules and routes those that `policies` ask for; `own` are addresses of the device. On an error what was in
+    /// place before is kept, and what was added is known, so that it goes with the rest.
     ///
     /// At no moment can a packet that was to be protected before, or is from now on, find another
-    /// way: each network is made unreachable before the rule asks for it, and stale routes go last.
-    pub(crate) fn apply(&mut self, captured: &[&Selector], own: &[IpAddr]) -> Result<(), RouteError> {
-        let (mut wanted, mut sourced) = wanted(captured, own, &self.host);
+    /// way: each network is made unreachable before the rule leads to the table, and stale routes go last.
+    pub(crate) fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> Result<(), RouteError> {
+        let (mut wanted, mut sourced) = wanted(policies, own, &self.host);
         // A tunnel that comes or goes rarely needs an address that was not there before.
         if !sourced || self.host.is_empty() {
             self.host = host_addresses()?;
-            (wanted, sourced) = self::wanted(captured, own, &self.host);
+            (wanted, sourced) = self::wanted(policies, own, &self.host);
         }
         match self.change(&wanted) {
             // An address may have gone since.
-            Err(RouteError::Refused { .. }) if sourced => {
+            Err(RouteError::Kernel { .. }) if sourced => {
                 self.host = host_addresses()?;
-                self.change(&self::wanted(captured, own, &self.host).0)
+                self.change(&self::wanted(policies, own, &self.host).0)
             }
             outcome => outcome,
         }
     }
 
-    fn change(&mut self, wanted: &BTreeSet<Route>) -> Result<(), RouteError> {
-        let fresh: Vec<Route> = wanted.difference(&self.routes).cloned().collect();
-        let families: BTreeSet<bool> = fresh.iter().map(|(v6, ..)| *v6).collect();
-        let families: Vec<bool> = families.into_iter().filter(|v6| !self.families.contains_key(v6)).collect();
-        let mut left = Vec::new();
-        for &v6 in &families {
-            left.extend(self.left_behind(v6)?.into_iter().map(|network| (v6, network, None)));
+    fn change(&mut self, wanted: &BTreeMap<Network, Target>) -> Result<(), RouteError> {
+        let is_fresh = |(network, target): &(&Network, &Target)| self.routes.get(network) != Some(target);
+        let fresh: Vec<(Network, Target)> = wanted.iter().filter(is_fresh).map(|(n, t)| (*n, *t)).collect();
+        let mut stale: Vec<(Network, Option<Target>)> = Vec::new();
+        let mut present = BTreeMap::new();
+        if !self.adopted {
+            for v6 in [false, true].into_iter().filter(|v6| !v6 || has_v6()) {
+                let (left, ruled) = self.left_behind(v6)?;
+                stale.extend(left.into_iter().map(|network| (network, None)));
+                present.insert(v6, ruled);
+            }
         }
         for v6 in [false, true] {
-            let of_family = || fresh.iter().filter(|(of, ..)| *of == v6);
-            let last = |(_, network, _): &Route| {
-                format!("route replace unreachable {network} table {} metric {LAST_METRIC}", self.table)
+            let of_family: Vec<(Network, Target)> =
+                fresh.iter().filter(|(network, _)| network.is_v6() == v6).copied().collect();
+            if of_family.is_empty() {
+                continue;
+            }
+            let closed = |(network, target): &(Network, Target)| {
+                matches!(target, Target::Tunnel(_)).then(|| table::add_unreachable(self.table, *network))
             };
-            let mut commands: Vec<String> = of_family().map(last).collect();
-            if families.contains(&v6) {
-                batch(v6, false, &std::mem::take(&mut commands))?;
+            self.request("make a network unreachable", of_family.iter().filter_map(closed).collect())?;
+            if !self.families.contains_key(&v6) {
                 self.add_rule(v6)?;
             }
-            commands.extend(of_family().map(|route| self.direct(route)));
-            batch(v6, false, &commands)?;
-            self.routes.extend(of_family().cloned());
+            let add = |(network, target): &(Network, Target)| table::add(self.table, self.device, *network, *target);
+            self.request("add a route", of_family.iter().map(add).collect())?;
+            self.routes.extend(of_family);
         }
-        let stale: Vec<Route> = self.routes.difference(wanted).cloned().chain(left).collect();
-        let kept: BTreeSet<&str> = wanted.iter().map(|(_, network, _)| network.as_str()).collect();
-        for v6 in [false, true] {
-            // A route to the same destination with another source has already taken the place of such a one.
-            let gone = stale.iter().filter(|(of, network, _)| *of == v6 && !kept.contains(network.as_str()));
-            self.remove(v6, gone.map(|(_, network, _)| network.as_str()));
+        // Of a family that needs no route any more, the rule goes with the next orderly stop.
+        for (v6, _) in present.into_iter().filter(|(_, ruled)| *ruled) {
+            self.families.entry(v6).or_insert(true);
         }
-        for route in stale {
-            self.routes.remove(&route);
+        self.adopted = true;
+        stale.extend(self.routes.iter().map(|(network, target)| (*network, Some(*target))));
+        for (network, target) in stale {
+            if wanted.contains_key(&network) {
+                continue;
+            }
+            self.remove(network, target);
+            self.routes.remove(&network);
         }
         Ok(())
     }
 
-    /// Networks that a daemon that was killed left unreachable in our table.
-    fn left_behind(&self, v6: bool) -> Result<Vec<String>, RouteError> {
-        // Refused when there is no such table, which is the usual case.
-        let listing = ip(&[family(v6), "route", "show", "table", &self.table]).unwrap_or_default();
-        let mut networks = Vec::new();
-        for line in listing.lines() {
-            if let Some(network) = line.strip_prefix("unreachable ") {
-                networks.push(whole_network(network, v6));
-            } else if let Some(device) = word_after(line, "dev").filter(|device| *device != self.tun) {
-                return Err(RouteError::Taken { table: self.table.clone(), device: device.to_owned() });
-            }
+    fn request(&mut self, what: &str, mut requests: Vec<Message>) -> Result<(), RouteError> {
+        if let Some(last) = requests.last_mut() {
+            last.acknowledge();
         }
-        Ok(networks)
+        self.netlink.request(&mut requests).map_err(|(_, source)| RouteError::Kernel {
+            what: format!("cannot {what} in table {} towards {}", self.table, self.tun),
+            source,
+        })
+    }
+
+    /// Networks that an earlier gateway left in our table, and whether its rule is there.
+    fn left_behind(&mut self, v6: bool) -> Result<(Vec<Network>, bool), RouteError> {
+        let failed = |source| RouteError::Kernel { what: format!("cannot list table {}", self.table), source };
+        let listed = table::list(&mut self.netlink, v6, self.table).map_err(failed)?;
+        let ruled = !table::marks(&mut self.netlink, v6, self.table).map_err(failed)?.is_empty();
+        if let Some(index) = listed.iter().find_map(|route| route.interface.filter(|index| *index != self.device)) {
+            let device = interface_name(index).unwrap_or_else(|| format!("interface {index}"));
+            return Err(RouteError::Taken { table: self.table, device });
+        }
+        Ok((listed.into_iter().map(|route| route.network).collect(), ruled))
     }
 
     fn add_rule(&mut self, v6: bool) -> Result<(), RouteError> {
-        let rule = ["rule", "add", "not", "fwmark", &self.mark, "lookup", &self.table, "pref", &self.table];
-        let there = match ip(&[&[family(v6)], &rule[..]].concat()) {
-            Ok(_) => false,
-            Err(RouteError::Refused { stderr, .. }) if stderr.contains("File exists") => true,
-            Err(error) => return Err(error),
+        let failed = |source| RouteError::Kernel { what: "cannot add the routing rule".to_owned(), source };
+        let there = match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
+            Ok(()) => false,
+            Err((_, error)) if error.kind() == io::ErrorKind::AlreadyExists => true,
+            Err((_, error)) => return Err(failed(error)),
         };
         // Of a daemon that was killed and had another mark. Ours is in place by now.
-        let others = self.other_rules(v6);
-        for other in &others {
-            let del = ["rule", "del", "pref", &self.table];
-            let _ = ip(&[&[family(v6)], &del[..], &other.split_whitespace().collect::<Vec<_>>()].concat());
+        let marks = table::marks(&mut self.netlink, v6, self.table).map_err(failed)?;
+        let others: Vec<u32> = marks.into_iter().filter(|mark| *mark != self.mark).collect();
+        for mark in &others {
+            let _ = self.netlink.request(&mut [table::rule(false, v6, self.table, *mark).acknowledged()]);
         }
         self.families.insert(v6, there || !others.is_empty());
         Ok(())
     }
 
-    /// Rules at our place that are not ours, as `ip` prints them.
-    fn other_rules(&self, v6: bool) -> Vec<String> {
-        let listing = ip(&[family(v6), "rule", "show", "pref", &self.table]).unwrap_or_default();
-        let rules = listing.lines().filter_map(|line| Some(line.split_once(':')?.1.trim().to_owned()));
-        rules.filter(|rule| word_after(rule, "fwmark") != Some(self.mark.as_str())).collect()
-    }
-
-    fn direct(&self, (_, network, source): &Route) -> String {
-        let source = source.map(|source| format!(" src {source}")).unwrap_or_default();
-        format!("route replace {network} dev {} table {}{source}", self.tun, self.table)
-    }
-
-    /// Best effort: what is gone already is as good.
-    fn remove<'a>(&self, v6: bool, networks: impl Iterator<Item = &'a str>) {
-        let Self { tun, table, .. } = self;
-        let both = |network| {
-            [
-                format!("route del {network} dev {tun} table {table}"),
-                format!("route del unreachable {network} table {table} metric {LAST_METRIC}"),
-            ]
+    /// Best effort: what is gone already is as good. Without a target, every route to the network goes.
+    fn remove(&mut self, network: Network, target: Option<Target>) {
+        let targets = match target {
+            Some(target) => vec![target],
+            None => vec![Target::Tunnel(None), Target::Throw],
         };
-        let _ = batch(v6, true, &networks.flat_map(both).collect::<Vec<_>>());
+        for target in targets {
+            // The unreachable route is there also where a throw route has replaced one into the device.
+            for request in [
+                table::remove(self.table, self.device, network, target),
+                table::remove_unreachable(self.table, network),
+            ] {
+                let _ = self.netlink.request(&mut [request.acknowledged()]);
+            }
+        }
+    }
+
+    /// Looks at what other programs removed and restores it.
+    pub(crate) fn tick(&mut self, now: Instant) {
+        let (own, table) = (self.netlink.port(), self.table);
+        let mut changed = false;
+        let complete = self.monitor.read(|message| {
+            changed |= message.port != own
+                && match message.kind {
+                    table::RTM_DELROUTE => table::table_of_route(message.body) == Some(table),
+                    table::RTM_DELRULE => table::preference_of_rule(message.body) == Some(table),
+                    _ => false,
+                };
+        });
+        self.damaged |= changed || !complete;
+        let rests = self.restored.is_some_and(|at| now.duration_since(at) < RESTORE_EVERY);
+        // Without the device its routes go by themselves, and the gateway ends.
+        if !self.damaged || rests || interface_index(&self.tun).is_err() {
+            return;
+        }
+        self.restored = Some(now);
+        match self.restore() {
+            Ok(()) => {
+                (self.damaged, self.failing) = (false, false);
+                tracing::warn!(target: "routes", "another program removed the rule or routes of table {table}: restored");
+            }
+            Err(error) if !self.failing => {
+                self.failing = true;
+                tracing::error!(target: "routes", "{error}; what is protected stays unreachable until this succeeds");
+            }
+            Err(_) => (),
+        }
+    }
+
+    fn restore(&mut self) -> Result<(), RouteError> {
+        let routes: Vec<(Network, Target)> = self.routes.iter().map(|(network, target)| (*network, *target)).collect();
+        let families: Vec<bool> = self.families.keys().copied().collect();
+        for v6 in families {
+            let of_family = || routes.iter().filter(|(network, _)| network.is_v6() == v6);
+            let closed = |(network, target): &(Network, Target)| {
+                matches!(target, Target::Tunnel(_)).then(|| table::add_unreachable(self.table, *network))
+            };
+            self.request("make a network unreachable", of_family().filter_map(closed).collect())?;
+            match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
+                Err((_, error)) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(RouteError::Kernel { what: "cannot add the routing rule".to_owned(), source: error });
+                }
+                _ => (),
+            }
+            let add = |(network, target): &(Network, Target)| table::add(self.table, self.device, *network, *target);
+            self.request("add a route", of_family().map(add).collect())?;
+        }
+        Ok(())
     }
 
     /// Undoes a first [`Routes::apply`] that failed: what a killed daemon left unreachable stays so.
-    pub(crate) fn give_up(mut self) {
-        self.closed = self.families.values().any(|there_before| *there_before);
+    pub(crate) fn give_up(&mut self) {
+        self.legacy.adopted = self.families.values().any(|there_before| *there_before);
+        self.legacy.give_up();
     }
 
-    /// Leaves what was to be protected unreachable: the daemon ends because of a fault, and nobody
-    /// asked for traffic in the clear.
-    pub(crate) fn leave_closed(mut self) {
-        self.closed = true;
-        tracing::error!(
-            target: "routes",
-            "what was protected stays unreachable until the next start; to let it leave in the clear: {}",
-            self.families.keys().map(|v6| format!("ip {} rule del pref {}", family(*v6), self.table)).collect::<Vec<_>>().join("; "),
-        );
+    /// Leaves what was protected unreachable when this is dropped.
+    pub(crate) fn stay(&mut self) {
+        self.legacy.stay();
+    }
+}
+
+impl Closes for Routes {
+    fn tick(&mut self, now: Instant) {
+        Self::tick(self, now);
+    }
+
+    fn stay(&mut self) {
+        Self::stay(self);
+    }
+
+    fn give_up(&mut self) {
+        Self::give_up(self);
+    }
+}
+
+impl Paths for Routes {
+    fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()> {
+        Ok(Self::apply(self, policies, own)?)
+    }
+}
+
+impl AsFd for Routes {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.monitor.as_fd()
     }
 }
 
 impl Drop for Routes {
     fn drop(&mut self) {
-        if self.closed || std::thread::panicking() {
+        if !self.legacy.is_removed(std::thread::panicking()) {
             return;
         }
-        for v6 in self.families.keys() {
-            let rule = ["rule", "del", "not", "fwmark", &self.mark, "lookup", &self.table, "pref", &self.table];
-            let _ = ip(&[&[family(*v6)], &rule[..]].concat());
-            let _ = ip(&[family(*v6), "route", "flush", "table", &self.table]);
+        let families: Vec<bool> = self.families.keys().copied().collect();
+        for v6 in families {
+            let _ = self.netlink.request(&mut [table::rule(false, v6, self.table, self.mark).acknowledged()]);
+        }
+        for (network, target) in std::mem::take(&mut self.routes) {
+            self.remove(network, Some(target));
         }
     }
 }
 
-fn family(v6: bool) -> &'static str {
-    if v6 { "-6" } else { "-4" }
-}
-
-/// The first word of a route as `ip` prints it, as the network that was asked for.
-fn whole_network(line: &str, v6: bool) -> String {
-    let network = line.split_whitespace().next().unwrap_or_default();
-    match (network, v6) {
-        ("default", false) => "0.0.0.0/0".into(),
-        ("default", true) => "::/0".into(),
-        (network, _) if network.contains('/') => network.into(),
-        (host, false) => format!("{host}/32"),
-        (host, true) => format!("{host}/128"),
+/// Removes the rules and routes that a gateway with this table left. False when there are none.
+///
+/// # Errors
+/// What the kernel refuses.
+pub(crate) fn remove(table: u32) -> Result<bool, RouteError> {
+    let failed =
+        |source| RouteError::Kernel { what: format!("cannot remove rule and routes of table {table}"), source };
+    let mut netlink = Netlink::open(ROUTE).map_err(failed)?;
+    let mut found = false;
+    for v6 in [false, true].into_iter().filter(|v6| !v6 || has_v6()) {
+        for mark in table::marks(&mut netlink, v6, table).map_err(failed)? {
+            found = true;
+            let rule = table::rule(false, v6, table, mark).acknowledged();
+            netlink.request(&mut [rule]).map_err(|(_, source)| failed(source))?;
+        }
+        for route in table::list(&mut netlink, v6, table).map_err(failed)? {
+            found = true;
+            for request in [
+                table::remove_unreachable(table, route.network),
+                table::remove(table, route.interface.unwrap_or_default(), route.network, Target::Tunnel(None)),
+                table::remove(table, 0, route.network, Target::Throw),
+            ] {
+                // One of them is the route.
+                let _ = netlink.request(&mut [request.acknowledged()]);
+            }
+        }
     }
+    Ok(found)
 }
 
-/// The routes that selectors ask for, given the addresses of the device and of this host. The first selector
-/// of a network decides from which address; false when one has none.
-fn wanted(captured: &[&Selector], own: &[IpAddr], host: &[IpAddr]) -> (BTreeSet<Route>, bool) {
-    let (mut routes, mut known, mut sourced) = (BTreeSet::new(), BTreeSet::new(), true);
-    for selector in captured {
-        let source = own.iter().chain(host).find(|addr| selector.src.contains(**addr));
-        for network in networks(&selector.dst) {
-            if known.insert(network.clone()) {
-                sourced &= source.is_some();
-                routes.insert((selector.dst.is_v6(), network, source.copied()));
+fn interface_index(name: &str) -> io::Result<u32> {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None)?;
+    Ok(rustix::net::netdevice::name_to_index(socket, name)?)
+}
+
+fn interface_name(index: u32) -> Option<String> {
+    let socket = rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::DGRAM, None).ok()?;
+    rustix::net::netdevice::index_to_name(socket, index).ok()
+}
+
+/// The routes that policies ask for, given the addresses of the device and of this host; false when one that leads
+/// into the device has no source address.
+fn wanted(policies: &[GuardPolicy], own: &[IpAddr], host: &[IpAddr]) -> (BTreeMap<Network, Target>, bool) {
+    let mut routes: BTreeMap<Network, Target> = BTreeMap::new();
+    for policy in policies.iter().filter(|policy| policy.verdict == Verdict::Protect) {
+        let Selector { src, dst, .. } = &policy.selector;
+        let source = own.iter().chain(host).find(|addr| src.contains(**addr)).copied();
+        for network in networks(dst) {
+            // The first policy with an address decides.
+            let route = routes.entry(network).or_insert(Target::Tunnel(source));
+            if *route == Target::Tunnel(None) {
+                *route = Target::Tunnel(source);
+            }
+        }
+    }
+    let sourced = routes.values().all(|target| *target != Target::Tunnel(None));
+    let protected: Vec<AddrRange> = routes.keys().filter_map(Network::range).collect();
+    let any = |selector: &Selector| selector.proto.is_none();
+    for policy in policies.iter().filter(|policy| policy.verdict == Verdict::Pass && any(&policy.selector)) {
+        for network in networks(&policy.selector.dst) {
+            // Only where a wider network leads into the device.
+            let inside = network.range().is_some_and(|range| protected.iter().any(|wider| contains(wider, &range)));
+            if inside && !routes.contains_key(&network) {
+                routes.insert(network, Target::Throw);
             }
         }
     }
@@ -288,46 +403,83 @@ pub(crate) fn has_v6() -> bool {
 }
 
 /// Gives the device an address of its own, or takes it away.
+///
+/// # Errors
+/// What the kernel refuses.
 pub(crate) fn device_address(tun: &str, addr: IpAddr, on: bool) -> Result<(), RouteError> {
-    let host = format!("{addr}/{}", if addr.is_ipv6() { 128 } else { 32 });
-    let verb = if on { "replace" } else { "del" };
-    ip(&[family(addr.is_ipv6()), "addr", verb, &host, "dev", tun]).map(drop)
+    let prefix = if addr.is_ipv6() { 128 } else { 32 };
+    let what = if on { "add" } else { "remove" };
+    set_device(tun, |device| links::set_address(device, addr, on)).map_err(|source| RouteError::Kernel {
+        what: format!("cannot {what} the address {addr}/{prefix} of {tun}"),
+        source,
+    })
+}
+
+/// Sets the MTU of the device in bytes.
+///
+/// # Errors
+/// What the kernel refuses.
+pub(crate) fn device_mtu(tun: &str, bytes: u32) -> Result<(), RouteError> {
+    set_device(tun, |device| links::set_mtu(device, bytes))
+        .map_err(|source| RouteError::Kernel { what: format!("cannot set the MTU of {tun} to {bytes} bytes"), source })
+}
+
+fn set_device(tun: &str, request: impl FnOnce(u32) -> Message) -> io::Result<()> {
+    let request = request(interface_index(tun)?).acknowledged();
+    Netlink::open(ROUTE)?.request(&mut [request]).map_err(|(_, error)| error)
+}
+
+fn addresses() -> io::Result<Vec<links::Address>> {
+    links::addresses(&mut Netlink::open(ROUTE)?)
 }
 
 /// Addresses of this host, without those of the loopback device.
+///
+/// # Errors
+/// What the kernel refuses.
 pub(crate) fn host_addresses() -> Result<Vec<IpAddr>, RouteError> {
-    let listing = ip(&["-o", "addr", "show"])?;
-    let addr = |line: &str| line.split_whitespace().nth(3)?.split('/').next()?.parse().ok();
-    Ok(listing.lines().filter_map(addr).filter(|addr: &IpAddr| !addr.is_loopback()).collect())
+    let failed = |source| RouteError::Kernel { what: "cannot list the addresses of this host".to_owned(), source };
+    let own = addresses().map_err(failed)?.into_iter().map(|address| address.own.addr);
+    Ok(own.filter(|addr| !addr.is_loopback()).collect())
 }
 
-/// A range as networks, largest first.
-fn networks(range: &AddrRange) -> Vec<String> {
-    let v6 = range.is_v6();
-    let width: u32 = if v6 { 128 } else { 32 };
-    let bits = |addr: IpAddr| match addr {
-        IpAddr::V4(addr) => u128::from(addr.to_bits()),
-        IpAddr::V6(addr) => addr.to_bits(),
-    };
-    let (mut start, end) = (bits(range.start), bits(range.end));
-    let mut networks = Vec::new();
-    while start <= end && networks.len() < MAX_NETWORKS {
-        let aligned = if start == 0 { width } else { start.trailing_zeros().min(width) };
-        let span = end - start;
-        // Largest power of two that fits into what is left.
-        let fits = if span == u128::MAX { width } else { (127 - (span + 1).leading_zeros()).min(width) };
-        let host = aligned.min(fits);
-        let addr =
-            if v6 { IpAddr::from(Ipv6Addr::from_bits(start)) } else { IpAddr::from(Ipv4Addr::from_bits(start as u32)) };
-        networks.push(format!("{addr}/{}", width - host));
-        if host == 128 {
-            break;
-        }
-        match start.checked_add(1 << host) {
-            Some(next) => start = next,
-            None => break,
-        }
-    }
+/// Networks that the addresses of interfaces other than `tun` make reachable; none when the kernel refuses to list them.
+pub(crate) fn networks_of_links(tun: &str) -> Vec<AddrRange> {
+    let device = interface_index(tun).ok();
+    let others = addresses().unwrap_or_default().into_iter().filter(|address| Some(address.interface) != device);
+    others.filter_map(|address| address.network.range()).collect()
+}
+
+/// The interface with an address of this host.
+pub(crate) fn interface_of(addr: IpAddr) -> Option<String> {
+    let with = addresses().ok()?.into_iter().find(|address| address.own.addr == addr)?;
+    interface_name(with.interface)
+}
+
+/// Networks of private addresses on the links of this host (RFC 1918, RFC 4193, link-local), without those of `tun`.
+///
+/// Only private ones: a network of public addresses may be announced by whoever runs the link, to take traffic out of
+/// the tunnel.
+pub(crate) fn private_networks(tun: &str) -> Vec<AddrRange> {
+    const PRIVATE: [(IpAddr, u8); 6] = [
+        (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
+        (IpAddr::V4(Ipv4Addr::new(172, 16, 0, 0)), 12),
+        (IpAddr::V4(Ipv4Addr::new(192, 168, 0, 0)), 16),
+        (IpAddr::V4(Ipv4Addr::new(169, 254, 0, 0)), 16),
+        (IpAddr::V6(Ipv6Addr::new(0xfc00, 0, 0, 0, 0, 0, 0, 0)), 7),
+        (IpAddr::V6(Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0)), 10),
+    ];
+    let private: Vec<AddrRange> =
+        PRIVATE.iter().filter_map(|(addr, prefix)| AddrRange::from_cidr(*addr, *prefix)).collect();
+    let device = interface_index(tun).ok();
+    let all = addresses().unwrap_or_default().into_iter();
+    let others = all
+        .filter(|address| Some(address.interface) != device && !address.own.addr.is_loopback())
+        .filter_map(|address| address.own.range());
+    let mut networks: Vec<AddrRange> =
+        others.filter(|range| private.iter().any(|private| contains(private, range))).collect();
+    networks.sort_unstable_by_key(|range| (range.start, range.end));
+    networks.dedup();
     networks
 }
 
@@ -342,14 +494,10 @@ pub(crate) fn way_mtu(to: IpAddr, mark: u32) -> Option<u32> {
     mtu.ok().map(|mtu| mtu.min(65_535))
 }
 
-/// The device on the way to a host, for packets with Weir's mark; `None` when there is no way or `ip` is missing.
+/// The device on the way to a host, for packets with Weir's mark; `None` when there is no way.
 fn device_towards(to: IpAddr, mark: u32) -> Option<String> {
-    let route = ip(&["-o", "route", "get", &to.to_string(), "mark", &format!("{mark:#x}")]).ok()?;
-    word_after(&route, "dev").map(str::to_owned)
-}
-
-fn word_after<'a>(text: &'a str, word: &str) -> Option<&'a str> {
-    text.split_whitespace().skip_while(|w| *w != word).nth(1)
+    let mut netlink = Netlink::open(ROUTE).ok()?;
+    interface_name(links::interface_towards(&mut netlink, to, mark).ok()??)
 }
 
 /// The setting of the device that a TUN needs: no source check of its own. Best effort: what cannot
@@ -394,7 +542,37 @@ mod tests {
     use super::*;
 
     fn range(text: &str) -> Vec<String> {
-        networks(&text.parse().unwrap())
+        networks(&text.parse().unwrap()).iter().map(Network::to_string).collect()
+    }
+
+    fn policy(verdict: Verdict, local: &str, remote: &str) -> GuardPolicy {
+        let (local, remote) = (local.parse().unwrap(), remote.parse().unwrap());
+        GuardPolicy::new(verdict, Selector::from_sides(local, remote).unwrap())
+    }
+
+    #[test]
+    fn passes_are_thrown_only_inside_of_wider_routes() {
+        let policies = [
+            policy(Verdict::Pass, "0.0.0.0/0", "192.168.1.0/24"),
+            policy(Verdict::Pass, "2001:db8::/64", "2001:db8:1::/64"),
+            policy(Verdict::Protect, "10.3.0.1", "0.0.0.0/0"),
+        ];
+        let vip: IpAddr = [10, 3, 0, 1].into();
+        let (routes, sourced) = wanted(&policies, &[vip], &[[192, 0, 2, 1].into()]);
+        let network = |addr: [u8; 4], prefix| Network { addr: addr.into(), prefix };
+        let all = [(network([0; 4], 0), Target::Tunnel(Some(vip))), (network([192, 168, 1, 0], 24), Target::Throw)];
+        assert_eq!((routes, sourced), (all.into(), true));
+    }
+
+    #[test]
+    fn the_first_policy_with_an_address_gives_the_source() {
+        let policies = [
+            policy(Verdict::Protect, "10.9.0.0/16", "10.2.0.0/16"),
+            policy(Verdict::Protect, "10.1.0.0/16", "10.2.0.0/16"),
+        ];
+        let own: IpAddr = [10, 1, 0, 1].into();
+        let (routes, _) = wanted(&policies, &[own], &[]);
+        assert_eq!(routes.values().collect::<Vec<_>>(), [&Target::Tunnel(Some(own))]);
     }
 
     #[test]
@@ -408,28 +586,7 @@ mod tests {
         assert_eq!(range("ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), 1);
         assert_eq!(range("::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff").len(), 128);
         let all_but_the_ends = range("::1-ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe");
-        assert_eq!(all_but_the_ends.len(), MAX_NETWORKS);
+        assert_eq!(all_but_the_ends.len(), table::MAX_NETWORKS);
         assert_eq!(all_but_the_ends.last().unwrap(), "ffff:ffff:ffff:ffff:ffff:ffff:ffff:fffe/128");
-    }
-
-    #[test]
-    fn printed_networks_are_those_that_were_asked_for() {
-        for (printed, v6, network) in [
-            ("default metric 4294967294 ", false, "0.0.0.0/0"),
-            ("10.2.0.1 metric 4294967294 ", false, "10.2.0.1/32"),
-            ("10.2.0.0/16 metric 4294967294 ", false, "10.2.0.0/16"),
-            ("default dev lo metric 4294967294 error -113", true, "::/0"),
-            ("2001:db8::1 dev lo metric 4294967294 error -113 pref medium", true, "2001:db8::1/128"),
-        ] {
-            assert_eq!(whole_network(printed, v6), network);
-            assert_eq!(networks(&network.parse().unwrap()), [network]);
-        }
-    }
-
-    #[test]
-    fn words_are_found_by_what_precedes_them() {
-        let line = "192.0.2.2 dev eth0 src 192.0.2.1 uid 0 \\    cache";
-        assert_eq!(word_after(line, "dev"), Some("eth0"));
-        assert_eq!(word_after(line, "mtu"), None);
     }
 }

@@ -98,6 +98,20 @@ impl Record {
     }
 }
 
+/// Reads the text of a state file. For fuzzing; a missing checksum is added, since no fuzzer would find it.
+///
+/// # Panics
+/// When a record that was read is not read again from what it emits.
+#[doc(hidden)]
+pub fn check_record(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    for text in [text.to_owned(), format!("{text}{}", checksum(text))] {
+        if let Some(record) = Record::parse(&text) {
+            assert_eq!(Record::parse(&record.emit()).as_ref(), Some(&record));
+        }
+    }
+}
+
 /// Last line of a file; guards against cut and flipped bytes, not against people.
 fn checksum(body: &str) -> String {
     let sum: String = digest(&SHA256, body.as_bytes()).as_ref()[..8].iter().map(|b| format!("{b:02x}")).collect();

@@ -1,8 +1,11 @@
-//! `weir status`: SAs, policies and workers with their counters, asked over the control socket.
+//! `weir status`: connections, SAs, policies and workers with their counters, requested over the control socket.
 //!
-//! The command is `status`. SAs and policies come as events, `status-entry`, one each, so that any number of them fits;
-//! the reply after them says the rest. Names are those of `weir status --json`.
+//! The command is `status`. Connections, IKE SAs, SAs and policies come as events, `status-entry`, one each, so that any
+//! number of them fits; the reply after them has the rest. Names are those of `weir status --json`.
 
+pub(crate) mod connection;
+mod details;
+mod layout;
 mod table;
 mod view;
 
@@ -11,11 +14,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use vici::client::{Client, ClientError};
+use vici::message::Message;
+use vici::names::{Command, Event};
 
-use crate::vici::client::{Client, ClientError};
-use crate::vici::message::Message;
-use crate::vici::names::{Command, Event};
-pub(crate) use table::render;
+use connection::{ConnectionStatus, IkeStatus};
+pub(crate) use layout::width;
+pub(crate) use table::{Shown, render};
 pub(crate) use view::View;
 
 /// How long an answer may take: it is given at once.
@@ -36,7 +41,7 @@ pub(crate) struct Lane {
     /// Outbound: next number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) next: Option<u64>,
-    /// Outbound: numbers below are on disk.
+    /// Outbound of manual SAs: numbers below are on disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) saved: Option<u64>,
     /// Inbound: highest number seen.
@@ -138,6 +143,17 @@ pub(crate) struct CoreStatus {
     pub(crate) drops: BTreeMap<String, u64>,
 }
 
+/// Clear text that the nftables guard dropped since the start.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
+pub(crate) struct GuardStatus {
+    /// Arrived although a policy protects it.
+    pub(crate) clear_in: Count,
+    /// Arrived from outside with a source of this side.
+    pub(crate) spoofed_in: Count,
+    /// Would have left although a policy protects it.
+    pub(crate) clear_out: Count,
+}
+
 /// The reply.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Head {
@@ -152,6 +168,9 @@ pub(crate) struct Head {
     pub(crate) threads: Vec<String>,
     /// Interfaces whose packets go past the kernel's stack.
     pub(crate) past_stack: Vec<PastStackStatus>,
+    /// Clear text that the guard dropped; absent with `guard = none`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) guard: Option<GuardStatus>,
     pub(crate) total: CoreStatus,
     pub(crate) cores: Vec<CoreStatus>,
 }
@@ -160,6 +179,9 @@ pub(crate) struct Head {
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Entry {
+    Connection(ConnectionStatus),
+    /// An IKE SA of the connection before it.
+    Ike(IkeStatus),
     Sa(SaStatus),
     Policy(PolicyStatus),
 }
@@ -169,6 +191,7 @@ enum Entry {
 pub(crate) struct Status {
     #[serde(flatten)]
     pub(crate) head: Head,
+    pub(crate) connections: Vec<ConnectionStatus>,
     pub(crate) sas: Vec<SaStatus>,
     pub(crate) policies: Vec<PolicyStatus>,
 }
@@ -187,21 +210,120 @@ pub(crate) fn ask(path: &Path) -> Result<Status, ClientError> {
 impl Status {
     fn of(entries: &[Message], reply: &Message) -> Result<Self, serde::de::value::Error> {
         let head = reply.read()?;
+        let mut connections: Vec<ConnectionStatus> = Vec::new();
         let (mut sas, mut policies) = (Vec::new(), Vec::new());
         for entry in entries {
             match entry.read()? {
+                Entry::Connection(connection) => connections.push(connection),
+                Entry::Ike(sa) => connections.iter_mut().last().map_or((), |connection| connection.ike_sas.push(sa)),
                 Entry::Sa(sa) => sas.push(sa),
                 Entry::Policy(policy) => policies.push(policy),
             }
         }
         sas.sort_by(|a: &SaStatus, b| a.name.cmp(&b.name).then(b.direction.cmp(&a.direction)));
-        Ok(Self { head, sas, policies })
+        Ok(Self { head, connections, sas, policies })
+    }
+
+    /// Whether the data plane works and every connection is up that should be.
+    pub(crate) fn is_healthy(&self) -> bool {
+        self.head.healthy && !self.connections.iter().any(ConnectionStatus::is_missing)
     }
 }
 
 #[cfg(test)]
 mod example {
+    use super::connection::{ChildStatus, Kind, State};
     use super::*;
+
+    fn manual() -> ConnectionStatus {
+        ConnectionStatus {
+            name: "a-long-name-of-an-sa".into(),
+            kind: Kind::Manual,
+            state: State::Up,
+            wanted: true,
+            missing: vec![],
+            remote_addrs: vec!["2001:db8:1234:5678:9abc:def0:1234:5679".into()],
+            remote_id: None,
+            reason: None,
+            ike_sas: vec![],
+        }
+    }
+
+    fn lake() -> ConnectionStatus {
+        ConnectionStatus {
+            name: "lake".into(),
+            kind: Kind::IkeV2,
+            state: State::Down,
+            missing: vec!["water".into()],
+            remote_addrs: vec!["192.0.2.9".into(), "2001:db8:1234:5678:9abc:def0:1234:5678".into()],
+            remote_id: Some("C=CH, O=A long name of an organization, OU=Research, CN=lake.example".into()),
+            reason: Some("192.0.2.9:500 does not answer".into()),
+            ..manual()
+        }
+    }
+
+    fn site() -> ConnectionStatus {
+        ConnectionStatus {
+            name: "site".into(),
+            kind: Kind::IkeV2,
+            remote_addrs: vec!["192.0.2.2".into()],
+            ike_sas: vec![ike_sa("site")],
+            ..manual()
+        }
+    }
+
+    pub(super) fn ike_sa(connection: &str) -> IkeStatus {
+        IkeStatus {
+            connection: connection.into(),
+            unique_id: 7,
+            state: "ESTABLISHED".into(),
+            initiator: true,
+            local: "192.0.2.1:4500".into(),
+            remote: "192.0.2.2:4500".into(),
+            local_id: "sun.example".into(),
+            remote_id: "moon.example".into(),
+            remote_eap_id: None,
+            nat_local: false,
+            nat_remote: true,
+            suite: Some("AES_GCM_16-256/PRF_HMAC_SHA2_384/ECP_384".into()),
+            established_s: Some(3700),
+            rekey_s: Some(9000),
+            reauth_s: None,
+            unanswered: None,
+            virtual_addresses: vec!["10.3.0.1".into()],
+            packets_in: 12_000,
+            bytes_in: 12_345_678,
+            packets_out: 1,
+            bytes_out: 1_100_000_000,
+            drops: 3,
+            children: vec![ChildStatus {
+                name: "net".into(),
+                unique_id: 9,
+                reqid: 1,
+                state: "INSTALLED".into(),
+                mode: "tunnel".into(),
+                protocol: "EESP".into(),
+                suite: "aes256gcm16".into(),
+                encap: false,
+                spi_in: "0xc7c8a412".into(),
+                spi_out: "0x0c81a2b3".into(),
+                cpu: None,
+                sub_sas: 2,
+                local_ts: vec!["10.1.0.0/16".into(), "2001:db8:1234:5678::/64".into()],
+                remote_ts: vec!["10.2.0.0/16".into(), "2001:db8:9abc:def0::/64".into()],
+                packets_in: 12,
+                bytes_in: 12,
+                packets_out: 1,
+                bytes_out: 1,
+                drops: 3,
+                use_in_s: Some(2),
+                use_out_s: None,
+                age_s: 300,
+                rekey_s: Some(2400),
+                life_s: Some(3000),
+            }],
+        }
+    }
 
     pub(super) fn status() -> Status {
         let core = || CoreStatus {
@@ -248,6 +370,7 @@ mod example {
                 engine_why: "AWS-LC; the configuration names it".into(),
                 scheduler: "pipeline".into(),
                 threads: vec!["0 1".into(), "2".into()],
+                guard: Some(GuardStatus { clear_in: Count { packets: 3, bytes: 252 }, ..GuardStatus::default() }),
                 past_stack: vec![PastStackStatus {
                     interface: "fifteen-letters".into(),
                     queues: 64,
@@ -259,6 +382,7 @@ mod example {
                 total: core(),
                 cores: vec![core()],
             },
+            connections: vec![manual(), lake(), site()],
             sas: vec![sa("out"), sa("in")],
             policies: vec![PolicyStatus {
                 name: "sites".into(),
@@ -280,12 +404,13 @@ mod tests {
         let want = json(&example::status());
         let again: Status = serde_json::from_str(&want).unwrap();
         assert_eq!(json(&again), want);
-        let Status { head, sas, policies } = again;
+        let Status { head, connections, sas, policies } = again;
         let reply = Message::of(&head);
         let sas = sas.into_iter().rev().map(Entry::Sa);
+        let connections = connections.into_iter().flat_map(view::connection_entries);
         let entries: Vec<Message> =
-            sas.chain(policies.into_iter().map(Entry::Policy)).map(|e| Message::of(&e)).collect();
-        assert_eq!(entries[0].text("sa.direction"), Some("in"));
+            connections.chain(sas).chain(policies.into_iter().map(Entry::Policy)).map(|e| Message::of(&e)).collect();
+        assert_eq!(entries[4].text("sa.direction"), Some("in"));
         assert_eq!(json(&Status::of(&entries, &reply).unwrap()), want);
         let why = Status::of(&entries, &Message::new()).unwrap_err().to_string();
         assert!(why.contains("missing field"), "{why}");

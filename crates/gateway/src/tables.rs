@@ -4,6 +4,7 @@
 //! is, with counters, numbers and windows; its keys keep their places in the key table.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -179,12 +180,19 @@ fn same_ends(a: &Sa, b: &Sa) -> bool {
     a.name == b.name && a.protocol == b.protocol && a.mode == b.mode && a.peer == b.peer
 }
 
-/// Random bytes; zeros when the operating system has none, which it says by refusing everything
-/// else as well.
-pub(crate) fn random_bytes<const N: usize>() -> [u8; N] {
+/// Random bytes.
+///
+/// # Errors
+/// The operating system has none.
+pub(crate) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
+    random_bytes_from(aws_lc_rs::rand::fill)
+}
+
+/// Likewise, from another source.
+fn random_bytes_from<const N: usize, E>(fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    let _ = aws_lc_rs::rand::fill(&mut bytes);
-    bytes
+    fill(&mut bytes).map_err(|_| io::Error::other("the operating system has no random bytes"))?;
+    Ok(bytes)
 }
 
 /// What packets are to see: SAs and policies of the file, and those that were negotiated.
@@ -514,6 +522,17 @@ fn report_resumed(name: &str, configured: u64, record: &Record) {
 mod tests {
     use super::*;
     use crate::config::{self, Purpose};
+
+    #[test]
+    fn a_source_without_random_bytes_is_an_error() {
+        let failed = random_bytes_from::<8, ()>(|_| Err(()));
+        assert!(failed.is_err_and(|why| why.to_string().contains("no random bytes")));
+        let filled = random_bytes_from::<4, ()>(|bytes| {
+            bytes.fill(7);
+            Ok(())
+        });
+        assert_eq!(filled.ok(), Some([7; 4]));
+    }
 
     #[test]
     fn each_psp_spi_goes_on_at_its_own_number() {

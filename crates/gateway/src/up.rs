@@ -8,35 +8,43 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::Add;
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use dataplane::port::xdp::{self, Interface};
-use dataplane::port::{FlowSteering, RawPort, RawProtocols, SuperCount, SuperPackets, TunConfig, TunPort, UdpPort};
-use dataplane::{Links, Port, Publisher, Runner, WorkerConfig};
+use dataplane::{Port, Publisher, WorkerConfig};
+use ike::config::Host;
 use ipsec::Protocol;
+use ports::xdp::{self, Interface};
+use ports::{
+    FlowSteering, Links, RawPort, RawProtocols, Runner, SuperCount, SuperPackets, TunConfig, TunPort, UdpPort,
+};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use wire::IpProto;
 
+use crate::account::User;
 use crate::audit::AuditLog;
 use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
-use crate::confine::{self, Needs};
+use crate::confine::{self, Needs, Part};
 use crate::control::{Control, Loaded, Reach, Realm, Wish};
-use crate::credentials::Credentials;
-use crate::keying::{Bell, Keying};
+use crate::credentials::{Credentials, FetchSettings, Resolve};
+use crate::device_mtu;
+use crate::guard::{Exempt, Guard};
+use crate::keying::{Bell, Helpers, Keying};
+use crate::lookup::Lookup;
 use crate::metrics::{self, Metrics};
+use crate::notify::Notify;
 use crate::plane::{self, Foundation, Plane};
 use crate::psp_keys::{self, PspService};
 use crate::resolver::Servers;
 use crate::routes::{self, Routes};
 use crate::state::Store;
-use crate::tables::{self, Tables};
+use crate::updown::Updown;
 
 /// How often the control side looks around. Half a block of numbers has to last that long.
 const TICK: Duration = Duration::from_millis(50);
@@ -44,8 +52,8 @@ const TICK: Duration = Duration::from_millis(50);
 const ADDRESSES_EVERY: Duration = Duration::from_secs(3);
 /// Audit records taken per tick; the rest waits in its ring.
 const AUDITS_PER_TICK: usize = 4096;
-/// Smallest MTU that the device gets by itself: what IPv6 asks for.
-const LEAST_MTU: u32 = 1280;
+/// Where TUN devices are made. udev lets every user open it; making a device takes CAP_NET_ADMIN.
+const TUN_DEVICE: &str = "/dev/net/tun";
 /// Any IP packet: a peer that protects first and cuts afterwards sends packets beyond every MTU, and
 /// the kernel puts them together before a raw or UDP socket sees them. Pages that no packet reaches
 /// into are never touched, so this costs address space and not memory.
@@ -94,7 +102,7 @@ impl Listening {
         }
         for connection in &config.keyed.psp {
             let single = connection.local.iter().map(|host| match host {
-                config::Host::Range(range) if range.start == range.end => Some(range.start),
+                Host::Range(range) if range.start == range.end => Some(range.start),
                 _ => None,
             });
             let named: Option<Vec<IpAddr>> = single.collect();
@@ -117,6 +125,23 @@ impl Listening {
             }
         }
         listening
+    }
+
+    /// What the guard must accept in clear text, because it is for these sockets.
+    pub(crate) fn exempt(self, config: &Config) -> Exempt {
+        let mut udp = self.udp;
+        if config.ike_wanted() {
+            let any = [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
+            udp.extend(any.map(|any| SocketAddr::new(any, config.gateway.ike_port)));
+        }
+        let psp = !config.keyed.psp.is_empty() || config.sas.iter().any(|sa| sa.protocol == Protocol::Psp);
+        Exempt {
+            protocols: self.protocols.iter().map(|protocol| protocol.0).collect(),
+            local: self.local,
+            udp,
+            psp_port: psp.then_some(config.gateway.code_points.psp_port),
+            key_service: config.keyed.psp.iter().map(|peer| (peer.local_port, peer.remote_port)).collect(),
+        }
     }
 
     fn covers(&self, other: &Self) -> bool {
@@ -145,25 +170,87 @@ impl Listening {
 pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> Result<(), Failure> {
     let mut config = config::load(path, Purpose::Gateway)?;
     config.gateway.log_secrets = log_secrets;
+    let user = another_user(&config)?;
     crate::log::init(&config.gateway.log, log_json || config.gateway.log_json);
     // From here on signals are answered, not deadly: a start that is interrupted cleans up.
     let signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("cannot handle signals")?;
     warn(&config);
+    for warning in crate::check::plausibility::forwarding(&config) {
+        tracing::warn!(target: "control", "{warning}");
+    }
     // Before the first thread, and held to the end.
     let resolver = config.gateway.resolver.as_ref().filter(|_| config.ike_wanted());
-    let servers = Servers::start(resolver, &config.gateway.tun)?;
-    let early = Early { past_stack: Bypass::open(&config), steering: flow_steering(&config) };
-    let _confinement = config.gateway.confine.then(|| confine::enter(&Needs::of(path, &config)));
-    let mut gateway = Gateway::start(config, path, servers, early)?;
+    let helpers = Helpers {
+        servers: Servers::start(resolver, &config.gateway.tun)?,
+        updown: Updown::start(path, &config)?,
+        lookup: if config.gateway.confine && config.ike_wanted() { Lookup::start()? } else { Lookup::direct() },
+    };
+    let early =
+        Early { past_stack: Bypass::open(&config), steering: flow_steering(&config), notify: Notify::connect() };
+    if let Part::Absent(why) = confine::lock_memory() {
+        tracing::warn!(target: "control", "memory is not locked: {why}");
+    }
+    // Whoever opens the socket reports what is wrong with its folder.
+    let _ = confine::make_socket_folder(&config.gateway.socket);
+    if let Some(user) = &user {
+        become_user(user, &config)?;
+    }
+    let confinement = config.gateway.confine.then(|| confine::enter(&Needs::of(path, &config)));
+    let log_json = log_json || config.gateway.log_json;
+    let mut gateway = Gateway::start(config, path, helpers, early, log_json)?;
+    if let Some(confinement) = &confinement {
+        confinement.started();
+    }
+    gateway.notify.ready();
     let ended = gateway.serve(signals);
     let stopped = gateway.stop();
     ended.and(stopped).map_err(Failure::Running)
 }
 
-/// What takes bpf(2), which is among what the process gives up.
+/// The user to become; `None` where this process stays what it is.
+fn another_user(config: &Config) -> Result<Option<User>, Failure> {
+    let Some(name) = &config.gateway.user else { return Ok(None) };
+    let user = User::find(name).map_err(Problems::from)?;
+    if user.is_current() {
+        return Ok(None);
+    }
+    let own = rustix::process::geteuid();
+    if !own.is_root() {
+        let message = format!("gateway.user: user {} cannot become '{name}'", own.as_raw());
+        let help =
+            format!("start weir as root, or as '{name}' with CAP_NET_ADMIN, CAP_NET_RAW and CAP_NET_BIND_SERVICE");
+        return Err(Problems::from(Problem::whole(message).help(help)).into());
+    }
+    Ok(Some(user))
+}
+
+/// Gives up root, after what takes it: the folders that the daemon writes to belong to the user then.
+fn become_user(user: &User, config: &Config) -> Result<(), Failure> {
+    let gateway = &config.gateway;
+    let mut owned = user.own_state(&gateway.state_dir).and_then(|()| user.own_socket_folder(&gateway.socket));
+    if let Some(secrets) = &gateway.log_secrets {
+        owned = owned.and_then(|()| user.own_state(secrets));
+    }
+    owned
+        .map_err(|(path, error)| anyhow::anyhow!("cannot give {} to user '{}': {error}", path.display(), user.name))?;
+    let failed =
+        || format!("cannot become user '{}' (gateway.user); remove 'user' to stay what weir is started as", user.name);
+    confine::become_user(user).with_context(failed)?;
+    match std::fs::File::options().read(true).write(true).open(TUN_DEVICE) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+            Err(anyhow::anyhow!("user '{}' cannot open {TUN_DEVICE}: {error}; chmod 666 {TUN_DEVICE}", user.name)
+                .into())
+        }
+        // Whoever opens it for good reports anything else.
+        _ => Ok(()),
+    }
+}
+
+/// What takes bpf(2) or a UNIX socket, which are among what the process gives up.
 struct Early {
     past_stack: (Bypass, Vec<Interface>),
     steering: Option<FlowSteering>,
+    notify: Notify,
 }
 
 /// What keeps each flow with one of several workers.
@@ -192,6 +279,10 @@ struct Gateway {
     audit: AuditLog,
     metrics: Option<(Metrics, metrics::Server)>,
     path: std::path::PathBuf,
+    /// Way to the service manager.
+    notify: Notify,
+    /// `weir down` asked for the stop: what was protected may leave in clear text afterwards.
+    opens: bool,
 }
 
 /// What is there when IKE is spoken.
@@ -205,11 +296,17 @@ struct KeyedSide {
 
 impl KeyedSide {
     /// Opens sockets; nothing is in force yet.
-    fn open(config: &Config, path: &Path, mut servers: Servers) -> anyhow::Result<Self> {
-        servers.listen()?;
+    fn open(config: &Config, path: &Path, mut helpers: Helpers) -> anyhow::Result<Self> {
+        helpers.listen()?;
+        let lookup = helpers.lookup.clone();
         let bell = Bell::new()?;
         let (ring, ring_psp) = (bell.clone(), bell.clone());
         let credentials = Credentials::spawn(move || ring.ring());
+        credentials.fetch(FetchSettings {
+            folder: Some(config.gateway.state_dir.join("crls")),
+            mark: Some(config.gateway.fwmark),
+            resolve: Resolve(Arc::new(move |name: &str| lookup.resolve(name))),
+        });
         let psp = PspService::start(psp_keys::Setup {
             port: config.gateway.code_points.psp_port,
             mark: config.gateway.fwmark,
@@ -218,13 +315,14 @@ impl KeyedSide {
             identities: credentials.identities(),
             bell: Box::new(move || ring_psp.ring()),
         })?;
-        let keying = Keying::open(config, credentials, bell, servers)?;
+        let keying = Keying::open(config, credentials, bell, helpers)?;
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let loaded = Loaded::new(config.keyed.clone(), folder);
         Ok(Self { keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
     }
 
-    /// Puts credentials, connections and pools in force.
+    /// Puts credentials, connections and pools in force; their traps, and routes, follow with the next
+    /// [`KeyedSide::work`].
     fn apply(&mut self, plane: &mut Plane) {
         let faults = self.keying.credentials.with_store(|store| self.loaded.fill(store));
         for fault in faults {
@@ -233,41 +331,25 @@ impl KeyedSide {
         self.tell_addresses(plane);
         self.keying.credentials_changed();
         self.keying.reserve_spis(&plane.config);
+        plane.begin_load();
         self.keying.load(self.loaded.connections(), self.loaded.pools(), plane);
-        self.keying.want_addresses(&self.loaded.unresolved());
         let peers = plane.config.keyed.psp.clone();
-        for fault in self.psp.load(Instant::now(), &peers, &config::resolve_name, plane) {
+        for fault in self.psp.load(Instant::now(), &peers, plane) {
             tracing::warn!(target: "psp", "{fault}");
         }
     }
 
     /// Tells IKE from where this host can send: not from what its own device protects.
-    fn tell_addresses(&mut self, plane: &Plane) {
+    fn tell_addresses(&mut self, plane: &mut Plane) {
         let Ok(mut addresses) = routes::host_addresses() else { return };
         addresses.retain(|addr| !plane.is_inner(*addr));
-        self.keying.local_addresses(&addresses);
+        self.keying.local_addresses(&addresses, plane);
     }
 
     /// What requests of the control socket are carried out on.
     fn realm<'a>(&'a mut self, plane: &'a mut Plane) -> Realm<'a> {
         let Self { keying, psp, loaded, .. } = self;
         Realm { keying, psp, plane, loaded }
-    }
-
-    /// Puts connections in force whose names have addresses now.
-    fn take_in(&mut self, plane: &mut Plane) {
-        let Self { keying, loaded, .. } = self;
-        let mut changed = false;
-        for (named, connection) in std::mem::take(&mut keying.resolved) {
-            let name = connection.name.clone();
-            if loaded.resolved(&named, connection) {
-                tracing::info!(target: "cfg", "connection '{name}' has addresses now");
-                changed = true;
-            }
-        }
-        if changed {
-            keying.load(loaded.connections(), loaded.pools(), plane);
-        }
     }
 
     /// One turn of IKE.
@@ -286,8 +368,16 @@ impl KeyedSide {
         for what in &happened {
             control.tell(keying, plane, what);
         }
+        for (number, found) in std::mem::take(&mut keying.found) {
+            for fault in psp.resolved(Instant::now(), number, found, plane) {
+                tracing::warn!(target: "psp", "{fault}");
+            }
+        }
         psp.turn(Instant::now(), plane);
-        self.take_in(plane);
+        for (number, host) in psp.requests() {
+            keying.find(number, host);
+        }
+        plane.end_load();
     }
 }
 
@@ -295,8 +385,9 @@ impl Gateway {
     fn start(
         config: Config,
         path: &Path,
-        servers: Servers,
-        Early { past_stack: (bypass, interfaces), steering }: Early,
+        helpers: Helpers,
+        Early { past_stack: (bypass, interfaces), steering, notify }: Early,
+        log_json: bool,
     ) -> Result<Self, Failure> {
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
         let foundation = Foundation::lay(&config, store)?;
@@ -306,10 +397,10 @@ impl Gateway {
         // Sockets first: they tell of a missing privilege, and leave nothing behind. Those of IKE before those
         // of packets, which share a port with them.
         let mut control = Control::open(&config.gateway.socket).map_err(anyhow::Error::from)?;
-        let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path, servers)).transpose()?;
+        let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path, helpers)).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
         let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
-        let mtu = device_mtu(&config, &foundation.tables);
+        let mtu = device_mtu::at_start(&config, &foundation.tables);
         let queues = TunPort::open(&TunConfig {
             name: config.gateway.tun.clone(),
             mtu: mtu as u16,
@@ -351,8 +442,19 @@ impl Gateway {
             keyed.work(&mut plane, &mut control, None);
             keyed
         });
-        let (sas, policies) = (plane.config.sas.len(), plane.config.policies.len());
-        crate::log::say(format_args!("weir: ready, {sas} SAs, {policies} policies"));
+        // Last of all, with every policy in place: what an earlier gateway left closed stays so until then.
+        if let Err(error) = plane.set_routes() {
+            plane.give_up();
+            return Err(error.into());
+        }
+        let connections = keyed.iter().flat_map(|keyed| keyed.keying.endpoint.connections());
+        let ready = crate::ready::text(connections.map(|connection| &**connection), &plane.config);
+        if log_json {
+            // On one stream with the log, so in its format; not subject to its filter.
+            crate::log::say_json("control", &ready);
+        } else {
+            crate::log::say(format_args!("weir: {ready}"));
+        }
         Ok(Self {
             plane,
             keyed,
@@ -361,6 +463,8 @@ impl Gateway {
             audit: AuditLog::new(Instant::now()),
             metrics,
             path: path.to_owned(),
+            notify,
+            opens: false,
         })
     }
 
@@ -369,7 +473,7 @@ impl Gateway {
         loop {
             for signal in signals.pending() {
                 match signal {
-                    SIGHUP => self.reload(),
+                    SIGHUP => drop(self.reload("SIGHUP")),
                     _ => {
                         tracing::info!(target: "control", "stopping");
                         return Ok(());
@@ -378,11 +482,15 @@ impl Gateway {
             }
             self.tick();
             self.turn();
-            if !self.plane.runner().healthy() {
+            if !self.plane.runner().healthy() || self.opens {
                 return Ok(());
             }
             match &self.keyed {
-                Some(keyed) => keyed.keying.wait(&[self.control.ready(), self.plane.runner().asked()], TICK),
+                Some(keyed) => {
+                    let own = [self.control.ready(), self.plane.runner().asked()];
+                    let others: Vec<BorrowedFd<'_>> = own.into_iter().chain(self.plane.watched()).collect();
+                    keyed.keying.wait(&others, TICK);
+                }
                 None => self.control.wait(TICK),
             }
         }
@@ -397,6 +505,9 @@ impl Gateway {
         self.audit.flush(now);
         self.plane.bypass.look();
         if let Some((metrics, _)) = &mut self.metrics {
+            if let Some(keyed) = &self.keyed {
+                metrics.fetches(keyed.keying.credentials.fetch_counts());
+            }
             metrics.look(now, self.keyed.as_ref().map(|keyed| &keyed.keying.endpoint), &mut self.plane);
         }
     }
@@ -409,25 +520,43 @@ impl Gateway {
         });
         if let Some(keyed) = &mut self.keyed {
             keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
+        } else if let Err(error) = self.plane.commit() {
+            tracing::error!(target: "control", "{error:#}");
         }
-        for Wish::Reload(client) in wishes {
-            let outcome =
-                self.try_reload().map(drop).map_err(|problems| problems.to_string().trim().replace('\n', "; "));
-            self.control.fulfilled(client, outcome);
+        for wish in wishes {
+            let Wish::Reload(client) = wish else {
+                self.opens = true;
+                continue;
+            };
+            let outcome = self.reload("the control socket");
+            self.control.fulfilled(client, outcome.map_err(|told| told.trim().replace('\n', "; ")));
         }
     }
 
-    /// Reads the file again. Whatever is wrong, the old tables stay.
-    fn reload(&mut self) {
-        match self.try_reload() {
+    /// Reads the file again, because of `cause`, and logs the outcome. Whatever is wrong, the old tables stay.
+    ///
+    /// # Errors
+    /// All problems as one text.
+    fn reload(&mut self, cause: &str) -> Result<(), String> {
+        self.notify.reloading();
+        let outcome = self.try_reload();
+        self.notify.ready();
+        match outcome {
             Ok((sas, policies)) => {
-                tracing::info!(target: "control", "reloaded {}: {sas} SAs, {policies} policies", self.path.display());
+                let (path, connections) = (self.path.display(), &self.plane.config.keyed);
+                let connections = connections.connections.len() + connections.psp.len();
+                let text = format!("{connections} connections, {sas} SAs, {policies} policies");
+                tracing::info!(target: "control", "reloaded {path} ({cause}): {text}");
+                Ok(())
             }
             Err(problems) => {
+                let all = problems.to_string();
+                tracing::error!(target: "control", "reload of {} ({cause}) failed", self.path.display());
                 for problem in problems.0 {
                     tracing::error!(target: "control", "{}", Problems::from(problem));
                 }
                 tracing::error!(target: "control", "nothing was changed: the tables from before are still in use");
+                Err(all)
             }
         }
     }
@@ -437,7 +566,15 @@ impl Gateway {
         let next = config::load(&self.path, Purpose::Gateway)?;
         let listening = Listening::of(&next);
         if let Some(what) = needs_restart(&self.plane.config, &next) {
-            return Err(whole(format!("'{what}' of the section 'gateway' changed: that takes a restart")));
+            return Err(whole(match what {
+                "ike" if !next.ike_wanted() => "the last connection is gone; IKE stays until a restart: \
+                                                restart, or set 'ike = yes' in the section 'gateway'"
+                    .to_owned(),
+                "ike" => "the first connection starts IKE: restart, and set 'ike = yes' in the section 'gateway' \
+                          where connections come and go"
+                    .to_owned(),
+                what => format!("'{what}' in the section 'gateway' changed; restart to apply it"),
+            }));
         }
         if !self.listening.covers(&listening) {
             return Err(whole(
@@ -445,8 +582,9 @@ impl Gateway {
             ));
         }
         warn(&next);
-        let sections = next.keyed.clone();
+        let (sections, filter) = (next.keyed.clone(), next.gateway.log.clone());
         self.plane.reload(next)?;
+        crate::log::set_filter(&filter);
         if let Some(keyed) = &mut self.keyed {
             keyed.loaded.reload(sections);
             keyed.apply(&mut self.plane);
@@ -456,6 +594,11 @@ impl Gateway {
 
     /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
     fn stop(mut self) -> anyhow::Result<()> {
+        self.notify.stopping();
+        // Before policies are withdrawn: a fault, and an orderly stop unless it is to open, leave them closed.
+        if !self.plane.runner().healthy() || (self.plane.config.gateway.stays_closed && !self.opens) {
+            self.plane.freeze();
+        }
         if let Some(keyed) = &mut self.keyed {
             keyed.keying.shutdown(&mut self.plane, |_| {});
             keyed.psp.shutdown(Instant::now(), &mut self.plane);
@@ -468,6 +611,7 @@ impl Gateway {
 pub(crate) struct Attached {
     pub(crate) runner: Runner,
     pub(crate) routes: Option<Routes>,
+    pub(crate) guard: Option<Guard>,
     pub(crate) supers: Vec<Supers>,
 }
 
@@ -488,11 +632,11 @@ impl Supers {
     }
 }
 
-/// Starts the workers, then directs traffic to them.
+/// Starts the workers. Nothing leads to them yet.
 fn attach(config: &Config, queues: Vec<TunPort>, mut outer: Outer, publisher: &Publisher) -> anyhow::Result<Attached> {
     let (mut workers, mut supers) = (Vec::new(), Vec::new());
     // A CPU for each worker, when there is one for each.
-    let cpus = Some(dataplane::cpus::allowed()).filter(|cpus| queues.len() > 1 && cpus.len() >= queues.len());
+    let cpus = Some(ports::cpus::allowed()).filter(|cpus| queues.len() > 1 && cpus.len() >= queues.len());
     for (core, (inner, sender)) in queues.into_iter().zip(outer.senders).enumerate() {
         let worker = WorkerConfig {
             core,
@@ -506,17 +650,9 @@ fn attach(config: &Config, queues: Vec<TunPort>, mut outer: Outer, publisher: &P
         workers.push((worker, Links { inner: Box::new(inner), outer_rx, outer_tx: sender }));
     }
     let runner = Runner::start_with(workers, publisher.clone(), config.gateway.scheduler)?;
-    if !config.gateway.routes {
-        return Ok(Attached { runner, routes: None, supers });
-    }
-    // Last of all: from here on traffic comes.
-    let mut routes = Routes::new(config);
-    let own: Vec<IpAddr> = plane::own_addresses(config).collect();
-    if let Err(error) = routes.apply(&plane::of_file(config).collect::<Vec<_>>(), &own) {
-        routes.give_up();
-        return Err(error.into());
-    }
-    Ok(Attached { runner, routes: Some(routes), supers })
+    let routes = config.gateway.routes.then(|| Routes::new(config)).transpose()?;
+    let guard = config.gateway.guard.then(|| Guard::open(config)).transpose()?;
+    Ok(Attached { runner, routes, guard, supers })
 }
 
 /// The first setting that a running gateway cannot change.
@@ -529,6 +665,8 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("routes", a.routes != b.routes),
         ("route_table", a.route_table != b.route_table),
         ("fwmark", a.fwmark != b.fwmark),
+        ("guard", a.guard != b.guard),
+        ("guard_rpf", a.guard_rpf != b.guard_rpf),
         ("workers", a.workers != b.workers),
         ("offload", a.offload != b.offload),
         ("xdp", a.xdp != b.xdp),
@@ -541,9 +679,9 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("ike", old.ike_wanted() != new.ike_wanted()),
         ("ike_port", a.ike_port != b.ike_port),
         ("resolver", a.resolver != b.resolver),
+        ("user", a.user != b.user),
         ("confine", a.confine != b.confine),
         ("metrics", a.metrics != b.metrics),
-        ("log", a.log != b.log),
         ("log_json", a.log_json != b.log_json),
         ("eesp_protocol", a.code_points.eesp_protocol != b.code_points.eesp_protocol),
         ("nat_t_port", a.code_points.nat_t_port != b.code_points.nat_t_port),
@@ -555,14 +693,7 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
 
 /// Whether peers may agree on IPv6 through the device.
 fn keyed_v6(config: &Config, mtu: u32) -> bool {
-    config.ike_wanted() && mtu >= LEAST_MTU && routes::has_v6()
-}
-
-/// The MTU of the device: as written, or what fits the narrowest SA.
-fn device_mtu(config: &Config, tables: &Tables) -> u32 {
-    let inner = |entry: &tables::Entry| Some(entry.outbound.as_ref()?.sa.inner_mtu.load(Ordering::Relaxed));
-    let narrowest = tables.entries.iter().filter_map(inner).min().unwrap_or(plane::USUAL_MTU);
-    config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
+    config.ike_wanted() && mtu >= device_mtu::LEAST_MTU && routes::has_v6()
 }
 
 fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPort, Vec<Vec<UdpPort>>)> {

@@ -94,6 +94,8 @@ pub(crate) struct Parent<'a> {
     /// This host is behind a NAT; the peer is.
     pub(crate) nat: (bool, bool),
     pub(crate) remote_id: &'a Identity,
+    /// As [`crate::output::ChildSa::peer_id`].
+    pub(crate) peer_id: Identity,
     pub(crate) peer: PeerSupport,
     /// Virtual addresses of this host: given by the peer, or (before the answer to a CP payload) none.
     pub(crate) virtual_local: &'a [Virtual],

@@ -7,20 +7,19 @@ use std::time::Duration;
 
 use wire::{AddrRange, IpProto, PortRange, TrafficSelector};
 
-use crate::identity::{IdPattern, Identity};
+use crate::identity::IdPattern;
 use crate::proposal::{ChildProposal, IkeProposal};
 
 /// A connection: one or more peers that are treated alike.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct Connection {
     /// Name of its section.
     pub name: String,
-    /// Versions of IKE that are spoken. As responder [`Version::Any`] accepts both; as initiator it means IKEv2.
-    pub version: Version,
     /// Addresses of this host: any of them when empty.
-    pub local_addrs: Vec<AddrRange>,
+    pub local_addrs: Vec<Host>,
     /// Addresses of the peer: any when empty, and then this host can only respond.
-    pub remote_addrs: Vec<AddrRange>,
+    pub remote_addrs: Vec<Host>,
     /// UDP port of this host to start from; 500 unless set, 4500 starts with the non-ESP marker.
     pub local_port: u16,
     /// UDP port of the peer.
@@ -31,18 +30,12 @@ pub struct Connection {
     pub vips: Vec<IpAddr>,
     /// Ask for name servers with them, and take what is given.
     pub dns: bool,
-    /// IKEv1: aggressive mode.
-    pub aggressive: bool,
-    /// IKEv1 Mode Config: ask for addresses (`true`) or wait for them.
-    pub pull: bool,
     /// Say that there is a NAT even when there is none, so that ESP goes in UDP.
     pub encap: bool,
     /// Offer and accept MOBIKE (RFC 4555).
     pub mobike: bool,
     /// Idle time after which the peer is asked whether it lives; zero is never.
     pub dpd_delay: Duration,
-    /// IKEv1: time after which a silent peer is dead. IKEv2 uses its retransmissions.
-    pub dpd_timeout: Duration,
     /// IKE fragmentation (RFC 7383).
     pub fragmentation: Fragmentation,
     /// IKE SAs without a Child SA (RFC 6023).
@@ -51,14 +44,19 @@ pub struct Connection {
     pub send_certreq: bool,
     /// When to send one's own certificates.
     pub send_cert: SendCert,
-    /// Post-quantum preshared key to use or accept (RFC 8784).
-    pub ppk_id: Option<Identity>,
+    /// OCSP responses in IKE (RFC 4806).
+    pub ocsp: Ocsp,
+    /// Post-quantum preshared key (RFC 8784): the one to use as initiator; what the name that an initiator sends must
+    /// match. `None` uses none as initiator and accepts any as responder.
+    pub ppk_id: Option<IdPattern>,
     /// Refuse a peer that has no such key.
     pub ppk_required: bool,
     /// How often a failed IKE_SA_INIT is tried anew, 1 for once; 0 is without end.
     pub keyingtries: u32,
     /// What a second IKE SA with the same peer means.
     pub unique: Unique,
+    /// Traffic selectors that another peer uses.
+    pub ts_conflict: TsConflict,
     /// Time between authentications, zero is never.
     pub reauth_time: Duration,
     /// Time between rekeyings of the IKE SA, zero is never.
@@ -82,12 +80,16 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Names in `local_addrs` and `remote_addrs`.
+    pub fn host_names(&self) -> impl Iterator<Item = &str> {
+        self.local_addrs.iter().chain(&self.remote_addrs).filter_map(Host::name)
+    }
+
     /// A connection of which nothing but the name is known: IKEv2 between any addresses, what a key that is absent from
     /// `swanctl.conf` means elsewhere, no timers, and no proposals, authentication or children yet.
     pub fn new(name: impl Into<String>) -> Self {
         Self {
             name: name.into(),
-            version: Version::V2,
             local_addrs: Vec::new(),
             remote_addrs: Vec::new(),
             local_port: 500,
@@ -95,20 +97,19 @@ impl Connection {
             proposals: Vec::new(),
             vips: Vec::new(),
             dns: true,
-            aggressive: false,
-            pull: true,
             encap: false,
             mobike: true,
             dpd_delay: Duration::ZERO,
-            dpd_timeout: Duration::ZERO,
             fragmentation: Fragmentation::Yes,
             childless: Childless::Allow,
             send_certreq: true,
             send_cert: SendCert::IfAsked,
+            ocsp: Ocsp::Reply,
             ppk_id: None,
             ppk_required: false,
             keyingtries: 1,
             unique: Unique::No,
+            ts_conflict: TsConflict::Refuse,
             reauth_time: Duration::ZERO,
             rekey_time: Duration::ZERO,
             over_time: Duration::ZERO,
@@ -123,17 +124,52 @@ impl Connection {
     }
 }
 
-/// IKE versions.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[allow(missing_docs)]
-pub enum Version {
-    Any,
-    V1,
-    V2,
+/// A host of `local_addrs` or `remote_addrs`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Host {
+    /// One address or several.
+    Range(AddrRange),
+    /// A name, whose addresses change with time: see [`Hosts`](crate::hosts::Hosts).
+    Name(String),
+}
+
+impl Host {
+    /// Returns the name, where it is one.
+    pub fn name(&self) -> Option<&str> {
+        match self {
+            Self::Range(_) => None,
+            Self::Name(name) => Some(name),
+        }
+    }
+
+    /// Returns true for one address and for a name, false for a range.
+    pub fn is_one(&self) -> bool {
+        match self {
+            Self::Range(range) => range.start == range.end,
+            Self::Name(_) => true,
+        }
+    }
+}
+
+impl From<AddrRange> for Host {
+    fn from(range: AddrRange) -> Self {
+        Self::Range(range)
+    }
+}
+
+impl std::fmt::Display for Host {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Range(range) if range.start == range.end => range.start.fmt(f),
+            Self::Range(range) => range.fmt(f),
+            Self::Name(name) => f.write_str(name),
+        }
+    }
 }
 
 /// Use of RFC 7383.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Fragmentation {
     /// Offer, accept, and send large messages in fragments.
     Yes,
@@ -147,6 +183,7 @@ pub enum Fragmentation {
 
 /// Use of RFC 6023.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Childless {
     /// Accept as responder, do not start one.
     Allow,
@@ -160,6 +197,7 @@ pub enum Childless {
 
 /// When certificates are sent.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum SendCert {
     /// After a CERTREQ of the peer.
     IfAsked,
@@ -169,8 +207,35 @@ pub enum SendCert {
     Never,
 }
 
+/// OCSP responses in IKE (RFC 4806).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
+pub enum Ocsp {
+    /// Neither requested nor sent.
+    Never,
+    /// Sent to a peer that requests them.
+    Reply,
+    /// Requested.
+    Request,
+    /// Both.
+    Both,
+}
+
+impl Ocsp {
+    /// They are sent to a peer that requests them.
+    pub fn replies(self) -> bool {
+        matches!(self, Self::Reply | Self::Both)
+    }
+
+    /// They are requested of the peer.
+    pub fn requests(self) -> bool {
+        matches!(self, Self::Request | Self::Both)
+    }
+}
+
 /// Uniqueness of a peer's IKE SAs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Unique {
     /// Ignore INITIAL_CONTACT as well.
     Never,
@@ -180,6 +245,16 @@ pub enum Unique {
     Replace,
     /// A new IKE SA is refused while an older one lives.
     Keep,
+}
+
+/// Treatment of a Child SA with traffic selectors that another peer uses.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
+pub enum TsConflict {
+    /// Refused with TS_UNACCEPTABLE.
+    Refuse,
+    /// Accepted: the newer Child SA gets the traffic, and the log has a warning.
+    Replace,
 }
 
 /// Retransmission of requests: the n-th wait is `timeout * base^n`.
@@ -202,16 +277,16 @@ impl Default for Retransmit {
 
 /// One round of authentication of one side (RFC 4739).
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct Auth {
     /// Method.
     pub method: AuthMethod,
     /// Of this host: the identity to send, [`IdPattern::Any`] takes it from the certificate or the address.
     /// Of the peer: what its identity must match.
     pub id: IdPattern,
-    /// Identity inside EAP, where it is another.
-    pub eap_id: Option<Identity>,
-    /// XAuth user name (IKEv1).
-    pub xauth_id: Option<String>,
+    /// Of this host: the identity inside EAP, where it is another than `id`. Of the peer: what its answer to an
+    /// EAP-Identity request must match; without it none is sent, and IDi is the EAP identity (RFC 7296 §3.16).
+    pub eap_id: Option<IdPattern>,
     /// Certificates by the SHA-256 of their DER: of this host, which may be used (empty: any that fits);
     /// of the peer, which are accepted (empty: any that a CA vouches for).
     pub certs: Vec<[u8; 32]>,
@@ -234,7 +309,6 @@ impl Auth {
             method,
             id,
             eap_id: None,
-            xauth_id: None,
             certs: Vec::new(),
             cacerts: Vec::new(),
             pubkeys: Vec::new(),
@@ -247,6 +321,7 @@ impl Auth {
 
 /// Authentication methods.
 #[derive(Clone, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum AuthMethod {
     /// Whatever the peer brings (of the peer only).
     Any,
@@ -257,13 +332,12 @@ pub enum AuthMethod {
     Psk,
     /// EAP with a method, or any that both ends have.
     Eap(Option<EapType>),
-    /// XAuth (IKEv1).
-    XAuth,
 }
 
 /// EAP methods (RFC 3748 §5).
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum EapType {
     Md5,
     MsChapV2,
@@ -272,6 +346,7 @@ pub enum EapType {
 
 /// Revocation policy for a peer's certificate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Revocation {
     /// Refuse what a CRL revokes; without a CRL accept.
     Relaxed,
@@ -283,6 +358,7 @@ pub enum Revocation {
 
 /// A Child SA as it is configured.
 #[derive(Clone, Debug, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct ChildConfig {
     /// Name of its section.
     pub name: String,
@@ -310,8 +386,6 @@ pub struct ChildConfig {
     pub inactivity: Duration,
     /// Order among policies, lower first; 0 lets the selectors decide.
     pub priority: u32,
-    /// Name of the interface to which the policy is bound.
-    pub interface: Option<String>,
     /// Fixed request ID of listings; 0 chooses one.
     pub reqid: u32,
     /// Packets in the replay window; 0 is none.
@@ -334,6 +408,8 @@ pub struct ChildConfig {
     pub eesp_max_crypt_offset: Option<u8>,
     /// Command to run on up and down.
     pub updown: Option<String>,
+    /// Tells that command to let packets of the peer reach this host.
+    pub hostaccess: bool,
 }
 
 impl ChildConfig {
@@ -354,7 +430,6 @@ impl ChildConfig {
             close_action: Action::Clear,
             inactivity: Duration::ZERO,
             priority: 0,
-            interface: None,
             reqid: 0,
             replay_window: 32,
             per_cpu_sas: PerCpuSas::No,
@@ -366,6 +441,7 @@ impl ChildConfig {
             eesp_max_sub_sa_id: None,
             eesp_max_crypt_offset: None,
             updown: None,
+            hostaccess: false,
         }
     }
 }
@@ -381,6 +457,7 @@ pub struct Life<T> {
 
 /// Modes of a Child SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum ChildMode {
     /// RFC 4301 tunnel.
     Tunnel,
@@ -416,6 +493,7 @@ pub struct StartAction {
 
 /// `per_cpu_sas`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum PerCpuSas {
     /// One SA.
     No,

@@ -7,11 +7,18 @@ use std::time::{Duration, Instant};
 
 use rand_core::RngCore;
 
+use crate::claims::Claims;
 use crate::config::Connection;
 use crate::endpoint::Settings;
 use crate::identity::Identity;
 use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket, Virtual};
 use crate::pool::Pools;
+
+/// Look-up in the routing table: the address from which this host sends to another one.
+pub(crate) type Sources = Box<dyn Fn(IpAddr) -> Option<IpAddr> + Send>;
+
+/// Network of this host that contains an address.
+pub(crate) type Owned = Box<dyn Fn(IpAddr) -> Option<wire::AddrRange> + Send>;
 
 /// The part of an endpoint that all its IKE SAs share. Borrowed for one step.
 pub(crate) struct Context<'a> {
@@ -29,6 +36,10 @@ pub(crate) struct Context<'a> {
     pub(crate) out: &'a mut VecDeque<Output>,
     /// Names and SPIs that are taken.
     pub(crate) names: &'a mut Names,
+    /// The routing table.
+    pub(crate) sources: &'a Sources,
+    /// Networks of this host.
+    pub(crate) owned: &'a Owned,
     /// New IKE SAs that this step made (rekeying, reauthentication, redirection); the endpoint takes them in.
     pub(crate) born: &'a mut Vec<crate::sa::Birth>,
 }
@@ -49,12 +60,24 @@ pub(crate) struct Names {
     pub(crate) tickets: HashMap<Ticket, IkeId>,
     /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
     pub(crate) peers: HashMap<(Identity, Identity), Vec<IkeId>>,
+    /// Handshakes under way that send INITIAL_CONTACT, by the identities of this host and of the peer.
+    contacts: HashMap<(Identity, Identity), IkeId>,
+    /// The same by handshake.
+    contacting: HashMap<IkeId, (Identity, Identity)>,
     /// Trusted authorities of each connection that asks for certificates, by its name.
     pub(crate) authorities: HashMap<String, Vec<[u8; 20]>>,
+    /// Traffic selectors in use.
+    pub(crate) claims: Claims,
+    /// This host has post-quantum preshared keys (RFC 8784).
+    pub(crate) has_ppks: bool,
     /// How many IKE SAs gave this host each of its virtual addresses: two while one takes the other's place.
     virtual_addresses: HashMap<IpAddr, u32>,
+    /// Rate limit of the log lines on retransmissions.
+    pub(crate) retransmission_lines: crate::endpoint::limit::Limit,
     /// Addresses of this host, as far as it was told.
     pub(crate) local_addresses: Vec<IpAddr>,
+    /// Addresses of the hosts that connections name.
+    pub(crate) hosts: crate::hosts::Hosts,
 }
 
 impl Names {
@@ -82,6 +105,24 @@ impl Names {
             if ids.is_empty() {
                 self.peers.remove(identities);
             }
+        }
+    }
+
+    /// Whether a handshake may send INITIAL_CONTACT: there is no IKE SA with these identities, and no other handshake
+    /// that sends it. The peer would end that one, whichever comes up first.
+    pub(crate) fn begin_contact(&mut self, ike: IkeId, identities: (Identity, Identity)) -> bool {
+        let first = !self.peers.contains_key(&identities) && !self.contacts.contains_key(&identities);
+        if first {
+            self.contacts.insert(identities.clone(), ike);
+            self.contacting.insert(ike, identities);
+        }
+        first
+    }
+
+    /// A handshake is over, for good or ill.
+    pub(crate) fn end_contact(&mut self, ike: IkeId) {
+        if let Some(identities) = self.contacting.remove(&ike) {
+            self.contacts.remove(&identities);
         }
     }
 

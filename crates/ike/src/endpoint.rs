@@ -8,7 +8,8 @@ mod commands;
 #[cfg(any(test, feature = "testkit"))]
 mod forge;
 mod half_open;
-mod limit;
+pub(crate) mod limit;
+mod locate;
 mod settings;
 mod settle;
 #[cfg(any(test, feature = "testkit"))]
@@ -21,6 +22,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rand_core::CryptoRng;
+use wire::AddrRange;
 use wire::ike::{ExchangeType, Header, NotifyType};
 
 use self::half_open::HalfOpen;
@@ -28,7 +30,7 @@ use self::limit::Limit;
 pub use self::settings::{InitiateError, Settings};
 pub use self::view::{ChildView, IkeState, IkeView};
 use crate::config::Connection;
-use crate::context::{Context, Names};
+use crate::context::{Context, Names, Owned, Sources};
 use crate::cookie::Cookies;
 use crate::exchange::{Arrival, Timeout};
 use crate::handshake::{Outcome, Redirects, counters, init};
@@ -58,7 +60,11 @@ pub struct Endpoint<R> {
     later: Vec<(Instant, Initiation, Redirects)>,
     /// Attempts that wait for the address of a host, by the number of the question.
     naming: BTreeMap<u64, (Initiation, Redirects)>,
-    next_name: u64,
+    /// Attempts that wait for the addresses of their connection's hosts.
+    awaiting: Vec<(Initiation, Redirects)>,
+    /// IKE_SA_INIT requests that wait for the same.
+    held: VecDeque<locate::Held>,
+    asked_by_peers: Limit,
     /// Duplicates that end unless their peer ends them first.
     retiring: Vec<(Instant, IkeId)>,
     /// Questions about trusted authorities, by connection.
@@ -77,6 +83,8 @@ struct Shared<R> {
     pools: Pools,
     out: VecDeque<Output>,
     names: Names,
+    sources: Sources,
+    owned: Owned,
     born: Vec<Birth>,
 }
 
@@ -98,6 +106,8 @@ impl<R: CryptoRng> Shared<R> {
             pools: &mut self.pools,
             out: &mut self.out,
             names: &mut self.names,
+            sources: &self.sources,
+            owned: &self.owned,
             born: &mut self.born,
         }
     }
@@ -132,6 +142,8 @@ impl<R: CryptoRng> Endpoint<R> {
                 pools: Pools::default(),
                 out: VecDeque::new(),
                 names: Names::default(),
+                sources: Box::new(|_| None),
+                owned: Box::new(|_| None),
                 born: Vec::new(),
             },
             sas: HashMap::new(),
@@ -144,7 +156,9 @@ impl<R: CryptoRng> Endpoint<R> {
             timers: BTreeSet::new(),
             later: Vec::new(),
             naming: BTreeMap::new(),
-            next_name: 0,
+            awaiting: Vec::new(),
+            held: VecDeque::new(),
+            asked_by_peers: Limit::new(locate::ASKED_BY_PEERS_PER_S),
             retiring: Vec::new(),
             asked: HashMap::new(),
             authorities_at: HashMap::new(),
@@ -152,6 +166,17 @@ impl<R: CryptoRng> Endpoint<R> {
             lines: Limit::new(5),
             closing: false,
         }
+    }
+
+    /// Takes the look-up in the routing table: the address from which this host sends to another one. It must ignore what
+    /// Child SAs protect, as the datagrams of IKE do.
+    pub fn look_up_sources(&mut self, look_up: impl Fn(IpAddr) -> Option<IpAddr> + Send + 'static) {
+        self.shared.sources = Box::new(look_up);
+    }
+
+    /// Takes the look-up of this host's own networks: the one that contains an address. Virtual addresses are in none.
+    pub fn look_up_networks(&mut self, look_up: impl Fn(IpAddr) -> Option<AddrRange> + Send + 'static) {
+        self.shared.owned = Box::new(look_up);
     }
 
     /// Takes one UDP payload, without non-ESP marker. `local` is where it arrived, `from` its sender.
@@ -215,6 +240,7 @@ impl<R: CryptoRng> Endpoint<R> {
             }
         }
         self.start_later(now);
+        self.retry_hosts(now);
         self.retire(now);
     }
 
@@ -223,7 +249,7 @@ impl<R: CryptoRng> Endpoint<R> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let later = self.later.iter().map(|(at, ..)| *at);
         let retiring = self.retiring.iter().map(|(at, _)| *at);
-        later.chain(retiring).chain(timer).min()
+        later.chain(retiring).chain(timer).chain(self.shared.names.hosts.deadline()).min()
     }
 
     /// Answers a question. An answer that nobody waits for any more changes nothing.
@@ -267,9 +293,11 @@ impl<R: CryptoRng> Endpoint<R> {
             match output {
                 Output::Install(child) => {
                     self.children.insert(child.id, child.ike);
+                    self.shared.names.claims.enter(child);
                 }
                 Output::Remove(child, _) => {
                     self.children.remove(child);
+                    self.shared.names.claims.leave(*child);
                 }
                 Output::Trap(connection, child, true) => {
                     self.traps.insert((connection.name.clone(), child.name.clone()));
@@ -354,7 +382,7 @@ fn handle_timeout(sa: &mut IkeSa, ctx: &mut Context<'_>) -> Outcome {
     }
 }
 
-/// An address of this host from which `remote` can be reached, as far as one can tell without routes:
+/// An address of this host from which `remote` may be reached, where the routing table names none that is allowed:
 /// of its family, and the one that has most leading bits in common with it.
 fn best_local(addresses: &[IpAddr], remote: IpAddr) -> Option<IpAddr> {
     let common = |addr: &IpAddr| match (addr, remote) {

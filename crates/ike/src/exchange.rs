@@ -16,6 +16,7 @@ use wire::ike::{Chain, ExchangeType, Header, HeaderFields, PayloadType, Payloads
 
 use self::fragment::{Fragment, Reassembly};
 pub(crate) use self::resend::Resend;
+pub use self::resend::Unanswered;
 use crate::config::{Connection, Fragmentation, Retransmit};
 use crate::context::Context;
 use crate::handshake::counters;
@@ -51,25 +52,35 @@ pub(crate) struct Inner {
     pub(crate) first: PayloadType,
     /// The chain.
     pub(crate) bytes: Vec<u8>,
+    /// The chain did not fit its length fields and was left out.
+    overflowed: bool,
 }
 
 impl Inner {
-    /// What `write` appends. A chain that does not fit its length fields becomes empty: the peer sees
-    /// a message without what it waits for, and says so.
+    /// What `write` appends. A chain that does not fit its length fields becomes empty, which is logged when it is sent: the
+    /// peer refuses a message without what it waits for.
     pub(crate) fn new(write: impl FnOnce(&mut Chain<'_>)) -> Self {
         let mut bytes = Vec::new();
         let mut chain = Chain::new(&mut bytes);
         write(&mut chain);
         match (chain.first(), chain.overflowed()) {
-            (first, false) => Self { first, bytes },
-            (_, true) => Self::empty(),
+            (first, false) => Self { first, bytes, overflowed: false },
+            (_, true) => Self { overflowed: true, ..Self::empty() },
         }
+    }
+
+    /// A chain as it is.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(crate) fn raw(first: PayloadType, bytes: Vec<u8>) -> Self {
+        Self { first, bytes, overflowed: false }
     }
 
     /// These payloads and then those of `more`.
     pub(crate) fn followed_by(mut self, more: Self) -> Self {
         let mut at = 0;
-        let Some(mut kind) = (self.first != PayloadType::NONE).then_some(self.first) else { return more };
+        let Some(mut kind) = (self.first != PayloadType::NONE).then_some(self.first) else {
+            return Self { overflowed: self.overflowed || more.overflowed, ..more };
+        };
         // The last payload of a chain names none after it.
         while kind != PayloadType::NONE {
             let header = &self.bytes[at..at + GENERIC_HEADER];
@@ -80,12 +91,13 @@ impl Inner {
             at += usize::from(u16::from_be_bytes([self.bytes[at + 2], self.bytes[at + 3]]));
         }
         self.bytes.extend(more.bytes);
+        self.overflowed |= more.overflowed;
         self
     }
 
     /// No payload: liveness checks and plain acknowledgements.
     pub(crate) fn empty() -> Self {
-        Self { first: PayloadType::NONE, bytes: Vec::new() }
+        Self { first: PayloadType::NONE, bytes: Vec::new(), overflowed: false }
     }
 }
 
@@ -385,6 +397,11 @@ impl Exchanges {
         self.outstanding.as_ref().map(|out| out.resend.due())
     }
 
+    /// Retransmission state of the outstanding request.
+    pub(crate) fn unanswered(&self) -> Option<Unanswered> {
+        self.outstanding.as_ref()?.resend.unanswered(&self.retransmit)
+    }
+
     /// Sends the request that is out once more, or gives it up.
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>, path: &Path) -> Timeout {
         let Some(out) = &mut self.outstanding else { return Timeout::Nothing };
@@ -396,9 +413,8 @@ impl Exchanges {
             return Timeout::GaveUp;
         }
         ctx.count(counters::RETRANSMISSIONS);
-        let text = format!("{} request {} goes out again", out.exchange, out.message_id);
         send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
-        ctx.log(Level::Debug, Subsystem::Net, Some(self.id), text);
+        out.resend.log(ctx, self.id, path.remote, &self.retransmit);
         Timeout::Nothing
     }
 
@@ -419,6 +435,13 @@ impl Exchanges {
         response: bool,
         inner: &Inner,
     ) -> Vec<Vec<u8>> {
+        if inner.overflowed {
+            let text = format!(
+                "the {} {exchange:?} for {remote} exceeds 64 KiB and goes out empty: use fewer selectors or certificates",
+                if response { "response to" } else { "request" }
+            );
+            ctx.log(Level::Error, Subsystem::Ike, Some(self.id), text);
+        }
         let fields = self.fields(exchange, message_id, response);
         let room = fragment::room(ctx.settings.fragment_size, remote);
         let whole = Header::LEN + GENERIC_HEADER + self.keys.seal.sealed_len(inner.bytes.len());

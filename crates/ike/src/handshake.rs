@@ -25,7 +25,7 @@ use wire::ike::Header;
 
 pub(crate) use self::initiator::Initiator;
 pub(crate) use self::redirect::{Gateway, Redirects, target as redirection};
-pub(crate) use self::responder::{Refusing, Responder, accept};
+pub(crate) use self::responder::{Refusing, Responder, accept, candidates};
 pub(crate) use self::secured::Secured;
 use crate::config::Connection;
 use crate::context::Context;
@@ -59,8 +59,8 @@ pub(crate) struct Up {
     pub(crate) commands: Vec<u64>,
     /// The IKE SA whose place it takes.
     pub(crate) replaces: Option<IkeId>,
-    /// The peer remembers no other IKE SA with this host (RFC 7296 §2.4).
-    pub(crate) initial_contact: bool,
+    /// The peer had no other IKE SA with this host when the handshake began, at that time (RFC 7296 §2.4).
+    pub(crate) initial_contact: Option<Instant>,
 }
 
 /// A handshake that failed.
@@ -143,6 +143,14 @@ impl Handshake {
         match self {
             Self::Initiator(initiator) => Some(initiator.connection()),
             Self::Responder(responder) => responder.connection(),
+        }
+    }
+
+    /// Retransmission state of the outstanding request; a responder has none.
+    pub(crate) fn unanswered(&self) -> Option<crate::exchange::Unanswered> {
+        match self {
+            Self::Initiator(initiator) => initiator.unanswered(),
+            Self::Responder(_) => None,
         }
     }
 

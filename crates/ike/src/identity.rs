@@ -35,6 +35,7 @@ pub enum IdPattern {
 
 /// Text that is no identity.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum IdentityError {
     /// Any identity is not one.
     #[error("'{0}' stands for any identity: write one")]

@@ -24,6 +24,7 @@ pub struct ChildId(pub u32);
 pub struct Ticket(pub u64);
 
 /// What has to be done, in this order.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Output {
     /// Send an IKE message; on port 4500 of this host with the non-ESP marker in front.
     Transmit(Transmit),
@@ -45,9 +46,11 @@ pub enum Output {
     Trap(Arc<Connection>, Arc<ChildConfig>, bool),
     /// A byte of 0xff to keep a NAT mapping alive (RFC 3948 §2.3).
     Keepalive(Path),
-    /// Find an address of this host and answer once with [`Endpoint::resolved`](crate::Endpoint::resolved): a peer named it as the
-    /// gateway to go to (RFC 5685).
+    /// Resolve this name and answer once with [`Endpoint::resolved`](crate::Endpoint::resolved): a connection has it, or a peer
+    /// redirects to it (RFC 5685).
     Resolve(u64, String),
+    /// This name of a connection has other addresses than before.
+    Resolved(String),
     /// New keys of an IKE SA, for a debugger; only with [`Settings::log_secrets`](crate::Settings::log_secrets).
     Secrets(Box<IkeSecrets>),
     /// Something that a person or a monitor may want to know.
@@ -57,6 +60,7 @@ pub enum Output {
 /// One datagram.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct Transmit {
     pub local: SocketAddr,
     pub remote: SocketAddr,
@@ -78,6 +82,7 @@ pub struct Path {
 }
 
 /// A question to the holder of credentials.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Question {
     /// Authenticate this host for `octets` (RFC 7296 §2.15).
     Sign(Box<SignRequest>),
@@ -107,6 +112,7 @@ pub struct PskQuery {
 }
 
 /// What this host has to prove.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct SignRequest {
     /// Connection and which of its `local` rounds.
     pub connection: Arc<Connection>,
@@ -132,11 +138,14 @@ pub struct SignRequest {
     pub peer_hashes: Vec<wire::ike::HashId>,
     /// CAs that the peer asked for: SHA-1 of their public keys.
     pub peer_authorities: Vec<[u8; 20]>,
+    /// The peer requests OCSP responses about the certificates (RFC 4806).
+    pub peer_ocsp: bool,
     /// The MSK of EAP takes the place of the shared key (RFC 7296 §2.16).
     pub eap_msk: Option<Secret>,
 }
 
 /// What the peer claims.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct VerifyRequest {
     /// Connections that are still possible, best first; the answer names one of them.
     pub candidates: Vec<Arc<Connection>>,
@@ -165,9 +174,12 @@ pub struct VerifyRequest {
 }
 
 /// One step of EAP (RFC 3748), inside IKE_AUTH.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct EapStep {
     /// Connection.
     pub connection: Arc<Connection>,
+    /// A server: connections to which the EAP identity may switch, best first (`remote.eap_id`).
+    pub alternatives: Vec<Arc<Connection>>,
     /// The round, of `local` for a client and of `remote` for a server.
     pub round: usize,
     /// This host is the one that proves who it is.
@@ -181,6 +193,7 @@ pub struct EapStep {
 }
 
 /// Answer to a question.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Answer {
     /// To [`Question::Sign`].
     Signed(Result<Signed, Refusal>),
@@ -219,9 +232,12 @@ pub struct Verified {
 }
 
 /// Step of EAP.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum EapAnswer {
     /// Send this packet.
     Packet(Vec<u8>),
+    /// A server: the EAP identity belongs to this one of the alternatives; send this packet.
+    Switch(Arc<Connection>, Vec<u8>),
     /// Done: a server sends this EAP-Success; both have this MSK, if the method makes one.
     Success {
         /// EAP-Success to send; empty for a client.
@@ -240,6 +256,7 @@ pub enum EapAnswer {
 pub struct Refusal(pub String);
 
 /// A Child SA with its keys. Keys are zeroed on drop.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct ChildSa {
     /// Its name.
     pub id: ChildId,
@@ -251,6 +268,8 @@ pub struct ChildSa {
     pub config: Arc<ChildConfig>,
     /// Identity of the peer, for listings and policies.
     pub remote_id: Identity,
+    /// The identity that was authenticated: that of EAP where there is one. With the connection it tells peers apart.
+    pub peer_id: Identity,
     /// Algorithms.
     pub suite: ChildSuite,
     /// Mode as negotiated.
@@ -295,6 +314,7 @@ pub struct HalfSa {
 }
 
 /// What protects the messages of an IKE SA (RFC 7296 §2.14). Keys are zeroed on drop.
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct IkeSecrets {
     /// The IKE SA.
     pub ike: IkeId,
@@ -311,6 +331,7 @@ pub struct IkeSecrets {
 /// A virtual address of this host, given by the peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct Virtual {
     pub addr: IpAddr,
     pub dns: Vec<IpAddr>,
@@ -319,6 +340,7 @@ pub struct Virtual {
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Event {
     IkeUp(IkeId),
     /// The reason is empty when it was wanted.
@@ -356,6 +378,7 @@ pub enum Level {
 /// Where a line comes from, as strongSwan groups them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Subsystem {
     Ike,
     Child,

@@ -113,6 +113,13 @@ fn built_in<T>(parsed: Result<T, ProposalError>) -> T {
     parsed.expect("a proposal that is built in parses")
 }
 
+impl ChildSuite {
+    /// The suite with its ICV truncated to 96 bits where both ends are configured to do so (`sha256_96`).
+    pub(crate) fn truncated_to_96(&self) -> Self {
+        Self { integ: self.integ.map(IntegAlg::truncated_to_96), ..self.clone() }
+    }
+}
+
 impl IkeProposal {
     /// What `default` stands for: AEADs, then AES-CBC with HMAC; nothing that RFC 8247 advises against.
     pub fn defaults() -> Vec<Self> {

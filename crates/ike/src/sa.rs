@@ -58,6 +58,39 @@ pub(crate) struct Initiation {
     pub(crate) commands: Vec<u64>,
 }
 
+impl Initiation {
+    /// Takes over what a reload changed in its connection. False when that is not loaded any more.
+    pub(crate) fn follow(&mut self, connections: &[Arc<Connection>]) -> bool {
+        let Some(connection) = connections.iter().find(|one| one.name == self.connection.name) else { return false };
+        self.connection = Arc::clone(connection);
+        for child in &mut self.children {
+            if let Some(config) = connection.children.iter().find(|one| one.name == child.config.name) {
+                child.config = Arc::clone(config);
+            }
+        }
+        true
+    }
+
+    /// Adds what is to be done once the IKE SA is up. False when there is no room.
+    pub(crate) fn want(&mut self, child: Option<ChildRequest>, command: Option<u64>) -> bool {
+        /// Requests that wait for one handshake, about 100 bytes each.
+        const REQUESTS_MAX: usize = 256;
+        let Self { children, commands, .. } = self;
+        if children.len() + commands.len() >= REQUESTS_MAX {
+            return false;
+        }
+        commands.extend(command);
+        if let Some(child) = child {
+            let same = |other: &&mut ChildRequest| other.config.name == child.config.name && other.cpu == child.cpu;
+            match children.iter_mut().find(same) {
+                Some(_) if child.command.is_none() => (),
+                _ => children.push(child),
+            }
+        }
+        true
+    }
+}
+
 /// A Child SA that somebody wants.
 #[derive(Clone)]
 pub(crate) struct ChildRequest {
@@ -111,6 +144,8 @@ pub(crate) struct Established {
     pub(crate) rekey_at: Option<Instant>,
     pub(crate) reauth_at: Option<Instant>,
     pub(crate) over_at: Option<Instant>,
+    /// End of the peer's certificates, which `reauth_at` is not after.
+    pub(crate) certificates_end: Option<Instant>,
     /// When something authentic came last.
     pub(crate) heard: Instant,
     /// When the next keepalive is due.

@@ -11,10 +11,13 @@ pub(crate) mod counters;
 mod create;
 mod delete;
 mod end;
+mod follow;
 mod followup;
+mod granted;
 mod informational;
 mod lifetime;
 mod rekey;
+pub(crate) mod reload;
 #[cfg(test)]
 mod tests;
 
@@ -56,6 +59,8 @@ pub(crate) struct Tasks {
     addresses: address::Addresses,
     /// Sections for which the peer makes no more per-resource SAs (TS_MAX_QUEUE).
     full: Vec<String>,
+    /// Sections for whose packets the peer granted no Child SA.
+    not_granted: Vec<granted::NotGranted>,
     /// A redirection was followed: the next is not.
     redirected: bool,
     /// The IKE SA that takes this one's Child SAs over.
@@ -75,6 +80,8 @@ struct Waiting {
 pub(crate) enum Task {
     /// A new Child SA.
     CreateChild(ChildRequest),
+    /// A Child SA with the addresses of now, in the place of this one.
+    FollowAddresses(ChildId),
     /// A successor of a Child SA.
     RekeyChild(ChildId, Option<u64>),
     /// The end of a Child SA, and why.
@@ -118,6 +125,7 @@ impl Tasks {
             rival: None,
             addresses: address::Addresses::default(),
             full: Vec::new(),
+            not_granted: Vec::new(),
             redirected: false,
             heir: None,
             takes_over: None,
@@ -138,7 +146,7 @@ impl Tasks {
 impl Task {
     fn name(&self) -> &'static str {
         match self {
-            Self::CreateChild(_) => "CHILD_CREATE",
+            Self::CreateChild(_) | Self::FollowAddresses(_) => "CHILD_CREATE",
             Self::RekeyChild(..) => "CHILD_REKEY",
             Self::DeleteChild(..) | Self::DeleteSpi(..) => "CHILD_DELETE",
             Self::RekeyIke(_) => "IKE_REKEY",
@@ -155,13 +163,20 @@ impl Task {
             Self::Addresses { .. } => 1,
             Self::DeleteChild(..) | Self::DeleteSpi(..) => 2,
             Self::RekeyIke(_) => 3,
-            Self::RekeyChild(..) | Self::CreateChild(_) => 4,
+            Self::RekeyChild(..) | Self::CreateChild(_) | Self::FollowAddresses(_) => 4,
             Self::Liveness { .. } => 5,
         }
     }
 
     fn is_about_child(&self) -> bool {
-        matches!(self, Self::DeleteChild(..) | Self::DeleteSpi(..) | Self::RekeyChild(..) | Self::CreateChild(_))
+        matches!(
+            self,
+            Self::DeleteChild(..)
+                | Self::DeleteSpi(..)
+                | Self::RekeyChild(..)
+                | Self::CreateChild(_)
+                | Self::FollowAddresses(_)
+        )
     }
 
     /// The command that waits for it.
@@ -172,7 +187,7 @@ impl Task {
             | Self::DeleteChild(_, command)
             | Self::RekeyIke(command)
             | Self::DeleteIke(command) => *command,
-            Self::DeleteSpi(..) | Self::Liveness { .. } | Self::Addresses { .. } => None,
+            Self::DeleteSpi(..) | Self::FollowAddresses(_) | Self::Liveness { .. } | Self::Addresses { .. } => None,
         }
     }
 
@@ -182,6 +197,7 @@ impl Task {
             (Self::RekeyChild(a, _), Self::RekeyChild(b, _)) | (Self::DeleteChild(a, _), Self::DeleteChild(b, _)) => {
                 a == b
             }
+            (Self::FollowAddresses(a), Self::FollowAddresses(b)) => a == b,
             (Self::RekeyIke(_), Self::RekeyIke(_)) | (Self::DeleteIke(_), Self::DeleteIke(_)) => true,
             (Self::Liveness { cookie: a }, Self::Liveness { cookie: b })
             | (Self::Addresses { update: a }, Self::Addresses { update: b }) => a == b,
@@ -336,6 +352,7 @@ impl Established {
         }
         match task {
             Task::CreateChild(request) => self.start_create(ctx, request, attempt),
+            Task::FollowAddresses(child) => self.start_follow(ctx, child, attempt),
             Task::RekeyChild(child, command) => self.start_rekey_child(ctx, child, command, attempt),
             Task::DeleteChild(child, command) => self.start_delete_child(ctx, child, command),
             Task::DeleteSpi(protocol, spi) => self.start_delete_spi(ctx, protocol, spi),
@@ -418,6 +435,7 @@ impl Established {
             path: self.path,
             nat: self.nat,
             remote_id: &self.remote_id,
+            peer_id: self.identities().1,
             peer: self.peer,
             virtual_local: &self.virtual_local,
             virtual_remote: &self.virtual_remote,
@@ -436,6 +454,7 @@ impl Established {
         ctx.count(counters::CHILD_FAILED);
         let text = format!("child '{}' failed: {}", request.config.name, fault.reason);
         ctx.log(Level::Error, Subsystem::Child, Some(self.id), text.clone());
+        self.refused_to_packet(ctx.now, request);
         if let Some((protocol, spi)) = fault.delete {
             self.queue(ctx, Task::DeleteSpi(protocol, spi));
         }

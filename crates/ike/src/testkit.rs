@@ -71,6 +71,12 @@ pub struct Host {
     pub held: Vec<(Ticket, Question)>,
     /// Leave questions unanswered in `held`.
     pub hold: bool,
+    /// Addresses of names, as its resolver knows them: last octets of the net. `gwN` is host N unless it is here.
+    pub names: BTreeMap<String, Vec<u8>>,
+    /// Requests of its resolver that are unanswered because `slow` is set.
+    pub resolving: Vec<(u64, String)>,
+    /// The resolver does not answer.
+    pub slow: bool,
     /// Datagrams sent and their bytes.
     pub sent: (usize, usize),
 }
@@ -111,6 +117,9 @@ impl Net {
             let rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(251).wrapping_add(number.into()));
             let mut host = Host {
                 endpoint: Endpoint::new(settings.clone(), rng),
+                names: BTreeMap::new(),
+                resolving: Vec::new(),
+                slow: false,
                 credentials: Credentials::default(),
                 addrs: vec![addr(number)],
                 events: Vec::new(),
@@ -271,15 +280,21 @@ impl Host {
                 self.traps.remove(&(connection.name.clone(), child.name.clone()));
             }
             Output::Keepalive(_) => self.keepalives += 1,
-            // Host n of the net is known as `gwn`.
-            Output::Resolve(number, host) => {
-                let last = host.strip_prefix("gw").and_then(|last| last.parse().ok());
-                self.endpoint.resolved(now, number, last.map(addr).ok_or_else(|| format!("there is no {host}")));
-            }
+            Output::Resolve(number, host) if self.slow => self.resolving.push((number, host)),
+            Output::Resolve(number, host) => self.resolve(now, number, &host),
+            Output::Resolved(_) => (),
             Output::Secrets(secrets) => self.secrets.push(*secrets),
             Output::Event(event) => self.events.push(event),
         }
         None
+    }
+
+    /// Answers a request of the resolver.
+    pub fn resolve(&mut self, now: Instant, number: u64, host: &str) {
+        let of_net = || host.strip_prefix("gw").and_then(|last| last.parse().ok()).map(|last| vec![last]);
+        let found = self.names.get(host).cloned().or_else(of_net).ok_or_else(|| format!("there is no {host}"));
+        let found = found.map(|found| found.into_iter().map(addr).collect());
+        self.endpoint.resolved(now, number, found);
     }
 
     /// Authenticated IKE SAs.
@@ -376,8 +391,8 @@ pub fn child(name: &str, local: &str, remote: &str) -> ChildConfig {
 /// When the built-in proposal does not parse: a bug.
 pub fn connection(local: u8, remote: u8) -> Connection {
     Connection {
-        local_addrs: vec![range(&addr(local).to_string())],
-        remote_addrs: vec![range(&addr(remote).to_string())],
+        local_addrs: vec![range(&addr(local).to_string()).into()],
+        remote_addrs: vec![range(&addr(remote).to_string()).into()],
         proposals: vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519-ecp256").expect("a proposal")],
         mobike: false,
         local: vec![auth(AuthMethod::Psk, &format!("host{local}.test"))],

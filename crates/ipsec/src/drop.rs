@@ -34,7 +34,7 @@ drops! {
     Malformed = "malformed", "A header breaks a rule of its format";
     BadVersion = "bad_version", "Unknown or disabled protocol version";
     BadOption = "bad_option", "Malformed or refused option (EESP)";
-    BadPadding = "bad_padding", "ESP padding is not 1, 2, 3, ... or longer than the payload";
+    BadPadding = "bad_padding", "ESP padding is longer than the payload";
     BadChecksum = "bad_checksum", "A non-zero outer UDP checksum is wrong";
     NotIpsec = "not_ipsec", "Outer packet is none of ESP, AH, EESP, PSP";
     Keepalive = "keepalive", "NAT keepalive, nothing to do";
@@ -107,11 +107,19 @@ impl Drop {
     }
 }
 
+impl std::fmt::Display for Drop {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.meaning())
+    }
+}
+
+impl std::error::Error for Drop {}
+
 impl From<wire::ParseError> for Drop {
     fn from(fault: wire::ParseError) -> Self {
         match fault {
             wire::ParseError::Truncated { .. } => Self::Truncated,
-            wire::ParseError::Malformed { .. } => Self::Malformed,
+            _ => Self::Malformed,
         }
     }
 }

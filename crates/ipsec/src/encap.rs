@@ -85,7 +85,7 @@ pub fn encapsulate(
 ///
 /// # Errors
 /// [`Drop::Inconsistent`] when the frame is not a UDP packet.
-pub fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
+pub(crate) fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
     let ip = IpPacket::parse(frame.bytes()).map_err(|_| Drop::Inconsistent)?;
     let datagram = &mut frame.bytes_mut()[ip.upper_at..ip.total_len];
     if ip.upper != IpProto::UDP || datagram.len() < UdpHeader::LEN {
@@ -129,14 +129,14 @@ pub fn decapsulate(
 
 /// Bytes in front of the protocol header on the wire: IP header (new, original or BEET, without
 /// options and extension headers) and UDP header.
-pub fn fixed_overhead(common: &SaCommon, udp: bool) -> usize {
+pub(crate) fn fixed_overhead(common: &SaCommon, udp: bool) -> usize {
     common.header.len() + if udp { UdpHeader::LEN } else { 0 }
 }
 
 /// Bytes of the inner packet that do not become payload: its IP header in transport and BEET mode,
 /// without options and extension headers; 0 in tunnel mode. An inner packet of
 /// `inner_header + n` bytes has a payload of `n`.
-pub fn inner_header(common: &SaCommon) -> usize {
+pub(crate) fn inner_header(common: &SaCommon) -> usize {
     let len = |addr| if IpAddr::is_ipv6(addr) { IPV6_HEADER } else { IPV4_HEADER };
     match &common.mode {
         Mode::Tunnel => 0,

@@ -47,6 +47,26 @@ pub struct Spec<'a> {
     pub iv: CbcIv,
 }
 
+impl<'a> Spec<'a> {
+    /// Returns an SA with an AEAD and 32-bit sequence numbers that begins now: a replay window of 64 packets, nothing
+    /// saved, no padding beyond what the cipher needs. A suite with a separate MAC needs `integ_key` as well.
+    pub const fn new(spi: u32, suite: Suite, enc_key: &'a [u8]) -> Self {
+        Self {
+            spi,
+            suite,
+            enc_key,
+            integ_key: &[],
+            esn: false,
+            window: 64,
+            // Nothing was received; the first number to send is 1.
+            first_seq: 0,
+            persistent: false,
+            tfc_padding: false,
+            iv: CbcIv::Encrypted,
+        }
+    }
+}
+
 /// How an outbound CBC IV is made. Counter-based ciphers always use the sequence number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CbcIv {

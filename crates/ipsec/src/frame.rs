@@ -42,18 +42,6 @@ impl<'a> Frame<'a> {
         self.end - self.start
     }
 
-    /// Free bytes before the packet.
-    #[inline]
-    pub fn headroom(&self) -> usize {
-        self.start
-    }
-
-    /// Free bytes after the packet.
-    #[inline]
-    pub fn tailroom(&self) -> usize {
-        self.buffer.len() - self.end
-    }
-
     /// The packet.
     #[inline]
     pub fn bytes(&self) -> &[u8] {

@@ -1,4 +1,8 @@
-//! The protocols as pure steps around whatever the engine is.
+#![doc = include_str!("../README.md")]
+//!
+//! # Design
+//!
+//! [`Context`] is for one packet at a time. Programs that work on batches call the steps themselves.
 //!
 //! Outbound: [`prepare_out`] lays out the protected packet and says what to encrypt, an engine
 //! does it, [`finish_out`] puts back what had to be hidden from the MAC (AH). Inbound:
@@ -10,6 +14,7 @@
 //! counters) lives in atomics inside the SA, written by the core that owns it.
 
 pub mod ah;
+mod context;
 mod drop;
 pub mod ecn;
 pub mod eesp;
@@ -32,10 +37,14 @@ mod step;
 #[cfg(test)]
 pub(crate) mod testkit;
 
+pub use context::{Context, HEADROOM, TAILROOM};
+pub use crypto;
 pub use drop::Drop;
 pub use fragment::fragment_v4;
 pub use frame::Frame;
 pub use reassembly::{Lost, Reassembled, Reassembler};
+// The fast path of weir-dataplane: no stable interface.
+#[doc(hidden)]
 pub use recipe::{InNext, InsideLike, OutNext, OutShape};
 pub use replay::{Authentic, ReplayWindow};
 pub use sa::{
@@ -45,8 +54,10 @@ pub use sa::{
 pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
 pub use spd::{Action, Policy, PolicyId, Spd};
+pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
+#[doc(hidden)]
 pub use step::{
-    Delivered, PendingIn, PendingOut, PutIn, PutInJob, PutJob, PutOp, finish_in, finish_in_usual, finish_out,
-    finishes_usual, needs_finish, prepare_in, prepare_in_any, prepare_in_usual, prepare_out, prepare_out_any,
+    PutIn, PutInJob, PutJob, PutOp, finish_in_usual, finishes_usual, prepare_in_any, prepare_in_usual, prepare_out_any,
     prepare_out_usual,
 };
+pub use wire;

@@ -69,6 +69,14 @@ pub struct Peer {
     pub remote: IpAddr,
 }
 
+impl Peer {
+    /// Returns the addresses as the peer sees them.
+    #[must_use]
+    pub const fn reversed(self) -> Self {
+        Self { local: self.remote, remote: self.local }
+    }
+}
+
 /// UDP ports of an encapsulated SA, in host order.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct UdpPorts {
@@ -115,6 +123,21 @@ pub struct Outer {
     pub udp: Option<UdpPorts>,
     /// Send a real UDP checksum. Off: zero, as RFC 3948 §2.1 wants over IPv4; on by default over IPv6.
     pub udp_checksum: bool,
+}
+
+impl Outer {
+    /// Returns what most tunnels need: hop limit 64, DSCP, ECN and DF copied, no UDP.
+    pub const fn new(local: IpAddr, remote: IpAddr) -> Self {
+        Self {
+            peer: Peer { local, remote },
+            hop_limit: 64,
+            dscp: DscpPolicy::Copy,
+            ecn: true,
+            df: DfPolicy::Copy,
+            udp: None,
+            udp_checksum: false,
+        }
+    }
 }
 
 /// Hard limits of an SA; `u64::MAX` is none. Soft limits and time belong to the control side.
@@ -523,6 +546,7 @@ impl InboundSa {
 
 /// Why an SA cannot be built from its specification.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SaError {
     /// A key does not fit.
     #[error(transparent)]

@@ -7,9 +7,9 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane::clock::ticks;
 use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
 use ipsec::Protocol;
+use ports::clock::ticks;
 use wire::IpProto;
 
 use crate::host::clock::thread_ns;
@@ -59,6 +59,18 @@ pub enum ManyError {
     Count(u32),
 }
 
+/// Checks that there may be `count` SAs and that they fit into memory.
+///
+/// # Errors
+/// [`ManyError::Count`], [`ManyError::Memory`].
+pub fn check(count: u32) -> Result<(), ManyError> {
+    if !(1..=MAX_SAS).contains(&count) {
+        return Err(ManyError::Count(count));
+    }
+    let (need_mib, have_mib) = (need_bytes(count) >> 20, host::available_bytes() >> 20);
+    if need_mib > have_mib { Err(ManyError::Memory { count, need_mib, have_mib }) } else { Ok(()) }
+}
+
 /// So many SAs, with both ends.
 pub struct Many {
     subject: Subject,
@@ -84,13 +96,7 @@ impl Many {
     /// # Errors
     /// [`ManyError`].
     pub fn new(subject: &Subject, count: u32, batch: usize) -> Result<Self, ManyError> {
-        if !(1..=MAX_SAS).contains(&count) {
-            return Err(ManyError::Count(count));
-        }
-        let (need_mib, have_mib) = (need_bytes(count) >> 20, host::available_bytes() >> 20);
-        if need_mib > have_mib {
-            return Err(ManyError::Memory { count, need_mib, have_mib });
-        }
+        check(count)?;
         let mut subject = subject.clone();
         if subject.protocol == Protocol::Psp {
             subject.window = 0;
@@ -250,7 +256,7 @@ struct Took {
 }
 
 /// A step that visits all of `count` and keeps neighbours apart: near the golden ratio of it, without a common divisor.
-fn stride(count: u32) -> u32 {
+pub(crate) fn stride(count: u32) -> u32 {
     let wanted = (f64::from(count) * 0.618) as u32;
     (wanted.max(1)..).find(|step| gcd(*step, count) == 1).expect("count + 1 at the latest")
 }

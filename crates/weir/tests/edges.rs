@@ -1,7 +1,8 @@
 //! Which crate may depend on which: the compiler forbids what a crate cannot name, and this test
-//! keeps the manifests from letting it (docs/ARCHITECTURE.md).
+//! keeps the manifests from letting it (docs/ARCHITECTURE.md). The same for `unsafe`, by file.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 
 use cargo_metadata::{DependencyKind, MetadataCommand};
 
@@ -12,11 +13,17 @@ const INSIDE: &[(&str, &[&str])] = &[
     ("weir-crypto", &["weir-wire"]),
     ("weir-ipsec", &["weir-wire", "weir-crypto"]),
     ("weir-ike", &["weir-wire", "weir-crypto"]),
+    // A protocol between a daemon and its administrator: it has nothing of either.
+    ("weir-vici", &[]),
     ("weir-dataplane", &["weir-wire", "weir-crypto", "weir-ipsec"]),
-    ("weir-gateway", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane"]),
+    ("weir-ports", &["weir-wire", "weir-ipsec", "weir-dataplane"]),
+    (
+        "weir-gateway",
+        &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane", "weir-ports", "weir-vici"],
+    ),
     // Not the gateway: a measurement of the data plane must not need the daemon it measures.
     // The sans-IO endpoint is measured like the path: alone, in memory.
-    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane"]),
+    ("weir-lab", &["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane", "weir-ports"]),
     ("weir", &["weir-gateway", "weir-lab"]),
     ("weir-sim", &["weir-wire", "weir-crypto", "weir-ike"]),
 ];
@@ -26,8 +33,27 @@ const INSIDE: &[(&str, &[&str])] = &[
 const OUTSIDE: &[(&str, &[&str])] = &[
     ("weir-wire", &["thiserror", "zerocopy"]),
     ("weir-ipsec", &["arrayvec", "foldhash", "hashbrown", "thiserror", "zerocopy", "zeroize"]),
+    // rtrb and arc-swap are rings and pointers in memory. System calls are in weir-ports.
+    ("weir-dataplane", &["arc-swap", "arrayvec", "rtrb", "thiserror"]),
     // rand_chacha is seeded by whoever makes it, and only in the feature for tests of other crates.
     ("weir-ike", &["rand_chacha", "rand_core", "subtle", "thiserror", "zeroize"]),
+];
+
+/// Product files that allow `unsafe`, which the workspace denies: libraries of ciphers, kernel interfaces, instructions
+/// that have no safe name, and the slots of the work queue. Modules below a file are meant with it.
+const UNSAFE: &[&str] = &[
+    "crypto/src/engine/aws_lc.rs",
+    "crypto/src/engine/ipsec_mb/sys.rs",
+    "crypto/src/engine/vaes.rs",
+    "crypto/src/ike/foreign.rs",
+    "dataplane/src/prefetch.rs",
+    "dataplane/src/scheduler/queue.rs",
+    "ports/src/bpf/sys.rs",
+    "ports/src/clock.rs",
+    "ports/src/mmsg.rs",
+    "ports/src/tun/sum.rs",
+    "ports/src/xdp/sys.rs",
+    "ports/src/xdp/tests.rs",
 ];
 
 /// (crate, what it depends on), without dependencies of tests.
@@ -81,10 +107,76 @@ fn forbidden_edges_are_found() {
     assert!(fault("weir-ipsec", "weir-ike"));
     assert!(fault("weir-ike", "weir-ipsec"));
     assert!(fault("weir-lab", "weir-gateway"));
-    assert!(fault("weir-dataplane", "weir-gateway"));
-    for system in ["tokio", "socket2", "libc", "rustix", "chrono", "rand"] {
-        assert!(fault("weir-wire", system) && fault("weir-ipsec", system), "{system}");
+    for inside in ["weir-wire", "weir-crypto", "weir-ipsec", "weir-ike", "weir-dataplane", "weir-ports", "weir-gateway"]
+    {
+        assert!(fault("weir-vici", inside), "{inside}");
+        assert!(inside == "weir-gateway" || fault(inside, "weir-vici"), "{inside}");
     }
-    assert!(!fault("weir-dataplane", "socket2") && !fault("weir-ipsec", "weir-crypto"));
+    assert!(fault("weir-lab", "weir-vici") && !fault("weir-gateway", "weir-vici"));
+    assert!(fault("weir-dataplane", "weir-gateway"));
+    assert!(fault("weir-dataplane", "weir-ports"));
+    assert!(fault("weir-ports", "weir-gateway") && fault("weir-ports", "weir-ike"));
+    for system in ["tokio", "socket2", "libc", "rustix", "chrono", "rand", "tun-rs", "tracing"] {
+        for without in ["weir-wire", "weir-ipsec", "weir-dataplane"] {
+            assert!(fault(without, system), "{without}: {system}");
+        }
+    }
+    assert!(!fault("weir-ports", "socket2") && !fault("weir-ipsec", "weir-crypto"));
     assert_eq!(faults(&["weir-new".to_string()].into(), &[]).len(), 1);
+}
+
+/// Every Rust file below `src` of a crate of the workspace, by its path below `crates`.
+fn sources() -> Vec<(String, String)> {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the crates").to_path_buf();
+    let mut found = Vec::new();
+    let mut folders: Vec<_> =
+        crates.read_dir().expect("crates").map(|entry| entry.expect("a crate").path().join("src")).collect();
+    while let Some(folder) = folders.pop() {
+        for entry in folder.read_dir().into_iter().flatten() {
+            let path = entry.expect("a file").path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                let name = path.strip_prefix(&crates).expect("below crates").display().to_string();
+                found.push((name, std::fs::read_to_string(&path).expect("UTF-8")));
+            }
+        }
+    }
+    found
+}
+
+/// Files that touch the lint without being in [`UNSAFE`], and rows of it whose file does not.
+fn unsafe_faults(sources: &[(String, String)]) -> Vec<String> {
+    let touching: BTreeSet<&str> =
+        sources.iter().filter(|(_, text)| text.contains("unsafe_code")).map(|(name, _)| name.as_str()).collect();
+    let allowed: BTreeSet<&str> = UNSAFE.iter().copied().collect();
+    let new = touching.difference(&allowed).map(|name| format!("{name} must not allow unsafe"));
+    let gone = allowed.difference(&touching).map(|name| format!("{name} has no unsafe: remove its row"));
+    new.chain(gone).collect()
+}
+
+#[test]
+fn unsafe_is_in_the_named_files_alone() {
+    let sources = sources();
+    assert!(sources.len() > 300, "only {} files", sources.len());
+    assert_eq!(unsafe_faults(&sources), Vec::<String>::new());
+    // No crate leaves the lints of the workspace.
+    for (name, _) in INSIDE.iter().filter(|(name, _)| *name != "weir-sim") {
+        let folder = name.strip_prefix("weir-").unwrap_or(name);
+        let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name(folder).join("Cargo.toml");
+        let text = std::fs::read_to_string(&manifest).expect("a manifest");
+        assert!(text.contains("[lints]\nworkspace = true\n"), "{name} has lints of its own");
+    }
+}
+
+#[test]
+fn a_file_that_allows_unsafe_is_found() {
+    let row = |name: &str, text: &str| (name.to_string(), text.to_string());
+    let mut sources: Vec<_> = UNSAFE.iter().map(|name| row(name, "#![allow(unsafe_code)]")).collect();
+    assert_eq!(unsafe_faults(&sources).len(), 0);
+    sources.push(row("dataplane/src/inbound.rs", "#[expect(unsafe_code)]"));
+    assert_eq!(unsafe_faults(&sources), ["dataplane/src/inbound.rs must not allow unsafe"]);
+    sources.pop();
+    sources.pop();
+    assert_eq!(unsafe_faults(&sources).len(), 1);
 }

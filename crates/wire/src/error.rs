@@ -2,6 +2,7 @@
 
 /// A structural fault in received bytes. Carries no text of its own: callers count it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ParseError {
     /// Fewer bytes than the structure needs.
     #[error("{what} needs {need} bytes, only {have} are there")]

@@ -1,10 +1,11 @@
-//! Bytes on the wire: numbers, assigned values and zero-copy views.
+#![doc = include_str!("../README.md")]
 //!
-//! Everything here looks at bytes that somebody else wrote. Nothing allocates, reads a clock or
-//! panics, whatever the input; only the error that refuses a selector written by a person holds
-//! text, and the writers of captures and of IKE messages append to the caller's buffer. A view is a
-//! `#[repr(C)]` struct of big-endian fields laid over the bytes; parsing once at the edge yields a
-//! type that is the proof.
+//! # Design
+//!
+//! All input is untrusted. Nothing allocates, reads a clock or panics; only the error for a
+//! selector in a configuration holds text, and the writers of captures and of IKE messages append to
+//! the caller's buffer. Parsing once at the edge yields a type that is the proof: an [`Spi`] is not
+//! reserved, an [`IpPacket`] has lengths that agree.
 
 pub mod aggfrag;
 pub mod ah;
@@ -27,7 +28,10 @@ pub mod udp;
 use zerocopy::{Immutable, IntoBytes};
 
 pub use error::ParseError;
-pub use flow::{FlowKey, PlainFlow, PlainHead, PlainLike, ShortKey};
+pub use flow::FlowKey;
+// The fast path of weir-dataplane: no stable interface.
+#[doc(hidden)]
+pub use flow::{PlainFlow, PlainHead, PlainLike, ShortKey};
 pub use ip::{Fragment, IpPacket};
 pub use number::{ReservedSpi, SeqNo, SessionId, Spi};
 pub use registry::IpProto;

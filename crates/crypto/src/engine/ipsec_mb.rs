@@ -3,7 +3,7 @@
 //! A key of this engine is [`Expanded`]. What the library has no function for, or cannot express for one
 //! packet, runs on the key of [`super::aws_lc`] that it keeps beside its own: AES-192-CCM, AH with extended
 //! sequence numbers, associated data in pieces, and few packets of a suite with a separate MAC, where one
-//! lane of many is slower than code for one. Which ways are faster here is measured once ([`Ways`]): it
+//! lane of many is slower than code for one. A table names the calls for each processor ([`Ways`]): it
 //! differs between versions of the library and between processors.
 
 mod sys;
@@ -86,8 +86,6 @@ pub(crate) fn describe() -> String {
 /// The key of this engine, with `single` of [`super::aws_lc`] inside; `single` itself for a suite that the library does
 /// not have.
 pub(crate) fn expand(suite: &Suite, material: KeyMaterial<'_>, single: State) -> State {
-    // So that the first packet does not wait for it.
-    Ways::get();
     expand_now(suite, material, single)
 }
 
@@ -340,6 +338,8 @@ impl Separate {
             _ => return None,
         };
         let mac = match &self.mac {
+            // The library refuses tags of 96 bits with it (`sha256_96`).
+            Mac::Hmac(sys::Hash::Sha256, _) if cover.icv.len() == 12 => return None,
             Mac::Hmac(hash, states) => MacKeys::Hmac(*hash, states),
             Mac::Xcbc(key, masks) => MacKeys::Xcbc(key, masks),
             Mac::Cmac(key, masks) => MacKeys::Cmac(key, masks),

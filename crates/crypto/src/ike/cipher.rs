@@ -85,6 +85,7 @@ impl SkSuite {
 
 /// Why a message was not opened. Nothing of it may be believed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum OpenFault {
     /// There is no room for IV, Pad Length and ICV, or the ciphertext is not whole blocks.
     #[error("the Encrypted payload has no possible length")]

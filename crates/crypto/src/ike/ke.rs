@@ -86,6 +86,7 @@ methods! { // IANA number, name, proposal keyword, other keywords, name in repor
 
 /// Why a key exchange gave no secret.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeFault {
     /// The peer's public value has not the method's length.
     #[error("a public value of {method} has {need} bytes, not {have}")]
@@ -207,6 +208,28 @@ impl KeMethod {
         Ok((own.public, secret))
     }
 
+    /// Checks an initiator's public value without a key of our own: a responder refuses what is none before it answers.
+    /// A good value takes a comparison, or for ECP a test of the curve's equation, and no exponentiation.
+    ///
+    /// # Errors
+    /// [`KeFault::Length`] and [`KeFault::Invalid`].
+    pub fn check(self, peer_public: &[u8]) -> Result<(), KeFault> {
+        self.length(self.initiator_public_len(), peer_public)?;
+        let good = match self.row().kind {
+            Kind::Modp(group) => group.is_public(peer_public),
+            Kind::Ecp(algorithm, _) => {
+                let tagged = [&[4][..], peer_public].concat();
+                let key = agreement::UnparsedPublicKey::new(algorithm, tagged);
+                agreement::ParsedPublicKey::try_from(&key).is_ok()
+            }
+            Kind::X25519 => !has_small_order(peer_public),
+            Kind::MlKem(algorithm, _) => {
+                kem::EncapsulationKey::new(algorithm, peer_public).is_ok() && is_reduced(peer_public)
+            }
+        };
+        if good { Ok(()) } else { Err(KeFault::Invalid { method: self.name() }) }
+    }
+
     fn length(self, need: usize, peer_public: &[u8]) -> Result<(), KeFault> {
         let (method, have) = (self.name(), peer_public.len());
         if need == have { Ok(()) } else { Err(KeFault::Length { method, need, have }) }
@@ -227,6 +250,42 @@ impl KeMethod {
             }
         }
     }
+}
+
+/// Returns true when each coefficient of an ML-KEM encapsulation key is below q (FIPS 203 §7.2). The library checks that in
+/// the encapsulation only. Coefficients have 12 bits, two in three bytes; the last 32 bytes of the key are the seed.
+fn is_reduced(key: &[u8]) -> bool {
+    const Q: u16 = 3329;
+    let (coefficients, _seed) = key.split_at(key.len().saturating_sub(32));
+    coefficients.chunks_exact(3).all(|bytes| {
+        let [low, middle, high] = [bytes[0], bytes[1], bytes[2]].map(u16::from);
+        low | (middle & 0x0f) << 8 < Q && middle >> 4 | high << 4 < Q
+    })
+}
+
+/// Returns true for a u-coordinate of small order on Curve25519 or its twist, for which the secret is zero (RFC 7748 §6.1).
+/// The highest bit is ignored, as in the exchange, and values from the prime on are not reduced there.
+fn has_small_order(public: &[u8]) -> bool {
+    // 2²⁵⁵ − 19 little-endian, and the two values of order 8.
+    let prime_and = |add: i16| -> [u8; 32] {
+        let mut value = [0xff; 32];
+        (value[0], value[31]) = ((0xed + add) as u8, 0x7f);
+        value
+    };
+    const ORDER_8: [[u8; 32]; 2] = [
+        [
+            0xe0, 0xeb, 0x7a, 0x7c, 0x3b, 0x41, 0xb8, 0xae, 0x16, 0x56, 0xe3, 0xfa, 0xf1, 0x9f, 0xc4, 0x6a, 0xda, 0x09,
+            0x8d, 0xeb, 0x9c, 0x32, 0xb1, 0xfd, 0x86, 0x62, 0x05, 0x16, 0x5f, 0x49, 0xb8, 0x00,
+        ],
+        [
+            0x5f, 0x9c, 0x95, 0xbc, 0xa3, 0x50, 0x8c, 0x24, 0xb1, 0xd0, 0xb1, 0x55, 0x9c, 0x83, 0xef, 0x5b, 0x04, 0x44,
+            0x5c, 0xc4, 0x58, 0x1c, 0x8e, 0x86, 0xd8, 0x22, 0x4e, 0xdd, 0xd0, 0x9f, 0x11, 0x57,
+        ],
+    ];
+    let Ok(mut value) = <[u8; 32]>::try_from(public) else { return true };
+    value[31] &= 0x7f;
+    let is_small = value[1..].iter().all(|byte| *byte == 0) && value[0] <= 1;
+    is_small || ORDER_8.contains(&value) || [-1, 0, 1].map(prime_and).contains(&value)
 }
 
 /// The private half of a pair.

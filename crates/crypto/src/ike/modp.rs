@@ -69,7 +69,7 @@ impl Group {
 
     /// RFC 6989 §2.1: above 1 and below p − 1, and of the prime's length (RFC 7296 §3.4). The prime
     /// is safe, so there is no other small subgroup.
-    fn is_public(&self, value: &[u8]) -> bool {
+    pub(super) fn is_public(&self, value: &[u8]) -> bool {
         let prime = self.prime();
         let Some((last, front)) = value.split_last().filter(|_| value.len() == prime.len()) else { return false };
         let above_one = *last > 1 || front.iter().any(|byte| *byte != 0);

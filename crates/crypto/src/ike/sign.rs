@@ -32,6 +32,7 @@ pub enum PublicKeyKind {
 
 /// Why a key cannot be used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum KeyFault {
     /// Not DER of a key, or a key that contradicts itself.
     #[error("not a key")]
@@ -49,6 +50,7 @@ pub enum KeyFault {
 
 /// Why something was not signed or a signature not believed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SignatureFault {
     /// The key cannot be used with the scheme.
     #[error("the key does not fit the signature scheme")]

@@ -8,9 +8,9 @@ use aes_gcm::aead::inout::InOutBuf;
 use aes_gcm::aead::{AeadInOut, KeyInit};
 use aes_gcm::aes::{Aes128, Aes192, Aes256};
 use cbc::cipher::{BlockCipherEncrypt, BlockModeEncrypt, KeyIvInit, StreamCipher};
-use crypto::{CipherKind, IntegKind, Suite};
 use hmac::Mac;
 use proptest::prelude::*;
+use weir_crypto::{CipherKind, IntegKind, Suite};
 
 use super::Rig;
 

@@ -8,7 +8,7 @@ mod wycheproof;
 
 use std::sync::Arc;
 
-use crypto::{Aad, CryptoOp, DerivedKeys, Engine, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
+use weir_crypto::{Aad, CryptoOp, DerivedKeys, Engine, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
 
 /// Bytes of hexadecimal text; blanks are for the reader.
 fn hex(text: &str) -> Vec<u8> {

@@ -1,7 +1,7 @@
 //! Vectors of the RFCs and NIST.
 
 use super::{Rig, esp, hex, iv};
-use crypto::Suite;
+use weir_crypto::Suite;
 
 /// Checks an AEAD: key and salt, IV, associated data, plaintext, ciphertext and ICV together.
 fn aead(suite: &str, keymat: &str, nonce: &str, aad: &str, clear: &str, sealed: &str) {

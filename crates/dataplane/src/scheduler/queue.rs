@@ -7,8 +7,7 @@
 //!   came to this one;
 //! * [`Tag::Atomic`]: pieces of the same flow run one at a time, in that order;
 //! * [`Tag::Home`]: the same, and always on the core that the flow belongs to: what leaves through the kernel there stays in
-//!   order behind it, too, since the kernel's queues are per CPU;
-//! * [`Tag::Null`]: nothing is promised.
+//!   order behind it, too, since the kernel's queues are per CPU.
 //!
 //! A flow is a counter of tickets. A piece takes a ticket when it enters the flow, and before it gives up its turn in the
 //! flow that it comes from: so order is carried from tag to tag. A piece whose turn has not come is de-scheduled:
@@ -24,19 +23,17 @@ pub const MAX_PLACES: usize = 64;
 
 /// Names an order of work. Different orders may share a number: they then wait for each other, and nothing breaks.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub struct FlowId(pub u32);
+pub(crate) struct FlowId(pub u32);
 
 /// What may run at the same time as a piece of work.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
-pub enum Tag {
+pub(crate) enum Tag {
     /// Others of the flow, which all leave in order.
     Ordered(FlowId),
     /// None of the flow.
     Atomic(FlowId),
     /// None of the flow, on the core that the flow belongs to: its number modulo the number of cores.
     Home(FlowId),
-    /// Everything.
-    Null,
 }
 
 /// A place in the order of a flow.
@@ -60,7 +57,7 @@ enum Hold {
 /// [`WorkQueue::leave`].
 #[must_use]
 #[derive(Debug)]
-pub struct Held {
+pub(crate) struct Held {
     place: u32,
     ticket: Option<Ticket>,
 }
@@ -104,7 +101,7 @@ const WAITER: u64 = 128;
 const _: () = assert!(MAX_PLACES < WAITER as usize);
 
 /// The queue.
-pub struct WorkQueue<T> {
+pub(crate) struct WorkQueue<T> {
     places: Box<[Apart<UnsafeCell<Place<T>>>]>,
     flows: Box<[Flow]>,
     /// Places without work, a bit each.
@@ -127,7 +124,7 @@ impl<T> WorkQueue<T> {
     ///
     /// # Panics
     /// Without work, with more than [`MAX_PLACES`] pieces, or without flows or cores: a bug of the caller.
-    pub fn new(work: Vec<T>, flows: usize, cores: usize) -> Self {
+    pub(crate) fn new(work: Vec<T>, flows: usize, cores: usize) -> Self {
         assert!((1..=MAX_PLACES).contains(&work.len()) && flows > 0 && cores > 0);
         let places = work.len();
         let flow = || Flow {
@@ -147,12 +144,12 @@ impl<T> WorkQueue<T> {
     }
 
     /// A place without work, to be filled; `None` when all are in use: the input has to wait.
-    pub fn claim(&self) -> Option<Held> {
+    pub(crate) fn claim(&self) -> Option<Held> {
         pick(&self.free.0).map(|place| Held { place, ticket: None })
     }
 
     /// Work that may go on at `core`: what it alone may take first, then what others wait for.
-    pub fn take(&self, core: usize) -> Option<Held> {
+    pub(crate) fn take(&self, core: usize) -> Option<Held> {
         let own = self.homes.get(core).and_then(|home| pick(&home.0));
         let place = own.or_else(|| pick(&self.urgent.0)).or_else(|| pick(&self.ready.0))?;
         // SAFETY: the bit of the place was ours to clear.
@@ -161,40 +158,40 @@ impl<T> WorkQueue<T> {
     }
 
     /// Pieces of work that wait for a core, whichever it is.
-    pub fn waiting(&self) -> u32 {
+    pub(crate) fn waiting(&self) -> u32 {
         self.urgent.0.load(Ordering::Relaxed).count_ones() + self.ready.0.load(Ordering::Relaxed).count_ones()
     }
 
     /// Pieces of work that wait for `core` and no other.
-    pub fn waiting_at(&self, core: usize) -> u32 {
+    pub(crate) fn waiting_at(&self, core: usize) -> u32 {
         self.homes.get(core).map_or(0, |home| home.0.load(Ordering::Relaxed).count_ones())
     }
 
     /// Whether `held` may be worked on at `core`; otherwise it is to be published.
     #[inline]
-    pub fn may_run(&self, held: &Held, core: usize) -> bool {
+    pub(crate) fn may_run(&self, held: &Held, core: usize) -> bool {
         held.ticket.is_none_or(|ticket| ticket.hold != Hold::Home || self.home(ticket.flow) == core)
     }
 
     /// Whether there is a place without work.
-    pub fn has_room(&self) -> bool {
+    pub(crate) fn has_room(&self) -> bool {
         self.free.0.load(Ordering::Relaxed) != 0
     }
 
     /// Pieces of work in the queue.
-    pub fn in_use(&self) -> usize {
+    pub(crate) fn in_use(&self) -> usize {
         self.places.len() - self.free.0.load(Ordering::Acquire).count_ones() as usize
     }
 
     /// The work that `held` is for.
     #[inline]
-    pub fn with<R>(&self, held: &mut Held, f: impl FnOnce(&mut T) -> R) -> R {
+    pub(crate) fn with<R>(&self, held: &mut Held, f: impl FnOnce(&mut T) -> R) -> R {
         // SAFETY: `held` is the one right to this place, and borrowed for as long as `f` runs.
         unsafe { self.place(held.place, |place| f(&mut place.work)) }
     }
 
     /// Leaves `held` to any core, with its tag.
-    pub fn publish(&self, held: Held) {
+    pub(crate) fn publish(&self, held: Held) {
         let Held { place, ticket } = held;
         // SAFETY: `held` was the one right to this place, and is given up only below.
         unsafe { self.place(place, |place| place.ticket = ticket) };
@@ -203,13 +200,11 @@ impl<T> WorkQueue<T> {
 
     /// Changes the tag. `None`: the turn has not come, the work is de-scheduled, and [`WorkQueue::take`] will give it
     /// to some core when it has come.
-    pub fn switch(&self, held: Held, to: Tag) -> Option<Held> {
+    pub(crate) fn switch(&self, held: Held, to: Tag) -> Option<Held> {
         let Held { place, ticket } = held;
         let Some(from) = ticket else { return self.enter(place, to) };
         let next = match self.aim(to) {
-            Some((flow, hold)) if flow == from.flow && hold != Hold::Shared && from.hold == Hold::Shared => {
-                Next::Stay(hold)
-            }
+            (flow, hold) if flow == from.flow && hold != Hold::Shared && from.hold == Hold::Shared => Next::Stay(hold),
             _ => Next::To(to),
         };
         if !self.wait(place, from, next) {
@@ -219,7 +214,7 @@ impl<T> WorkQueue<T> {
     }
 
     /// Gives the work's place back as soon as its turn has come.
-    pub fn leave(&self, held: Held) {
+    pub(crate) fn leave(&self, held: Held) {
         let Held { place, ticket } = held;
         match ticket {
             Some(ticket) if !self.wait(place, ticket, Next::Leave) => {}
@@ -251,7 +246,7 @@ impl<T> WorkQueue<T> {
 
     /// Enters a flow. `None`: it waits there.
     fn enter(&self, place: u32, to: Tag) -> Option<Held> {
-        let Some((flow, hold)) = self.aim(to) else { return Some(Held { place, ticket: None }) };
+        let (flow, hold) = self.aim(to);
         let number = self.flows[flow as usize].tickets.fetch_add(1, Ordering::Relaxed);
         let ticket = Ticket { flow, number, hold };
         let on = hold == Hold::Shared || self.wait(place, ticket, Next::Stay(hold));
@@ -315,14 +310,13 @@ impl<T> WorkQueue<T> {
     }
 
     /// The flow of a tag, and what is to be had of it.
-    fn aim(&self, tag: Tag) -> Option<(u32, Hold)> {
+    fn aim(&self, tag: Tag) -> (u32, Hold) {
         let (flow, hold) = match tag {
             Tag::Ordered(flow) => (flow, Hold::Shared),
             Tag::Atomic(flow) => (flow, Hold::Alone),
             Tag::Home(flow) => (flow, Hold::Home),
-            Tag::Null => return None,
         };
-        Some((flow.0 % self.flows.len() as u32, hold))
+        (flow.0 % self.flows.len() as u32, hold)
     }
 
     /// The core that a flow belongs to.

@@ -1,7 +1,7 @@
 //! The rounds of authentication of a connection: its sections `local…` and `remote…`.
 
 use ike::config::{Auth, AuthMethod, EapType, Revocation};
-use ike::identity::{IdPattern, Identity};
+use ike::identity::IdPattern;
 
 use super::cert::Context;
 use super::problem::nearest;
@@ -52,10 +52,9 @@ fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) ->
     let round = fields.get("round", number(0..=u64::from(u32::MAX))).unwrap_or(0);
     let method = fields.get("auth", |text| method(text, side, legacy)).unwrap_or(default.method);
     let text = |text: &str| Ok(text.to_owned());
-    let auth = Auth {
+    let mut auth = Auth {
         id: fields.get("id", pattern).unwrap_or(IdPattern::Any),
-        eap_id: fields.get("eap_id", identity).flatten(),
-        xauth_id: fields.get("xauth_id", text).filter(|id| id != "%any"),
+        eap_id: fields.get("eap_id", eap_identity),
         certs: context.certificates(fields, false),
         cacerts: context.certificates(fields, true),
         pubkeys: context.files(fields, "pubkeys", "pubkey").into_iter().map(|key| key.der).collect(),
@@ -80,6 +79,14 @@ fn read(fields: &Fields<'_>, side: Side, legacy: bool, context: &Context<'_>) ->
             }
         }
     }
+    // As strongSwan: a client of EAP is the subject of the certificate that it names. Its IDi goes out before a method runs.
+    if side == Side::Local
+        && matches!(auth.method, AuthMethod::Eap(_))
+        && auth.id == IdPattern::Any
+        && let Some(subject) = auth.certs.first().and_then(|first| context.subject_of(first))
+    {
+        auth.id = IdPattern::Like(subject);
+    }
     (round, auth)
 }
 
@@ -90,8 +97,10 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
         "any" if side == Side::Remote => return Ok(AuthMethod::Any),
         "any" => return Err("this host has to choose: pubkey, psk, eap-METHOD".into()),
         "psk" => return Ok(AuthMethod::Psk),
-        "eap" | "eap-dynamic" => return Ok(AuthMethod::Eap(None)),
-        "xauth" | "xauth-generic" => return Ok(AuthMethod::XAuth),
+        "eap" => return Ok(AuthMethod::Eap(None)),
+        // As strongSwan: a server that goes by the methods that the client asks for.
+        "eap-dynamic" if side == Side::Remote => return Ok(AuthMethod::Eap(None)),
+        "eap-dynamic" => return Err("the peer chooses the method: write eap".into()),
         _ => {}
     }
     if let Some(method) = lower.strip_prefix("eap-") {
@@ -111,8 +120,8 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
             }),
         };
     }
-    if lower.starts_with("xauth-") {
-        return Err("write xauth: user names and passwords are those of the section 'secrets'".into());
+    if lower.starts_with("xauth") {
+        return Err("XAuth belongs to IKEv1, which is not supported; use eap-mschapv2 with IKEv2".into());
     }
     constraints(&lower, legacy).map(AuthMethod::PublicKey)
 }
@@ -129,7 +138,7 @@ fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
             continue;
         }
         let Some(group) = groups.last_mut() else {
-            let known = ["psk", "eap-mschapv2", "eap-md5", "eap-tls", "xauth"].into_iter().chain(KEYS.iter().copied());
+            let known = ["psk", "eap-mschapv2", "eap-md5", "eap-tls"].into_iter().chain(KEYS.iter().copied());
             return Err(match nearest(text, known.clone()) {
                 Some(name) => format!("did you mean '{name}'?"),
                 None => format!("write one of: {}", known.collect::<Vec<_>>().join(", ")),
@@ -154,12 +163,9 @@ pub(crate) fn pattern(text: &str) -> Result<IdPattern, Refusal> {
     IdPattern::parse(text).map_err(|why| why.to_string())
 }
 
-/// An identity; `None` for any.
-pub(crate) fn identity(text: &str) -> Result<Option<Identity>, Refusal> {
-    if matches!(text, "%any" | "%identity" | "*") {
-        return Ok(None);
-    }
-    Identity::parse(text).map(Some).map_err(|why| why.to_string())
+/// A value of `eap_id`.
+fn eap_identity(text: &str) -> Result<IdPattern, Refusal> {
+    pattern(if text == "%identity" { "%any" } else { text })
 }
 
 fn oid(text: &str) -> Result<String, Refusal> {
@@ -191,7 +197,9 @@ mod tests {
             ("rsa-sha1", "too weak"),
             ("eap-peap", "eap-mschapv2"),
             ("eap-mschap", "did you mean 'eap-mschapv2'?"),
-            ("xauth-pam", "write xauth"),
+            ("xauth-pam", "IKEv1"),
+            ("xauth", "IKEv1"),
+            ("XAuth-EAP", "IKEv1"),
             ("secret", "write one of"),
             ("rsa-2048-4096", "'4096' is neither"),
         ] {
@@ -201,5 +209,11 @@ mod tests {
         assert!(method("rsa-sha1", Side::Remote, true).is_ok());
         assert_eq!(method("EAP-TLS", Side::Local, false), Ok(AuthMethod::Eap(Some(EapType::Tls))));
         assert!(method("any", Side::Local, false).is_err());
+        for (side, text) in [(Side::Local, "eap"), (Side::Remote, "eap"), (Side::Remote, "eap-dynamic")] {
+            assert_eq!(method(text, side, false), Ok(AuthMethod::Eap(None)));
+        }
+        assert!(method("eap-dynamic", Side::Local, false).unwrap_err().contains("write eap"));
+        assert_eq!(eap_identity("%identity"), Ok(IdPattern::Any));
+        assert_eq!(eap_identity("*@weir.test"), pattern("*@weir.test"));
     }
 }

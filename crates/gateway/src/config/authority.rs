@@ -1,11 +1,13 @@
 //! The sections of `authorities`.
 
+use std::path::PathBuf;
+
 use super::cert::{Certificate, Context, absolute};
 use super::schema::AUTHORITY;
 use super::syntax::Section;
 use super::value::{Fields, Sink};
 
-/// A certification authority and where its CRLs are.
+/// A certification authority, where its CRLs are, and its OCSP servers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Authority {
     /// Name of its section.
@@ -14,6 +16,8 @@ pub struct Authority {
     pub cacert: Certificate,
     /// URIs of CRLs.
     pub crl_uris: Vec<String>,
+    /// URIs of OCSP servers.
+    pub ocsp_uris: Vec<String>,
 }
 
 impl Authority {
@@ -28,12 +32,16 @@ impl Authority {
         if crl_uris.iter().any(|uri| !uri.starts_with("file://") && !uri.starts_with("http://")) {
             fields.warn("crl_uris", "CRLs are fetched from file:// and http:// only");
         }
+        let ocsp_uris = fields.list("ocsp_uris", uri).unwrap_or_default();
+        if ocsp_uris.iter().any(|uri| !uri.starts_with("http://")) {
+            fields.warn("ocsp_uris", "OCSP servers are asked at http:// only");
+        }
         fields.finish(&[], |_| None);
         let (mut found, count) = (found.into_iter(), sink.count());
         match (found.next(), found.next()) {
             (Some(cacert), None) => {
                 context.certificates.borrow_mut().authorities.push(cacert.clone());
-                Some(Self { name: section.name.clone(), cacert, crl_uris })
+                Some(Self { name: section.name.clone(), cacert, crl_uris, ocsp_uris })
             }
             (None, _) if count == before => {
                 fields.fault("'cacert' is missing", "add 'cacert = FILE', a file in x509ca");
@@ -45,6 +53,13 @@ impl Authority {
                 None
             }
         }
+    }
+}
+
+impl Authority {
+    /// Files of its CRLs.
+    pub(crate) fn crl_files(&self) -> impl Iterator<Item = PathBuf> + '_ {
+        self.crl_uris.iter().filter_map(|uri| uri.strip_prefix("file://")).map(PathBuf::from)
     }
 }
 

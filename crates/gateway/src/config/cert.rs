@@ -3,6 +3,8 @@
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 
+use ike::identity::Identity;
+
 use super::gateway::Gateway;
 use super::outside::Outside;
 use super::problem::Problem;
@@ -138,6 +140,15 @@ impl<'a> Context<'a> {
             }
         }
         found
+    }
+
+    /// Subject of a certificate that was named, by its fingerprint; `None` where it cannot be read or has none.
+    pub(crate) fn subject_of(&self, fingerprint: &[u8; 32]) -> Option<Identity> {
+        let known = self.certificates.borrow();
+        let named = known.end_entities.iter().find(|there| there.fingerprint() == *fingerprint)?;
+        let subject = crate::credentials::Certificate::from_der(&named.der).ok()?.subject().to_vec();
+        // An empty SEQUENCE is no name.
+        (subject.len() > 2).then(|| Identity::of_dn(subject))
     }
 
     fn named(&self, text: &str, folder: &str, from: &str) -> Result<Certificate, Unread> {

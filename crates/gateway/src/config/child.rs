@@ -68,7 +68,6 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
         close_action: fields.get("close_action", action).unwrap_or(Action::Clear),
         inactivity: fields.get("inactivity", duration).unwrap_or_default(),
         priority: wide("priority"),
-        interface: None,
         reqid: wide("reqid"),
         replay_window: fields.get("replay_window", number(0..=65_536)).map_or(1024, |packets| packets as u32),
         per_cpu_sas: fields.get("per_cpu_sas", per_cpu_sas).unwrap_or(PerCpuSas::No),
@@ -82,7 +81,8 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
             .get("eesp_max_crypt_offset", offset)
             .map(|bytes| bytes / 4)
             .filter(|units| *units > 0),
-        updown: fields.get("updown", text),
+        updown: fields.get("updown", text).filter(|command| !command.trim().is_empty()),
+        hostaccess: flag("hostaccess", false),
         proposals,
     };
     check(fields, &child, eesp);
@@ -93,6 +93,13 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
 fn check(fields: &Fields<'_>, child: &ChildConfig, eesp: bool) {
     if child.per_cpu_sas != PerCpuSas::No && !child.start_action.trap {
         fields.warn("per_cpu_sas", "a CPU gets its Child SA when it has a packet: add 'start_action = trap'");
+    }
+    let sha256 = |proposal: &ChildProposal| proposal.integ.iter().any(|integ| integ.truncated_to_96() != *integ);
+    if child.sha256_96 && !child.proposals.iter().any(sha256) {
+        fields.warn("sha256_96", "no proposal contains sha256, so nothing is truncated; add '-sha256' or remove it");
+    }
+    if child.hostaccess && child.updown.is_none() {
+        fields.warn("hostaccess", "it has no effect without 'updown', whose command gets it as PLUTO_HOST_ACCESS");
     }
     if !eesp {
         for key in ["eesp_max_sub_sa_id", "eesp_max_crypt_offset"] {

@@ -1,91 +1,29 @@
 //! The sections of `connections`: how one kind of peer is reached, trusted and served.
 //!
-//! A [`Keyed`] connection still has the names of hosts in it. [`Named::resolve`] asks for their addresses, when the
-//! configuration is loaded and as often as the daemon likes.
+//! Names of hosts stay names here: the daemon resolves them, as often as it needs them.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
-use ike::config::{Childless, Connection, Fragmentation, Retransmit, SendCert, Unique, Version};
+use ike::config::{
+    ChildConfig, ChildMode, Childless, Connection, Fragmentation, Host, Ocsp, Retransmit, SendCert, TsConflict, Unique,
+};
 use wire::AddrRange;
 
-use super::auth::{Side, identity, rounds};
+use super::auth::{Side, pattern, rounds};
 use super::cert::Context;
 use super::child;
-use super::outside::Resolve;
 use super::proposal;
 use super::psp::PspConfig;
 use super::schema::{CONNECTION, PSP};
 use super::syntax::Section;
 use super::value::{Fields, Refusal, Sink, duration, number, parsed, switch, word};
 
-/// Where a peer, or this host, may be found.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Host {
-    /// One address or several.
-    Range(AddrRange),
-    /// A name that has to be asked for.
-    Name(String),
-}
-
-/// A connection whose hosts may have names.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Named {
-    /// Everything but addresses.
-    pub connection: Connection,
-    /// `local_addrs`; any when empty.
-    pub local: Vec<Host>,
-    /// `remote_addrs`; any when empty.
-    pub remote: Vec<Host>,
-}
-
-impl Named {
-    /// Whether there is a name to ask for.
-    pub fn has_names(&self) -> bool {
-        self.local.iter().chain(&self.remote).any(|host| matches!(host, Host::Name(_)))
-    }
-
-    /// The connection with all addresses that its names have now. Waits for the resolver.
-    ///
-    /// # Errors
-    /// A name without addresses, in words. An absent peer must not turn into "any peer".
-    pub fn resolve(&self, resolve: Resolve<'_>) -> Result<Arc<Connection>, String> {
-        let name = &self.connection.name;
-        let of = |key: &str, hosts: &[Host]| {
-            addresses(hosts, resolve).map_err(|why| format!("connections.{name}.{key}: {why}"))
-        };
-        Ok(Arc::new(Connection {
-            local_addrs: of("local_addrs", &self.local)?,
-            remote_addrs: of("remote_addrs", &self.remote)?,
-            ..self.connection.clone()
-        }))
-    }
-}
-
-/// Addresses of `hosts`, in their order.
-pub(crate) fn addresses(hosts: &[Host], resolve: Resolve<'_>) -> Result<Vec<AddrRange>, String> {
-    let mut ranges = Vec::new();
-    for host in hosts {
-        match host {
-            Host::Range(range) => ranges.push(*range),
-            Host::Name(name) => {
-                let found = resolve(name).map_err(|why| format!("'{name}' has no address: {why}"))?;
-                if found.is_empty() {
-                    return Err(format!("'{name}' has no address"));
-                }
-                ranges.extend(found.into_iter().map(|addr| AddrRange { start: addr, end: addr }));
-            }
-        }
-    }
-    Ok(ranges)
-}
-
 /// What a section of `connections` describes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Keyed {
     /// Keys by IKE.
-    Ike(Box<Named>),
+    Ike(Box<Connection>),
     /// Keys by the key service of PSP.
     Psp(Box<PspConfig>),
 }
@@ -125,7 +63,7 @@ fn elsewhere(key: &str, psp: bool) -> Option<String> {
     (psp && find(CONNECTION, key).is_some()).then(|| format!("'{key}' is a setting of IKE; remove it"))
 }
 
-fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
+fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
     let legacy = fields.get("allow_legacy", switch).unwrap_or(context.gateway.allow_legacy);
     let flag = |key, default| fields.get(key, switch).unwrap_or(default);
     let time = |key| fields.get(key, duration);
@@ -140,22 +78,16 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
     let text = |text: &str| Ok::<_, Refusal>(text.to_owned());
     let connection = Connection {
         name: fields.section().name.clone(),
-        version: fields
-            .get("version", word(&[("0", Version::Any), ("1", Version::V1), ("2", Version::V2)]))
-            .unwrap_or(Version::Any),
-        local_addrs: Vec::new(),
-        remote_addrs: Vec::new(),
+        local_addrs: hosts(fields, "local_addrs"),
+        remote_addrs: hosts(fields, "remote_addrs"),
         local_port: port("local_port"),
         remote_port: port("remote_port"),
         proposals,
         vips: fields.list("vips", vip).unwrap_or_default(),
         dns: flag("dns", true),
-        aggressive: flag("aggressive", false),
-        pull: flag("pull", true),
         encap: flag("encap", false),
         mobike: flag("mobike", true),
         dpd_delay: time("dpd_delay").unwrap_or_default(),
-        dpd_timeout: time("dpd_timeout").unwrap_or_default(),
         fragmentation: fields
             .get(
                 "fragmentation",
@@ -185,7 +117,18 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
                 word(&[("ifasked", SendCert::IfAsked), ("always", SendCert::Always), ("never", SendCert::Never)]),
             )
             .unwrap_or(SendCert::IfAsked),
-        ppk_id: fields.get("ppk_id", identity).flatten(),
+        ocsp: fields
+            .get(
+                "ocsp",
+                word(&[
+                    ("reply", Ocsp::Reply),
+                    ("never", Ocsp::Never),
+                    ("request", Ocsp::Request),
+                    ("both", Ocsp::Both),
+                ]),
+            )
+            .unwrap_or(Ocsp::Reply),
+        ppk_id: fields.get("ppk_id", pattern),
         ppk_required: flag("ppk_required", false),
         keyingtries: wide("keyingtries", 1),
         unique: fields
@@ -199,6 +142,9 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
                 ]),
             )
             .unwrap_or(Unique::No),
+        ts_conflict: fields
+            .get("ts_conflict", word(&[("refuse", TsConflict::Refuse), ("replace", TsConflict::Replace)]))
+            .unwrap_or(TsConflict::Refuse),
         reauth_time: life.reauth,
         rekey_time: life.rekey,
         over_time: life.over,
@@ -214,30 +160,42 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Named {
         fields.fault_of(
             "ppk_required",
             "no key is named",
-            "add 'ppk_id = …', the 'id' of a section 'ppk' of 'secrets'",
+            "add 'ppk_id = …', the 'id' of a section 'ppk' of 'secrets', or to respond '%any'",
         );
     }
-    let (local, remote) = (hosts(fields, "local_addrs"), hosts(fields, "remote_addrs"));
-    check_reachable(fields, &connection, &remote);
-    Named { connection, local, remote }
+    check_reachable(fields, &connection);
+    connection
 }
 
-/// A connection that is to begin needs somebody to begin with.
-fn check_reachable(fields: &Fields<'_>, connection: &Connection, remote: &[Host]) {
-    let single = |host: &Host| match host {
-        Host::Range(range) => range.start == range.end,
-        Host::Name(_) => true,
-    };
-    let begins = connection.children.iter().find(|child| child.start_action.start || child.start_action.trap);
-    if let Some(child) = begins.filter(|_| !remote.iter().any(single)) {
-        // A trap that cannot lead anywhere is what strongSwan accepts for transport mode to any peer.
-        if child.start_action.start {
+/// A child that is to begin needs the address of a peer.
+fn check_reachable(fields: &Fields<'_>, connection: &Connection) {
+    if connection.remote_addrs.iter().any(Host::is_one) {
+        return;
+    }
+    let begins = |child: &&std::sync::Arc<ChildConfig>| !matches!(child.mode, ChildMode::Pass | ChildMode::Drop);
+    for child in connection.children.iter().filter(begins) {
+        let action = child.start_action;
+        if action.start {
             let message = format!("the child '{}' is to start, but no peer has an address", child.name);
-            fields.fault_of(
-                "remote_addrs",
-                message,
-                "write the address or the name of the peer, or remove 'start_action'",
+            let help = "write the address or the name of the peer, or remove 'start_action'";
+            return fields.fault_of("remote_addrs", message, help);
+        }
+        if action.trap && child.remote_ts.iter().any(|ts| ts.addrs.is_none()) {
+            let message = format!(
+                "the child '{}' has a trap, but neither a peer nor 'remote_ts' has an address: its packets would leave \
+                 in clear text",
+                child.name
             );
+            let help = "write the address or the name of the peer, or the peer's networks in 'remote_ts'";
+            return fields.fault_of("remote_addrs", message, help);
+        }
+        if action.trap {
+            let message = format!(
+                "no peer has an address, so that a packet cannot start the child '{}': its packets are dropped until a \
+                 peer connects",
+                child.name
+            );
+            fields.warn("remote_addrs", message);
         }
     }
 }

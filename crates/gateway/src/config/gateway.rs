@@ -8,8 +8,10 @@ use dataplane::Scheduler;
 use wire::IpProto;
 use wire::registry::{CodePoints, PORT_IKE};
 
+use crate::account::User;
 use crate::resolver::Resolver;
 
+use super::problem::Problem;
 use super::value::{Fields, Refusal, list, number, parsed, switch, word, word_or_number};
 
 /// An address of the TUN device with its prefix length.
@@ -26,6 +28,8 @@ pub struct Interface {
 pub struct Gateway {
     /// Name of the TUN device.
     pub tun: String,
+    /// User that the daemon becomes, by name or number; `None`: it stays what it is.
+    pub user: Option<String>,
     /// Addresses of the device.
     pub addresses: Vec<Interface>,
     /// MTU of the device in bytes; `None`: what fits the narrowest SA.
@@ -36,6 +40,18 @@ pub struct Gateway {
     pub route_table: u32,
     /// Mark of own packets.
     pub fwmark: u32,
+    /// Whether clear text that policies protect is dropped by an nftables table.
+    pub guard: bool,
+    /// Whether that table also drops local sources that arrive where no route leads back to them.
+    pub guard_rpf: bool,
+    /// What happens to protected traffic after an orderly stop: it stays closed (`true`), or leaves in clear text.
+    pub stays_closed: bool,
+    /// Whether traffic of a loaded child is dropped (`true`) or passes in clear text while there is no SA for it.
+    pub unprotected_drops: bool,
+    /// Whether networks of private addresses on this host's links are reached without a tunnel that covers them.
+    pub bypass_lan: bool,
+    /// Limit for the MSS option of TCP connections through the tunnel.
+    pub mss: Mss,
     /// Packet threads.
     pub workers: usize,
     /// Super-packets are exchanged with the kernel where it can.
@@ -78,6 +94,17 @@ pub struct Gateway {
     pub code_points: CodePoints,
 }
 
+/// Limit for the MSS option of TCP connections through the tunnel (RFC 9293 §3.7.1).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Mss {
+    /// What fits the MTU of the device.
+    Auto,
+    /// None: the option is not changed.
+    Unchanged,
+    /// At most so many bytes over IPv4, 20 less over IPv6.
+    AtMost(u16),
+}
+
 /// Below, a loop of the control side could not keep up with the packets; above, a few crashes would
 /// use up 32 bits.
 const STATE_BLOCK: std::ops::RangeInclusive<u64> = 1024..=1 << 28;
@@ -95,20 +122,27 @@ impl Default for Gateway {
     fn default() -> Self {
         Self {
             tun: "weir0".into(),
+            user: None,
             addresses: Vec::new(),
             mtu: None,
             routes: true,
             route_table: 30_565,
             fwmark: 0x7765,
+            guard: true,
+            guard_rpf: true,
+            stays_closed: true,
+            unprotected_drops: true,
+            bypass_lan: true,
+            mss: Mss::Auto,
             workers: 1,
             offload: true,
             xdp: Vec::new(),
             engine: None,
-            scheduler: Scheduler::usual(),
+            scheduler: ports::usual_scheduler(),
             flow_queues: false,
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
-            socket: "/run/weir.vici".into(),
+            socket: "/run/weir/weir.vici".into(),
             resolver: None,
             confine: true,
             metrics: None,
@@ -136,6 +170,16 @@ impl Gateway {
         self.engine.unwrap_or_else(Engine::best)
     }
 
+    /// The user that the daemon becomes when it is started by this process; `None` where it stays the same.
+    ///
+    /// # Errors
+    /// There is no such user.
+    pub(crate) fn future_user(&self) -> Result<Option<User>, Problem> {
+        // Another user than root cannot become anybody: what it can read is what counts.
+        let name = self.user.as_ref().filter(|_| rustix::process::geteuid().is_root());
+        name.map(|name| User::find(name)).transpose()
+    }
+
     pub(crate) fn read(fields: &Fields<'_>) -> Self {
         let default = Self::default();
         let port = number(1..=65_535);
@@ -144,11 +188,22 @@ impl Gateway {
         let wide = number(1..=u64::from(u32::MAX));
         let gateway = Self {
             tun: fields.get("tun", device).unwrap_or(default.tun),
+            user: fields.get("user", user),
             addresses: fields.get("addresses", list(interface)).unwrap_or_default(),
             mtu: fields.get("mtu", word_or_number("auto", 576..=65_535)).flatten().map(|n| n as u32),
             routes: fields.get("routes", word(&[("auto", true), ("none", false)])).unwrap_or(true),
             route_table: fields.get("route_table", &wide).map_or(default.route_table, |n| n as u32),
             fwmark: fields.get("fwmark", &wide).map_or(default.fwmark, |n| n as u32),
+            guard: fields.get("guard", word(&[("nftables", true), ("none", false)])).unwrap_or(default.guard),
+            guard_rpf: fields.get("guard_rpf", switch).unwrap_or(default.guard_rpf),
+            stays_closed: fields
+                .get("on_stop", word(&[("closed", true), ("open", false)]))
+                .unwrap_or(default.stays_closed),
+            unprotected_drops: fields
+                .get("unprotected", word(&[("drop", true), ("pass", false)]))
+                .unwrap_or(default.unprotected_drops),
+            bypass_lan: fields.get("bypass_lan", switch).unwrap_or(default.bypass_lan),
+            mss: fields.get("mss", mss).unwrap_or(default.mss),
             workers: fields.get("workers", number(1..=64)).map_or(1, |n| n as usize),
             offload: fields.get("offload", word(&[("auto", true), ("no", false)])).unwrap_or(true),
             xdp: fields.get("xdp", list(device)).unwrap_or_default(),
@@ -218,6 +273,22 @@ fn resolver(text: &str) -> Result<Option<Resolver>, Refusal> {
         path if path.starts_with('/') => Ok(Some(Resolver::File(path.into()))),
         _ => Err("write none, resolvconf, or the path of a file from the root, for example /etc/resolv.conf".into()),
     }
+}
+
+fn mss(text: &str) -> Result<Mss, Refusal> {
+    match text {
+        "auto" => Ok(Mss::Auto),
+        "no" => Ok(Mss::Unchanged),
+        // The least that every IPv4 host accepts (RFC 9293 §3.7.1), and what fits the largest packet.
+        _ => number(536..=65_495)(text)
+            .map(|mss| Mss::AtMost(mss as u16))
+            .map_err(|_| "use auto, no, or a number of bytes from 536 to 65495".into()),
+    }
+}
+
+fn user(text: &str) -> Result<String, Refusal> {
+    let fits = (1..=32).contains(&text.len()) && !text.contains([':', '/', ',']) && !text.contains(char::is_whitespace);
+    fits.then(|| text.to_owned()).ok_or_else(|| "write the name or the number of a user, for example weir".into())
 }
 
 fn device(text: &str) -> Result<String, Refusal> {

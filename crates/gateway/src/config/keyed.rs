@@ -1,5 +1,7 @@
 //! The sections of swanctl.conf together, and one at a time as vici loads them.
 
+use std::io;
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,23 +9,23 @@ use ike::config::{Connection, PoolConfig};
 
 use super::authority::Authority;
 use super::cert::{CertDirs, Certificates, Context};
-use super::connection::{self, Keyed, Named};
+use super::connection::{self, Keyed};
 use super::gateway::Gateway;
 use super::outside::Outside;
 use super::pool;
 use super::problem::{Problem, Problems, nearest};
 use super::psp::PspConfig;
-use super::secret::{self, SecretEntry, SecretKind};
+use super::secret::{self, SecretEntry};
 use super::syntax::Section;
 use super::value::{Fields, Sink};
 
 /// What the sections `connections`, `secrets`, `pools` and `authorities` hold.
 #[derive(Clone, Debug, Default)]
 pub struct KeyedSections {
-    /// Connections with the addresses that their names had when the configuration was loaded.
+    /// Connections of IKE.
     pub connections: Vec<Arc<Connection>>,
-    /// Connections with names of hosts in them, to resolve again; one without addresses is not in `connections`.
-    pub named: Vec<Named>,
+    /// Connections with a name that has no address now; `weir check` alone looks.
+    pub unresolved: Vec<String>,
     /// Peers of the PSP key service.
     pub psp: Vec<PspConfig>,
     /// Pools of virtual addresses.
@@ -48,7 +50,7 @@ impl KeyedSections {
         let before = sink.count();
         for (section, path) in each(root, "connections", sink) {
             match connection::read(section, &path, &context, sink) {
-                Keyed::Ike(named) => read.add(*named, outside, sink),
+                Keyed::Ike(connection) => read.connections.push(Arc::new(*connection)),
                 Keyed::Psp(psp) => read.psp.push(*psp),
             }
         }
@@ -65,14 +67,25 @@ impl KeyedSections {
         read
     }
 
-    fn add(&mut self, named: Named, outside: &Outside<'_>, sink: &Sink) {
-        match named.resolve(outside.resolve) {
-            Ok(connection) => self.connections.push(connection),
-            Err(why) => sink.warn(format!("{why}; the connection waits until the name can be resolved")),
+    /// Resolves every name, and notes connections with a name that has no address; one line each.
+    pub(crate) fn resolve(&mut self, resolve: impl Fn(&str) -> io::Result<Vec<IpAddr>>) -> Vec<String> {
+        let ike = self.connections.iter().flat_map(|one| one.host_names().map(|host| (&one.name, host)));
+        let psp = self.psp.iter().flat_map(|one| one.host_names().map(|host| (&one.name, host)));
+        let mut warnings = Vec::new();
+        for (name, host) in ike.chain(psp) {
+            let why = match resolve(host) {
+                Ok(found) if !found.is_empty() => continue,
+                Ok(_) => String::new(),
+                Err(error) => format!(": {error}"),
+            };
+            warnings.push(format!(
+                "connections.{name}: '{host}' has no address{why}; its traffic is dropped until it has one"
+            ));
+            if !self.unresolved.contains(name) {
+                self.unresolved.push(name.clone());
+            }
         }
-        if named.has_names() {
-            self.named.push(named);
-        }
+        warnings
     }
 
     /// What only all of it together tells.
@@ -84,6 +97,12 @@ impl KeyedSections {
             {
                 let message = format!("connections.{}.pools: there is no pool '{pool}'", section.name);
                 let help = match names.as_slice() {
+                    // strongSwan's plugins, not pools of the file.
+                    _ if ["dhcp", "radius"].contains(&pool) => format!(
+                        "addresses are not requested by {}; reserve a range for the tunnels and write it: \
+                         'pools = clients' and a section 'pools {{ clients {{ addrs = FIRST-LAST }} }}'",
+                        pool.to_ascii_uppercase()
+                    ),
                     [] => format!("add 'pools {{ {pool} {{ addrs = 10.3.0.0/24 }} }}', one setting per line"),
                     _ => nearest(pool, names.iter().copied())
                         .map(|name| format!("did you mean '{name}'?"))
@@ -105,7 +124,7 @@ impl KeyedSections {
 
     /// Whether there is anything to agree keys for.
     pub fn is_empty(&self) -> bool {
-        self.connections.is_empty() && self.named.is_empty() && self.psp.is_empty()
+        self.connections.is_empty() && self.psp.is_empty()
     }
 
     /// Lists the folders beside the configuration, and says which passphrase has no file.
@@ -121,11 +140,6 @@ impl KeyedSections {
                 warnings.push(format!("secrets.{}: there is no file '{file}' in {}", entry.name, folder.display()));
             }
         }
-    }
-
-    /// Secrets of one kind.
-    pub fn secrets_of(&self, kind: SecretKind) -> impl Iterator<Item = &SecretEntry> {
-        self.secrets.iter().filter(move |entry| entry.kind == kind)
     }
 }
 

@@ -21,12 +21,12 @@ mod sa;
 pub mod schema;
 mod secret;
 pub mod syntax;
-mod ts;
+mod trust;
+pub(crate) mod ts;
 mod value;
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use crypto::Engine;
@@ -35,10 +35,10 @@ use wire::{AddrRange, Selector};
 
 pub use authority::Authority;
 pub use cert::{CertDirs, Certificate, Certificates};
-pub use connection::{Host, Keyed, Named};
-pub use gateway::{Gateway, Interface};
+pub use connection::Keyed;
+pub use gateway::{Gateway, Interface, Mss};
 pub use keyed::{KeyedSections, LoadedConnection, load_authority, load_connection, load_pool};
-pub use outside::{Outside, ReadFile, Resolve, resolve_name};
+pub use outside::{Outside, ReadFile, resolve_name};
 pub use policy::{Policy, PolicyAction};
 use problem::{Origin, Problem, Problems};
 pub use psp::{PspChild, PspConfig, PspMode};
@@ -67,7 +67,7 @@ pub struct Config {
 impl Config {
     /// Whether keys are to be agreed: by IKE, or by the key service of PSP.
     pub fn ike_wanted(&self) -> bool {
-        let keyed = !self.keyed.connections.is_empty() || !self.keyed.named.is_empty();
+        let keyed = !self.keyed.connections.is_empty();
         self.gateway.ike.unwrap_or(keyed) || !self.keyed.psp.is_empty()
     }
 }
@@ -91,22 +91,19 @@ pub fn load(path: &Path, purpose: Purpose) -> Result<Config, Problems> {
     let mut config = check(&root, purpose, &Outside::host(folder))?;
     if purpose == Purpose::Gateway {
         config.keyed.collect(folder, &mut config.warnings);
-    }
-    let holds_keys = !config.sas.is_empty() || !config.keyed.secrets.is_empty();
-    if holds_keys && std::fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o004 != 0) {
-        config
-            .warnings
-            .push(format!("{0} holds keys and everybody on this host can read it: chmod 600 {0}", path.display()));
+        let user = config.gateway.future_user()?;
+        trust::check(path, &root, &config.keyed.cert_dirs, &config.keyed.certificates, user.as_ref())?;
     }
     Ok(config)
 }
 
-/// Checks a tree; names of hosts and files are looked up `outside`.
+/// Checks a tree; files are read `outside`.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn check(root: &Section, purpose: Purpose, outside: &Outside<'_>) -> Result<Config, Problems> {
     let sink = Sink::default();
+    root.notes.iter().for_each(|note| sink.warn(note.clone()));
     top_level(root, &sink);
     let gateway = match root.section("gateway") {
         Some(section) => Gateway::read(&Fields::new(section, "gateway".into(), &sink)),

@@ -1,4 +1,4 @@
-//! What a configuration speaks of but does not hold: names of hosts, certificate files.
+//! What a configuration refers to: certificate files and names of hosts.
 
 use std::fs::File;
 use std::io::{self, Read as _};
@@ -8,33 +8,28 @@ use std::path::{Path, PathBuf};
 /// Largest certificate or key file, in bytes.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Addresses of a host name.
-pub type Resolve<'a> = &'a dyn Fn(&str) -> io::Result<Vec<IpAddr>>;
 /// Contents of a file.
 pub type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<Vec<u8>>;
 
-/// Where names and files are looked up.
+/// Where files are looked up.
 #[derive(Clone)]
 pub struct Outside<'a> {
     /// Folder of the configuration, below which are x509, x509ca, pubkey and the others.
     pub folder: PathBuf,
     /// Reads a file of at most 1 MiB.
     pub read: ReadFile<'a>,
-    /// Asks for the addresses of a host.
-    pub resolve: Resolve<'a>,
 }
 
 impl Outside<'static> {
-    /// The files and the resolver of this host.
+    /// The files of this host.
     pub fn host(folder: &Path) -> Self {
-        Self { folder: folder.to_owned(), read: &read_file, resolve: &resolve_name }
+        Self { folder: folder.to_owned(), read: &read_file }
     }
 
-    /// Nothing: files are absent, hosts unknown.
+    /// Nothing: files are absent.
     pub fn nothing() -> Self {
         let read: ReadFile<'static> = &|_: &Path| Err(io::ErrorKind::NotFound.into());
-        let resolve: Resolve<'static> = &|_: &str| Err(io::ErrorKind::NotFound.into());
-        Self { folder: PathBuf::from("."), read, resolve }
+        Self { folder: PathBuf::from("."), read }
     }
 }
 

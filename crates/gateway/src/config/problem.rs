@@ -15,14 +15,44 @@ pub struct SourceFile {
     pub text: Zeroizing<String>,
 }
 
+/// Characters of a line that are quoted: with number and frame they fit a terminal of 80 columns.
+const QUOTED_MAX: usize = 72;
+/// Characters before the fault where a longer line is cut.
+const QUOTED_BEFORE: usize = 24;
+
+impl SourceFile {
+    /// The bytes to quote for a fault: its line, cut to [`QUOTED_MAX`] characters around the fault; of a line that may hold a
+    /// secret the fault alone.
+    fn quoted(&self, span: Range<usize>) -> Range<usize> {
+        let text = self.text.as_str();
+        let (Some(before), Some(after)) = (text.get(..span.start), text.get(span.end..)) else { return span };
+        let start = before.rfind('\n').map_or(0, |at| at + 1);
+        let end = span.end + after.find('\n').unwrap_or(after.len());
+        let line = &text[start..end];
+        if line.to_ascii_lowercase().contains("secret") {
+            return span;
+        }
+        let end = start + line.trim_end().len().max(span.end - start);
+        if text[start..end].chars().count() <= QUOTED_MAX {
+            return start..end;
+        }
+        let left = text[start..span.start].char_indices().rev().nth(QUOTED_BEFORE).map_or(start, |(at, _)| start + at);
+        let right = text[left..end].char_indices().nth(QUOTED_MAX).map_or(end, |(at, _)| left + at);
+        left..right.max(span.end)
+    }
+}
+
 impl SourceCode for SourceFile {
+    /// With lines of context it is the line of the span alone: its neighbours may hold keys.
     fn read_span<'a>(
         &'a self,
         span: &SourceSpan,
         before: usize,
-        after: usize,
+        _after: usize,
     ) -> Result<Box<dyn SpanContents<'a> + 'a>, MietteError> {
-        let part = self.text.as_str().read_span(span, before, after)?;
+        let own = span.offset()..span.offset() + span.len();
+        let shown = if before == 0 { own } else { self.quoted(own) };
+        let part = self.text.as_str().read_span(&SourceSpan::from((shown.start, shown.len())), 0, 0)?;
         Ok(Box::new(MietteSpanContents::new_named(
             self.name.clone(),
             part.data(),
@@ -205,12 +235,11 @@ impl fmt::Display for Problems {
 impl std::error::Error for Problems {}
 
 impl Problems {
-    /// Writes them for a person, with the lines they are about. No neighbouring lines: those may
-    /// hold keys.
+    /// Writes them for a person, with the lines they are about, see [`SourceFile`].
     pub fn render(&self, colour: bool) -> String {
         let theme = if colour { miette::GraphicalTheme::unicode() } else { miette::GraphicalTheme::unicode_nocolor() };
         let handler = miette::GraphicalReportHandler::new_themed(theme)
-            .with_context_lines(0)
+            .with_context_lines(1)
             .with_links(false)
             .with_width(100)
             .with_wrap_lines(false);
@@ -261,6 +290,35 @@ mod tests {
         let hidden = Problems::from(Problem::at(&at, "not octets").secret()).render(false);
         assert!(shown.contains("0xsecret") && shown.contains("a.conf:1:7"));
         assert!(!hidden.contains("0xsecret") && hidden.contains("a.conf:1:7"));
+    }
+
+    #[test]
+    fn the_whole_line_is_quoted_and_nothing_around_it() {
+        let text = "before = 1\n    remotes_ts = 10.1.0.0/16 # office\nafter = 2";
+        let file = Arc::new(SourceFile { name: "a.conf".into(), text: Zeroizing::new(text.into()) });
+        let at = Origin { file, span: 15..25 };
+        let shown = Problems::from(Problem::at(&at, "unknown key")).render(false);
+        assert!(shown.contains("    remotes_ts = 10.1.0.0/16 # office") && shown.contains("a.conf:2:5"), "{shown}");
+        assert!(!shown.contains("before") && !shown.contains("after"), "{shown}");
+    }
+
+    #[test]
+    fn a_long_line_is_cut_around_the_fault() {
+        let text = format!("a = {}fault{} end", "ä, ".repeat(60), ", y".repeat(60));
+        let from = text.find("fault").expect("it is there");
+        let file = Arc::new(SourceFile { name: "a.conf".into(), text: Zeroizing::new(text) });
+        let shown = Problems::from(Problem::at(&Origin { file, span: from..from + 5 }, "wrong")).render(false);
+        assert!(shown.contains("ä, fault, y") && !shown.contains("a = ") && !shown.contains("end"), "{shown}");
+        assert!(shown.lines().all(|line| line.chars().count() <= 80), "{shown}");
+    }
+
+    #[test]
+    fn of_a_line_with_a_secret_the_fault_alone_is_quoted() {
+        let text = "secrets { ike { secret = abc } } conections { }";
+        let from = text.find("conections").expect("it is there");
+        let file = Arc::new(SourceFile { name: "a.conf".into(), text: Zeroizing::new(text.into()) });
+        let shown = Problems::from(Problem::at(&Origin { file, span: from..from + 10 }, "unknown")).render(false);
+        assert!(shown.contains("conections") && !shown.contains("abc"), "{shown}");
     }
 
     #[test]

@@ -5,16 +5,14 @@
 
 use std::time::Duration;
 
-use ike::config::{Auth, AuthMethod, StartAction, TsConfig};
+use ike::config::{Auth, AuthMethod, Host, StartAction, TsConfig};
 
 use super::auth::{Side, rounds};
 use super::cert::Context;
 use super::child::{each, selectors, start_action};
-use super::connection::{Host, addresses, hosts};
-use super::outside::Resolve;
+use super::connection::hosts;
 use super::schema::PSP_CHILD;
 use super::value::{Fields, Refusal, duration, number, offset, psp_version, switch, word};
-use wire::AddrRange;
 
 /// Longest time between new keys: a master key may be gone two rotations later.
 const LONGEST_REKEY: Duration = Duration::from_secs(24 * 3600);
@@ -102,7 +100,7 @@ impl PspConfig {
             local_auth: certificate(fields, Side::Local, context),
             remote_auth: certificate(fields, Side::Remote, context),
             dpd_delay: fields.get("dpd_delay", duration).unwrap_or(Duration::from_secs(30)),
-            keyingtries: fields.get("keyingtries", number(0..=u64::from(u32::MAX))).map_or(1, |n| n as u32),
+            keyingtries: fields.get("keyingtries", number(0..=u64::from(u32::MAX))).map_or(0, |n| n as u32),
             children: each(fields, PSP_CHILD, |fields| PspChild::read(fields, gmac)),
         };
         if read.children.is_empty() {
@@ -121,16 +119,9 @@ impl PspConfig {
         read
     }
 
-    /// Addresses of this host and of the peer, those of names as they are now.
-    ///
-    /// # Errors
-    /// A name without addresses, in words.
-    pub fn resolve(&self, resolve: Resolve<'_>) -> Result<(Vec<AddrRange>, Vec<AddrRange>), String> {
-        let name = &self.name;
-        let of = |key: &str, hosts: &[Host]| {
-            addresses(hosts, resolve).map_err(|why| format!("connections.{name}.{key}: {why}"))
-        };
-        Ok((of("local_addrs", &self.local)?, of("remote_addrs", &self.remote)?))
+    /// Names in `local_addrs` and `remote_addrs`.
+    pub fn host_names(&self) -> impl Iterator<Item = &str> {
+        self.local.iter().chain(&self.remote).filter_map(Host::name)
     }
 }
 

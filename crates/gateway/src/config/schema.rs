@@ -6,6 +6,8 @@
 
 mod keyed;
 mod manual;
+#[cfg(test)]
+mod readers;
 
 use serde_json::{Value, json};
 

@@ -13,7 +13,6 @@ use super::value::{Fields, Secret, Sink, from_base64, from_hex, items, suggestio
 pub enum SecretKind {
     Ike,
     Eap,
-    Xauth,
     Ntlm,
     Ppk,
     Private,
@@ -28,7 +27,7 @@ impl SecretKind {
     const ALL: &[(&str, Self)] = &[
         ("ike", Self::Ike),
         ("eap", Self::Eap),
-        ("xauth", Self::Xauth),
+        ("xauth", Self::Eap),
         ("ntlm", Self::Ntlm),
         ("ppk", Self::Ppk),
         ("private", Self::Private),
@@ -105,7 +104,7 @@ pub(crate) fn read(section: &Section, path: &str, sink: &Sink) -> Vec<SecretEntr
                 secret,
             }),
             Err(help) => {
-                let message = format!("{path}.{}: the value is not usable", setting.name);
+                let message = format!("{path}.{}: invalid value", setting.name);
                 sink.push(Problem::at(&setting.value_at, message).help(help).secret());
             }
         }

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use zeroize::Zeroizing;
 
 use super::problem::{Origin, Problem, Problems, SourceFile, may_hold_key};
+use super::value::is_secret;
 
 /// How deep files may include each other, and references refer on.
 const MAX_DEPTH: usize = 16;
@@ -51,6 +52,8 @@ pub struct Section {
     pub sections: Vec<Section>,
     /// Names of sections at the top that others refer to; known for a whole file.
     pub templates: Vec<String>,
+    /// What the grammar allows and is seldom meant, one line each; known for a whole file.
+    pub notes: Vec<String>,
     references: Vec<(String, Origin)>,
 }
 
@@ -58,7 +61,8 @@ impl Section {
     /// A section with nothing in it.
     pub(crate) fn new(name: &str, at: Origin) -> Self {
         let (settings, sections) = (Vec::new(), Vec::new());
-        Self { name: name.into(), at, settings, sections, templates: Vec::new(), references: Vec::new() }
+        let (templates, notes) = (Vec::new(), Vec::new());
+        Self { name: name.into(), at, settings, sections, templates, notes, references: Vec::new() }
     }
 
     /// The subsection of that name.
@@ -79,10 +83,14 @@ impl Section {
         &mut self.sections[index]
     }
 
-    fn set(&mut self, setting: Setting) {
+    /// Sets a value; returns the one that it replaces.
+    fn set(&mut self, setting: Setting) -> Option<Setting> {
         match self.settings.iter_mut().find(|known| known.name == setting.name) {
-            Some(known) => *known = setting,
-            None => self.settings.push(setting),
+            Some(known) => Some(std::mem::replace(known, setting)),
+            None => {
+                self.settings.push(setting);
+                None
+            }
         }
     }
 
@@ -131,15 +139,51 @@ pub fn read(path: &Path) -> Result<Section, Problems> {
 /// # Errors
 /// As [`read`].
 pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
+    if let Some(problem) = foreign_format(&file) {
+        return Err(problem.into());
+    }
     let file = Arc::new(file);
     let mut root = Section::new("", Origin { file: Arc::clone(&file), span: 0..0 });
-    let mut problems = Vec::new();
-    Parser { file, folder, at: 0, depth: 0, secret: false, problems: &mut problems }.file(&mut root);
+    let (mut problems, mut notes) = (Vec::new(), Vec::new());
+    Parser {
+        file,
+        folder,
+        at: 0,
+        depth: 0,
+        secret: false,
+        unbalanced: None,
+        problems: &mut problems,
+        notes: &mut notes,
+    }
+    .file(&mut root);
     let mut resolved =
         Resolver { root: &root, under_way: Vec::new(), depth: 0, copies: 0, problems: &mut problems }.resolve(&root);
+    resolved.notes = notes;
     resolved.drop_unset();
     root.referred(&mut resolved.templates);
     if problems.is_empty() { Ok(resolved) } else { Err(Problems(problems)) }
+}
+
+/// Recognises the formats that are mistaken for this one, whose errors would be three per line.
+fn foreign_format(file: &SourceFile) -> Option<Problem> {
+    let mut lines = file.text.lines().map(str::trim_end);
+    let found = lines.find_map(|line| {
+        let wireguard = matches!(line.trim(), "[Interface]" | "[Peer]");
+        // A section of ipsec.conf begins a line and has no brace.
+        let stroke =
+            line == "config setup" || line.strip_prefix("conn ").is_some_and(|name| !name.contains(['{', '=', ':']));
+        match (wireguard, stroke) {
+            (true, _) => {
+                Some(("a file of WireGuard", "IPsec has other keys: write connections as in docs/configuration.md"))
+            }
+            (_, true) => Some((
+                "ipsec.conf, the old format of strongSwan",
+                "write swanctl.conf: https://docs.strongswan.org/docs/latest/howtos/fromIpsecConf.html says how",
+            )),
+            _ => None,
+        }
+    });
+    found.map(|(what, help)| Problem::whole(format!("{}: this is {what}", file.name)).help(help))
 }
 
 fn load(path: &Path) -> Result<SourceFile, String> {
@@ -153,6 +197,8 @@ fn load(path: &Path) -> Result<SourceFile, String> {
         return Err(format!("more than the {MAX_FILE_BYTES} bytes that a configuration may have"));
     }
     let text = std::str::from_utf8(&bytes).map_err(|e| format!("byte {} is not UTF-8 text", e.valid_up_to()))?;
+    // Editors of other systems begin a file with a byte order mark, which no message could show.
+    let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     Ok(SourceFile { name: path.display().to_string(), text: Zeroizing::new(text.to_owned()) })
 }
 
@@ -234,10 +280,32 @@ struct Parser<'a> {
     depth: usize,
     /// Inside of `secrets`, where any word may be one.
     secret: bool,
+    /// The first section whose '}' stands further left than its name: the one whose own '}' is missing, if any is.
+    unbalanced: Option<Origin>,
     problems: &'a mut Vec<Problem>,
+    notes: &'a mut Vec<String>,
 }
 
 impl Parser<'_> {
+    /// Columns before the first character of the line with this byte.
+    fn indentation(&self, at: usize) -> usize {
+        let start = self.file.text[..at].rfind('\n').map_or(0, |newline| newline + 1);
+        self.file.text[start..].chars().take_while(|c| is_blank(*c)).count()
+    }
+
+    /// Whether nothing but blanks precedes this byte on its line.
+    fn begins_line(&self, at: usize) -> bool {
+        self.file.text[..at].rsplit('\n').next().is_some_and(|before| before.chars().all(is_blank))
+    }
+
+    /// Notes a section that occurs again in one file. At the top that is usual.
+    fn note_again(&mut self, section: &Section, name: &str, at: &Origin) {
+        let again = section.section(name).filter(|_| self.depth > 0);
+        if let Some(first) = again.filter(|first| Arc::ptr_eq(&first.at.file, &at.file)) {
+            self.notes.push(format!("{at}: section '{name}' occurs again; it is merged with the one at {}", first.at));
+        }
+    }
+
     fn peek(&self) -> Option<char> {
         self.file.text[self.at..].chars().next()
     }
@@ -351,6 +419,7 @@ impl Parser<'_> {
             Some(':') => {
                 self.bump();
                 let at = self.origin(span);
+                self.note_again(section, &name, &at);
                 let references = self.references();
                 let entered = section.enter(&name, &at);
                 entered.references.extend(references);
@@ -358,6 +427,7 @@ impl Parser<'_> {
             }
             Some('{') => {
                 let at = self.origin(span);
+                self.note_again(section, &name, &at);
                 self.open(section.enter(&name, &at), &at);
             }
             Some('\n' | '#') => {
@@ -393,8 +463,15 @@ impl Parser<'_> {
         self.body(section);
         self.secret = outside;
         self.depth -= 1;
+        let brace = self.at;
         if self.bump().is_none() {
-            self.problems.push(Problem::at(at, "this section is never closed").help("add the missing '}'"));
+            let at = self.unbalanced.take().unwrap_or_else(|| at.clone());
+            self.problems.push(Problem::at(&at, "this section is never closed").help("add the missing '}'"));
+        } else if self.unbalanced.is_none()
+            && self.begins_line(brace)
+            && self.indentation(brace) < self.indentation(at.span.start)
+        {
+            self.unbalanced = Some(at.clone());
         }
     }
 
@@ -421,7 +498,15 @@ impl Parser<'_> {
         let at = self.origin(span.clone());
         // An empty value has no place of its own.
         let value_at = self.origin(if value_span.is_empty() { span } else { value_span });
-        section.set(Setting { name, at, value, value_at, items: None });
+        let secret = self.secret || is_secret(&name);
+        if secret && self.peek() == Some('#') && !value.is_empty() && !self.file.text[..self.at].ends_with(is_blank) {
+            self.notes
+                .push(format!("{at}: '#' begins a comment, so the value ends before it; write it in double quotes"));
+        }
+        let again = section.set(Setting { name: name.clone(), at: at.clone(), value, value_at, items: None });
+        if let Some(first) = again.filter(|first| Arc::ptr_eq(&first.at.file, &at.file)) {
+            self.notes.push(format!("{at}: '{name}' is set again; the value at {} has no effect", first.at));
+        }
     }
 
     /// Words and quotes up to the end of the line, `#` or `}`, joined by single blanks.
@@ -496,7 +581,9 @@ impl Parser<'_> {
                 Ok(file) => {
                     let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
                     let (file, depth) = (Arc::new(file), self.depth + 1);
-                    Parser { file, folder: &folder, at: 0, depth, secret: self.secret, problems: self.problems }
+                    let (problems, notes) = (&mut *self.problems, &mut *self.notes);
+                    let secret = self.secret;
+                    Parser { file, folder: &folder, at: 0, depth, secret, unbalanced: None, problems, notes }
                         .file(section);
                 }
                 Err(why) => {

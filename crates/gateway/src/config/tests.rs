@@ -3,7 +3,7 @@ use zeroize::Zeroizing;
 use super::problem::SourceFile;
 use super::*;
 
-mod swanctl;
+pub(crate) mod swanctl;
 
 pub(crate) fn read(text: &str, purpose: Purpose) -> Result<Config, Problems> {
     let file = SourceFile { name: "test.conf".into(), text: Zeroizing::new(text.into()) };
@@ -349,4 +349,52 @@ fn an_spi_that_would_be_taken_for_eesp_is_refused() {
     assert_eq!(told("0x7fffffff", "encap = yes", "eesp"), "");
     assert_eq!(told("0x80001002", "encap = no", "eesp"), "");
     assert_eq!(told("0x80001002", "encap = yes", "esp"), "");
+}
+
+/// What is reported of a text: problems, or warnings.
+fn noted(text: &str) -> String {
+    let file = SourceFile { name: "a.conf".into(), text: Zeroizing::new(text.into()) };
+    match syntax::parse(file, Path::new(".")) {
+        Ok(root) => root.notes.join("\n"),
+        Err(problems) => problems.to_string(),
+    }
+}
+
+#[test]
+fn what_is_seldom_meant_is_noted_with_both_places() {
+    let text = "connections {\n a {\n version = 2\n children {\n b {\n }\n b {\n }\n }\n version = 0\n }\n}\nconnections {\n}\n";
+    let told = noted(text);
+    assert!(told.contains("a.conf:7:2: section 'b' occurs again; it is merged with the one at a.conf:5:2"), "{told}");
+    assert!(told.contains("a.conf:10:2: 'version' is set again; the value at a.conf:3:2 has no effect"), "{told}");
+    assert_eq!(told.lines().count(), 2, "sections at the top may occur again");
+    let secret = |value: &str| noted(&format!("secrets {{\n ike {{\n secret = {value}\n }}\n}}\n"));
+    assert!(secret("abc#def{ghi").contains("a.conf:3:2: '#' begins a comment"), "{}", secret("abc#def{ghi"));
+    assert!(!secret("abc#def{ghi").contains("abc"), "no part of a secret is shown");
+    assert_eq!(secret("\"abc#def{ghi\"") + &secret("abc # a comment"), "");
+}
+
+#[test]
+fn the_section_whose_brace_is_missing_is_named() {
+    let text = "connections {\n    a {\n        local {\n            auth = psk\n        remote {\n            auth = psk\n        }\n    }\n}\n";
+    assert!(noted(text).starts_with("a.conf:3:9: this section is never closed"), "{}", noted(text));
+    // Without indentation only the end of the file tells.
+    assert!(noted("connections {\na {\n}\n").starts_with("a.conf:1:1: this section is never closed"));
+}
+
+#[test]
+fn files_of_other_programs_are_recognised() {
+    let stroke = noted("config setup\n\tuniqueids=no\nconn %default\n\tkeyexchange=ikev2\n");
+    assert!(stroke.contains("a.conf: this is ipsec.conf") && stroke.contains("swanctl.conf"), "{stroke}");
+    let wireguard = noted("[Interface]\nPrivateKey = abc=\n[Peer]\nEndpoint = 192.0.2.1:51820\n");
+    assert!(wireguard.contains("a file of WireGuard"), "{wireguard}");
+    assert_eq!(noted("conn {\n}\n"), "", "a section may have any name");
+}
+
+#[test]
+fn a_byte_order_mark_is_skipped() {
+    let path = std::env::temp_dir().join(format!("weir-bom-{}.conf", std::process::id()));
+    std::fs::write(&path, "\u{feff}pools {\n p {\n addrs = 10.3.0.0/24\n }\n}\n").unwrap();
+    let read = syntax::read(&path).map(|root| root.sections[0].name.clone());
+    std::fs::remove_file(&path).unwrap();
+    assert_eq!(read.ok().as_deref(), Some("pools"));
 }

@@ -68,8 +68,11 @@ fn upper_layer(text: &str) -> String {
         text.split_once(']').map_or((text, String::new()), |(inner, rest)| (inner, format!("]{rest}")));
     let (proto, port) = inner.split_once('/').map_or((inner, None), |(proto, port)| (proto, Some(port)));
     let proto = if proto.trim().is_empty() { "any" } else { proto.trim() };
+    let is_icmp = || ["icmp", "1", "ipv6-icmp", "icmpv6", "58"].iter().any(|name| proto.eq_ignore_ascii_case(name));
     match port.map(str::trim) {
         None | Some("") => format!("{proto}{close}"),
+        // Type × 256 + code, as in strongSwan: echo reply with code 0, not all codes of type 0. The peer looks for it exactly.
+        Some("0") if is_icmp() => format!("{proto}/0(0){close}"),
         Some(port) => match SERVICES.iter().find(|(name, _)| name.eq_ignore_ascii_case(port)) {
             Some((_, number)) => format!("{proto}/{number}{close}"),
             None => format!("{proto}/{port}{close}"),
@@ -96,6 +99,10 @@ mod tests {
             ("10.1.0.1-10.1.0.9[udp/1000-2000]", "10.1.0.1-10.1.0.9", 17, 1000, 2000),
             ("fec1::/16[ipv6-icmp/135]", "fec1::/16", 58, 135 << 8, 135 << 8 | 255),
             ("10.1.0.0/16[icmp/2048]", "10.1.0.0/16", 1, 2048, 2048),
+            ("10.1.0.0/16[icmp/0]", "10.1.0.0/16", 1, 0, 0),
+            ("10.1.0.0/16[1/0]", "10.1.0.0/16", 1, 0, 0),
+            ("10.1.0.0/16[icmp/0-8]", "10.1.0.0/16", 1, 0, 8 << 8 | 255),
+            ("10.1.0.0/16[udp/0]", "10.1.0.0/16", 17, 0, 0),
             ("10.1.0.0/16[/53]", "10.1.0.0/16", 0, 53, 53),
             ("10.1.0.0/16[tcp/opaque]", "10.1.0.0/16", 6, 65_535, 0),
             ("10.1.0.0/16[gre]", "10.1.0.0/16", 47, 0, 65_535),

@@ -176,9 +176,9 @@ impl<'a> Fields<'a> {
             Ok(value) => Some(value),
             Err(expected) => {
                 let message = if self.secret || is_secret(key) {
-                    format!("{}.{key}: the value is not usable", self.path)
+                    format!("{}.{key}: invalid value", self.path)
                 } else {
-                    format!("{}.{key}: '{}' is not usable", self.path, *setting.value)
+                    format!("{}.{key}: '{}' is invalid", self.path, *setting.value)
                 };
                 self.push(Problem::at(&setting.value_at, message).help(expected), key);
                 None
@@ -186,7 +186,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Items of a list, each read by `parse`; `None` when the key is absent or an item is not usable.
+    /// Items of a list, each read by `parse`; `None` when the key is absent or an item is invalid.
     pub(crate) fn list<T>(&self, key: &'static str, parse: impl Fn(&str) -> Result<T, Refusal>) -> Option<Vec<T>> {
         let setting = self.own(key)?;
         let mut read = Vec::new();
@@ -197,7 +197,7 @@ impl<'a> Fields<'a> {
                 Ok(value) => read.push(value),
                 Err(expected) => {
                     let shown = String::from_utf8_lossy(&item);
-                    let message = format!("{}.{key}: '{shown}' is not usable", self.path);
+                    let message = format!("{}.{key}: '{shown}' is invalid", self.path);
                     self.push(Problem::at(&setting.value_at, message).help(expected), key);
                 }
             }
@@ -265,7 +265,7 @@ impl<'a> Fields<'a> {
     fn unasked(&self, key: &Key, setting: &Setting, elsewhere: Option<String>) {
         let name = &setting.name;
         if let Err(expected) = key.kind.check(&setting.value) {
-            let message = format!("{}.{name}: '{}' is not usable", self.path, *setting.value);
+            let message = format!("{}.{name}: '{}' is invalid", self.path, *setting.value);
             return self.push(Problem::at(&setting.value_at, message).help(expected), name);
         }
         match key.fate {
@@ -322,7 +322,7 @@ pub(crate) fn items(setting: &Setting) -> Vec<Zeroizing<Vec<u8>>> {
     }
 }
 
-fn is_secret(key: &str) -> bool {
+pub(crate) fn is_secret(key: &str) -> bool {
     key == "key" || key.ends_with("_key") || key.starts_with("master_key") || key.contains("secret") || key == "pin"
 }
 

@@ -1,6 +1,6 @@
-//! System calls, by seccomp: a list of those that no part of Weir, and no `ip` that it starts, has a use for.
+//! System calls, by seccomp: a list of those that no part of Weir has a use for.
 //!
-//! What is not on the list stays allowed: the C library, the resolver's plug-ins and `ip` belong to the host, and the
+//! What is not on the list stays allowed: the C library and the resolver's plug-ins belong to the host, and the
 //! calls they make change with its updates. The list takes away what turns a fault in this process into one of the
 //! host: other processes, mounts, namespaces, modules, the wide and young interfaces of the kernel.
 
@@ -8,14 +8,16 @@ use std::collections::BTreeMap;
 
 use libc::{
     SYS_acct, SYS_add_key, SYS_adjtimex, SYS_bpf, SYS_chroot, SYS_clock_adjtime, SYS_clock_settime, SYS_clone,
-    SYS_clone3, SYS_delete_module, SYS_execveat, SYS_fanotify_init, SYS_finit_module, SYS_fsconfig, SYS_fsmount,
-    SYS_fsopen, SYS_fspick, SYS_init_module, SYS_io_uring_enter, SYS_io_uring_register, SYS_io_uring_setup, SYS_ioctl,
-    SYS_kcmp, SYS_kexec_file_load, SYS_kexec_load, SYS_keyctl, SYS_memfd_create, SYS_mknodat, SYS_mount,
-    SYS_mount_setattr, SYS_move_mount, SYS_move_pages, SYS_open_by_handle_at, SYS_open_tree, SYS_perf_event_open,
-    SYS_personality, SYS_pidfd_getfd, SYS_pidfd_open, SYS_pidfd_send_signal, SYS_pivot_root, SYS_process_madvise,
-    SYS_process_vm_readv, SYS_process_vm_writev, SYS_ptrace, SYS_quotactl, SYS_reboot, SYS_request_key,
-    SYS_setdomainname, SYS_sethostname, SYS_setns, SYS_settimeofday, SYS_socket, SYS_swapoff, SYS_swapon, SYS_syslog,
-    SYS_umount2, SYS_unshare, SYS_userfaultfd, SYS_vhangup,
+    SYS_clone3, SYS_delete_module, SYS_execve, SYS_execveat, SYS_fanotify_init, SYS_fchmod, SYS_fchmodat,
+    SYS_fchmodat2, SYS_fchown, SYS_fchownat, SYS_finit_module, SYS_fremovexattr, SYS_fsconfig, SYS_fsetxattr,
+    SYS_fsmount, SYS_fsopen, SYS_fspick, SYS_init_module, SYS_io_uring_enter, SYS_io_uring_register,
+    SYS_io_uring_setup, SYS_ioctl, SYS_kcmp, SYS_kexec_file_load, SYS_kexec_load, SYS_keyctl, SYS_linkat,
+    SYS_lremovexattr, SYS_lsetxattr, SYS_memfd_create, SYS_mknodat, SYS_mount, SYS_mount_setattr, SYS_move_mount,
+    SYS_move_pages, SYS_open_by_handle_at, SYS_open_tree, SYS_perf_event_open, SYS_personality, SYS_pidfd_getfd,
+    SYS_pidfd_open, SYS_pidfd_send_signal, SYS_pivot_root, SYS_process_madvise, SYS_process_vm_readv,
+    SYS_process_vm_writev, SYS_ptrace, SYS_quotactl, SYS_reboot, SYS_removexattr, SYS_request_key, SYS_setdomainname,
+    SYS_sethostname, SYS_setns, SYS_settimeofday, SYS_setxattr, SYS_socket, SYS_swapoff, SYS_swapon, SYS_symlinkat,
+    SYS_syslog, SYS_umount2, SYS_unshare, SYS_userfaultfd, SYS_utimensat, SYS_vhangup,
 };
 use seccompiler::{
     BpfProgram, Error, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -36,8 +38,7 @@ const DENIED: &[i64] = &[
     SYS_process_vm_readv,
     SYS_process_vm_writev,
     SYS_ptrace,
-    // Programs that are no files, and so not what the rules about files allow to execute.
-    SYS_execveat,
+    // Code that is no file, and so not what the rules about files allow to execute.
     SYS_memfd_create,
     // Mounts, roots, namespaces, device files, and files by number past the rules about files.
     SYS_chroot,
@@ -93,6 +94,42 @@ const DENIED_HERE: &[i64] = &[libc::SYS_iopl, libc::SYS_ioperm, libc::SYS_mknod,
 #[cfg(not(target_arch = "x86_64"))]
 const DENIED_HERE: &[i64] = &[];
 
+/// Refused when the gateway has started: owners, modes and times of files, further names of files. None of them is covered by
+/// Landlock, and with user 0 they reach files of every service.
+const DENIED_AFTER_START: &[i64] = &[
+    SYS_fchmod,
+    SYS_fchmodat,
+    SYS_fchmodat2,
+    SYS_fchown,
+    SYS_fchownat,
+    SYS_fremovexattr,
+    SYS_fsetxattr,
+    SYS_linkat,
+    SYS_lremovexattr,
+    SYS_lsetxattr,
+    SYS_removexattr,
+    SYS_setxattr,
+    SYS_symlinkat,
+    SYS_utimensat,
+];
+/// Older forms of them.
+#[cfg(target_arch = "x86_64")]
+const DENIED_HERE_AFTER_START: &[i64] = &[
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_futimesat,
+    libc::SYS_lchown,
+    libc::SYS_link,
+    libc::SYS_symlink,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const DENIED_HERE_AFTER_START: &[i64] = &[];
+
+/// Refused as well: this process starts no program. What runs programs for it are helper processes from before.
+const PROGRAMS: &[i64] = &[SYS_execve, SYS_execveat];
+
 /// Kinds of sockets that are opened: everything else is a part of the kernel that few look after.
 const FAMILIES: [i32; 6] =
     [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_NETLINK, libc::AF_PACKET, libc::AF_XDP];
@@ -111,12 +148,40 @@ const NAMESPACES: [i32; 7] = [
 
 /// Puts the list in force for all threads, and all that come from them. Calls on it fail with EPERM.
 pub(super) fn restrict() -> Part {
-    let applied = programs()
-        .and_then(|programs| programs.iter().try_for_each(|program| seccompiler::apply_filter_all_threads(program)));
-    match applied {
+    let filters = filters().and_then(|filters| Ok(filters.into_iter().chain([no_programs()?]).collect::<Vec<_>>()));
+    apply(filters)
+}
+
+/// The list without [`PROGRAMS`], for tests that make calls by programs.
+#[cfg(test)]
+pub(super) fn restrict_all_but_programs() -> Part {
+    apply(filters().map(Vec::from))
+}
+
+/// [`PROGRAMS`] alone.
+#[cfg(test)]
+pub(super) fn restrict_programs() -> Part {
+    apply(no_programs().map(|filter| vec![filter]))
+}
+
+fn apply(filters: Result<Vec<BpfProgram>, Error>) -> Part {
+    let apply = |filter: &BpfProgram| seccompiler::apply_filter_all_threads(filter);
+    match filters.and_then(|filters| filters.iter().try_for_each(apply)) {
         Ok(()) => Part::Full("seccomp".into()),
         Err(error) => Part::Absent(format!("seccomp: {error}")),
     }
+}
+
+/// The list of what only the start needs, for all threads. A filter cannot see the path that a socket is connected to, so there
+/// are no new sockets of that family: the control socket listens already, and a helper process looks up names.
+pub(super) fn restrict_after_start() -> Part {
+    apply(after_start().map(|filter| vec![filter]))
+}
+
+fn after_start() -> Result<BpfProgram, Error> {
+    let unix = SeccompCondition::new(0, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, libc::AF_UNIX as u64)?;
+    let always = DENIED_AFTER_START.iter().chain(DENIED_HERE_AFTER_START).map(|call| (*call, Vec::new()));
+    compile(both_abis(always.chain([(SYS_socket, vec![SeccompRule::new(vec![unix])?])])), libc::EPERM)
 }
 
 /// Whether this kernel can filter system calls.
@@ -125,7 +190,11 @@ pub(crate) fn available() -> bool {
     actions.split_whitespace().any(|action| action == "errno")
 }
 
-fn programs() -> Result<[BpfProgram; 2], Error> {
+fn no_programs() -> Result<BpfProgram, Error> {
+    compile(both_abis(PROGRAMS.iter().map(|call| (*call, Vec::new()))), libc::EPERM)
+}
+
+fn filters() -> Result<[BpfProgram; 2], Error> {
     // Flags of clone3 lie in memory, where no filter can see them. The C library takes clone instead.
     let clone3 = both_abis([(SYS_clone3, Vec::new())]);
     Ok([compile(clone3, libc::ENOSYS)?, compile(denied()?, libc::EPERM)?])
@@ -178,7 +247,9 @@ mod tests {
         sorted.sort_unstable();
         sorted.dedup();
         assert_eq!(sorted.len(), DENIED.len());
-        let sizes = programs().unwrap().map(|program| program.len());
+        assert!((2..4096).contains(&after_start().unwrap().len()));
+        assert!((2..4096).contains(&no_programs().unwrap().len()));
+        let sizes = filters().unwrap().map(|program| program.len());
         assert!(sizes.iter().all(|size| (2..4096).contains(size)), "{sizes:?}");
     }
 }

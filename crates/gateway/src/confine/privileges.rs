@@ -7,8 +7,9 @@ use rustix::process::{DumpableBehavior, set_dumpable_behavior};
 use rustix::thread::{self, CapabilitySet, CapabilitySets};
 
 use super::Part;
+use crate::account::User;
 
-/// What is done with them while running: routes and addresses by `ip`, marks on sockets; ICMP and sockets of
+/// What is done with them while running: routes, addresses, nftables, marks on sockets; ICMP and sockets of
 /// connections that a reload adds; ports below 1024 of those.
 const NEEDED: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::NET_BIND_SERVICE);
@@ -18,6 +19,42 @@ const NAMES: [(CapabilitySet, &str); 3] = [
     (CapabilitySet::NET_RAW, "CAP_NET_RAW"),
     (CapabilitySet::NET_BIND_SERVICE, "CAP_NET_BIND_SERVICE"),
 ];
+
+/// Makes this thread one of a user without capabilities.
+pub(super) fn fall_to(user: &User) -> std::io::Result<()> {
+    drop_bounding(CapabilitySet::empty());
+    user.fall_to()
+}
+
+/// Drops every capability; forbids set-user-ID programs, core dumps and the memory of this process to others of its user.
+pub(super) fn drop_all() -> std::io::Result<()> {
+    drop_bounding(CapabilitySet::empty());
+    let none = CapabilitySet::empty();
+    thread::set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+    thread::set_no_new_privs(true)?;
+    Ok(set_dumpable_behavior(DumpableBehavior::NotDumpable)?)
+}
+
+/// Keeps what the daemon needs, also for programs that it starts where it is not confined, and gives up the rest.
+pub(super) fn keep_needed() -> std::io::Result<()> {
+    drop_bounding(NEEDED);
+    let kept = thread::capabilities(None)?.permitted & NEEDED;
+    thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })?;
+    for (cap, _) in NAMES.iter().filter(|(cap, _)| kept.contains(*cap)) {
+        thread::configure_capability_in_ambient_set(*cap, true)?;
+    }
+    Ok(thread::set_no_new_privs(true)?)
+}
+
+/// Needs CAP_SETPCAP; without it nobody here had much, and no_new_privs keeps it so.
+fn drop_bounding(kept: CapabilitySet) {
+    for bit in 0..64 {
+        let cap = CapabilitySet::from_bits_retain(1 << bit);
+        if !kept.contains(cap) && thread::remove_capability_from_bounding_set(cap).is_err() {
+            break;
+        }
+    }
+}
 
 /// Drops every capability that is not needed from every set, so that no child has it either; forbids set-user-ID
 /// programs and core dumps, which would hold keys. `groups` are joined first: a file may be given to them then.
@@ -34,20 +71,11 @@ pub(super) fn drop_all_but_needed(groups: &BTreeSet<u32>) -> Part {
 fn try_drop(groups: &BTreeSet<u32>) -> rustix::io::Result<CapabilitySet> {
     let had = thread::capabilities(None)?;
     join(groups);
-    // Needs CAP_SETPCAP; without it nobody here had much, and no_new_privs keeps it so.
-    for bit in 0..64 {
-        let cap = CapabilitySet::from_bits_retain(1 << bit);
-        if !NEEDED.contains(cap) && thread::remove_capability_from_bounding_set(cap).is_err() {
-            break;
-        }
-    }
+    drop_bounding(NEEDED);
     let kept = had.permitted & NEEDED;
-    thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: kept })?;
-    let _ = thread::clear_ambient_capability_set();
-    if kept.contains(CapabilitySet::NET_ADMIN) {
-        // For `ip`, where this process is not root but was given capabilities.
-        let _ = thread::configure_capability_in_ambient_set(CapabilitySet::NET_ADMIN, true);
-    }
+    // Not inheritable, and so not ambient: no program follows.
+    let none = CapabilitySet::empty();
+    thread::set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: none })?;
     thread::set_no_new_privs(true)?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(kept)

@@ -83,6 +83,7 @@ fn confined() {
     for set in ["CapEff:", "CapPrm:", "CapInh:"] {
         assert_eq!(caps(set) & !0x3400, 0, "{set} has more than it needs");
     }
+    assert_eq!((caps("CapInh:"), caps("CapAmb:")), (0, 0), "a program could have them");
     assert!(!root || caps("CapBnd:") & !0x3400 == 0, "a child could have more");
     assert!(status.lines().any(|line| line == "NoNewPrivs:\t1"), "{status}");
     if matches!(confinement.files, Part::Absent(_)) {
@@ -102,7 +103,7 @@ fn confined() {
     }
 }
 
-/// State files, sockets, `ip`, the kernel's files, and threads that are born later.
+/// State files, sockets, routes, the kernel's files, and threads that are born later.
 fn needed_works(at: &Path) {
     assert!(fs::read_to_string(at.join("etc/weir.conf")).is_ok());
     let (new, state) = (at.join("state/number.new"), at.join("state/number"));
@@ -121,16 +122,17 @@ fn needed_works(at: &Path) {
     std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     assert!(fs::read_to_string("/proc/sys/net/ipv4/conf/all/rp_filter").is_ok());
     assert!(std::thread::available_parallelism().is_ok());
-    assert!(std::net::ToSocketAddrs::to_socket_addrs(&("localhost", 1)).is_ok(), "the resolver");
-    let version = crate::routes::ip(&["-V"]).expect("ip runs");
-    assert!(version.contains("iproute2"), "{version}");
-    let routes = crate::routes::ip(&["-o", "link", "show"]).expect("ip asks the kernel");
-    assert!(routes.contains("lo"), "{routes}");
+    let setting = "/proc/sys/net/ipv4/conf/lo/rp_filter";
+    if rustix::process::geteuid().is_root() {
+        // Opened with O_TRUNC, as for the device.
+        let value = fs::read(setting).unwrap();
+        fs::write(setting, value).expect("settings of devices are written");
+    }
+    crate::routes::host_addresses().expect("the kernel lists addresses");
     if fs::read_to_string("/proc/thread-self/status").unwrap().contains("CapEff:\t0000000000003400") {
-        // A rule that no packet of this host meets.
-        let rule = ["fwmark", "0x7ea57e57/0xffffffff", "lookup", "30599", "pref", "30599"];
-        crate::routes::ip(&[&["-4", "rule", "add"], &rule[..]].concat()).expect("ip changes rules");
-        crate::routes::ip(&[&["-4", "rule", "del"], &rule[..]].concat()).expect("and back");
+        let addr = std::net::Ipv4Addr::new(127, 119, 101, 105).into();
+        crate::routes::device_address("lo", addr, true).expect("addresses are set");
+        crate::routes::device_address("lo", addr, false).expect("and removed");
     }
 }
 
@@ -151,6 +153,98 @@ fn others_fail(at: &Path) {
 }
 
 #[test]
+fn what_only_the_start_needs_fails_afterwards() {
+    let folder = Folder::new("started");
+    alone("after_start", &folder.0);
+}
+
+#[test]
+#[ignore = "confines the process: run by what_only_the_start_needs_fails_afterwards"]
+fn after_start() {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixStream;
+    let at = folder();
+    let outside = UnixListener::bind(at.join("other/service")).unwrap();
+    let locked = lock_memory();
+    let confinement = enter(&needs(&at));
+    let (file, mode) = (at.join("state/number"), fs::Permissions::from_mode(0o4755));
+    fs::write(&file, "1").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o600)).expect("at the start");
+    let before = std::thread::spawn({
+        let (file, mode) = (file.clone(), mode.clone());
+        move || {
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            fs::set_permissions(file, mode)
+        }
+    });
+    confinement.started();
+    if matches!(confinement.calls, Part::Absent(_)) {
+        println!("SKIPPED: seccomp: {:?}", confinement.calls);
+        return;
+    }
+    refused(fs::set_permissions(&file, mode.clone()), "a set-user-ID file");
+    refused(before.join().unwrap(), "the same by a thread from before");
+    refused(fs::set_permissions(at.join("other/file"), mode), "the mode of a file elsewhere");
+    refused(std::os::unix::fs::chown(&file, Some(0), Some(0)), "an owner");
+    refused(fs::hard_link(&file, at.join("state/link")), "a further name");
+    refused(std::os::unix::fs::symlink("/etc/shadow", at.join("state/link")), "a symbolic link");
+    refused(UnixStream::connect(at.join("other/service")), "the socket of a service");
+    drop(outside);
+    // What goes on: state files, UDP, netlink.
+    fs::rename(&file, at.join("state/other")).unwrap();
+    std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    crate::routes::host_addresses().expect("the kernel lists addresses");
+    if let Part::Absent(why) = locked {
+        println!("SKIPPED: memory: {why}");
+        return;
+    }
+    let kib = || {
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmLck:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
+    };
+    let first = kib();
+    let keys = std::hint::black_box(vec![7_u8; 8 << 20]);
+    assert!(first > 0 && kib() >= first + (8 << 10) - 64, "memory that is allocated later: {first} {}", kib());
+    drop(keys);
+}
+
+#[test]
+fn the_helper_for_names_reads_what_resolvers_read() {
+    let folder = Folder::new("lookup");
+    alone("lookup", &folder.0);
+}
+
+#[test]
+#[ignore = "confines the process: run by the_helper_for_names_reads_what_resolvers_read"]
+fn lookup() {
+    let at = folder();
+    let root = rustix::process::geteuid().is_root();
+    let secret = at.join("etc/weir.conf");
+    fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+    let parts = enter_lookup();
+    println!("{parts:?}");
+    assert!(std::net::ToSocketAddrs::to_socket_addrs(&("localhost", 1)).is_ok(), "the resolver");
+    let status = fs::read_to_string("/proc/thread-self/status").unwrap();
+    for set in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(status.contains(&format!("{set}:\t0000000000000000")), "{status}");
+    }
+    assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+    if root && matches!(parts[0], Part::Full(_)) {
+        assert!(status.contains("Uid:\t65534\t65534\t65534\t65534"), "{status}");
+        refused(fs::read("/etc/shadow"), "a file of root's");
+    }
+    if matches!(parts[1], Part::Absent(_)) {
+        println!("SKIPPED: Landlock: {:?}", parts[1]);
+    } else {
+        refused(fs::read(&secret), "a configuration");
+        refused(fs::read(at.join("other/file")), "reading elsewhere");
+        refused(fs::write("/tmp/of-the-helper", ""), "writing");
+        refused(Command::new("/bin/true").status(), "a program");
+    }
+}
+
+#[test]
 fn calls_without_use_fail_with_all_privileges_left() {
     let folder = Folder::new("calls");
     alone("only_calls", &folder.0);
@@ -165,7 +259,7 @@ fn only_calls() {
         rustix::system::sethostname(rustix::system::uname().nodename().to_bytes())
     });
     rustix::thread::set_no_new_privs(true).unwrap();
-    let part = calls::restrict();
+    let part = calls::restrict_all_but_programs();
     if matches!(part, Part::Absent(_)) {
         println!("SKIPPED: seccomp: {part:?}");
         return;
@@ -188,10 +282,19 @@ fn only_calls() {
             None => println!("SKIPPED: no {program} here"),
         }
     }
-    if !cfg!(target_arch = "x86_64") {
+    if cfg!(target_arch = "x86_64") {
+        by_number(says);
+    } else {
         println!("SKIPPED: numbers of calls are those of x86-64");
-        return;
     }
+    assert!(says("true", &[]).is_some_and(|(worked, _)| worked), "programs start up to here");
+    calls::restrict_programs();
+    let later = std::thread::spawn(|| Command::new("true").status()).join().unwrap();
+    refused(Command::new("true").status(), "a program");
+    refused(later, "a program, by a thread that is born later");
+}
+
+fn by_number(says: impl Fn(&str, &[&str]) -> Option<(bool, String)>) {
     // ptrace, mount, bpf, clone3, clone with a namespace, mount by its x32 number; getpid.
     for (call, errno) in [
         ("101,0,0,0,0", "1"),

@@ -2,18 +2,22 @@
 
 use std::time::Instant;
 
-use ike::config::{Action, Auth, AuthMethod, ChildConfig, ChildMode, Connection, EapType, Revocation, Unique, Version};
+use ike::config::{Action, Auth, AuthMethod, ChildConfig, ChildMode, Connection, EapType, Host, Revocation, Unique};
 use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite, SequenceNumbers};
 use ike::{ChildView, IkeState, IkeView};
 use ipsec::SaCounters;
-use wire::AddrRange;
-
-use crate::negotiated::Negotiated;
-use crate::vici::listing::{
+use vici::listing::{
     Algorithms, AuthListing, ChildConfigListing, ChildIpsec, ChildListing, ConnListing, IkeSaListing, Lease,
     PolicyListing, PoolListing, Usage,
 };
-use crate::vici::names::{ChildState, IkeState as StateName, Mode, transform_name};
+use vici::names::{ChildState, IkeState as StateName, Mode, transform_name};
+use wire::TrafficSelector;
+
+use super::selectors;
+use crate::negotiated::Negotiated;
+
+/// Subjects of certificates by fingerprint.
+pub(super) type Subjects = std::collections::HashMap<[u8; 32], String>;
 
 const ENCR: u8 = 1;
 const PRF: u8 = 2;
@@ -53,7 +57,7 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
         responder_spi: spi(view.spis.1),
         nat_local: view.nat.0,
         nat_remote: view.nat.1,
-        nat_fake: false,
+        nat_fake: view.path.encap && view.nat == (false, false),
         algorithms: view.suite.map(of_ike),
         ppk: view.ppk,
         established_s: view.established.map(|at| now.saturating_duration_since(at).as_secs()),
@@ -71,10 +75,11 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
 /// A Child SA with what went through it.
 pub(super) fn child_sa(view: &ChildView<'_>, negotiated: &Negotiated, now: Instant) -> ChildListing {
     let packets = negotiated.child(view.id);
-    let usage = |counters: Option<&SaCounters>| Usage {
+    let idle = packets.map(|child| child.idle_s(now)).unwrap_or_default();
+    let usage = |counters: Option<&SaCounters>, last_s: Option<u64>| Usage {
         bytes: counters.map_or(0, |counters| counters.bytes()),
         packets: counters.map_or(0, |counters| counters.packets()),
-        last_s: None,
+        last_s,
     };
     let ipsec = ChildIpsec {
         protocol: protocol(view.suite.protocol).to_owned(),
@@ -87,8 +92,8 @@ pub(super) fn child_sa(view: &ChildView<'_>, negotiated: &Negotiated, now: Insta
         cpu: view.cpu,
         algorithms: of_child(view.suite),
         esn: view.suite.sn == SequenceNumbers::Extended,
-        usage_in: usage(packets.map(|child| &child.inbound.common.counters)),
-        usage_out: usage(packets.map(|child| &child.outbound.common.counters)),
+        usage_in: usage(packets.map(|child| &child.inbound.common.counters), idle.0),
+        usage_out: usage(packets.map(|child| &child.outbound.common.counters), idle.1),
         rekey_s: view.rekey_at.map(|at| seconds_to(now, at)),
         life_s: view.expire_at.map(|at| seconds_to(now, at)),
         install_s: now.saturating_duration_since(view.installed).as_secs(),
@@ -96,13 +101,13 @@ pub(super) fn child_sa(view: &ChildView<'_>, negotiated: &Negotiated, now: Insta
     ChildListing {
         name: view.config.name.clone(),
         unique_id: view.id.0,
-        reqid: if view.config.reqid == 0 { view.id.0 } else { view.config.reqid },
+        reqid: packets.map_or(view.config.reqid, |child| child.reqid),
         state: ChildState::from_name(view.state).unwrap_or(ChildState::Installed),
         mode: mode(view.mode),
         label: None,
         ipsec: Some(ipsec),
-        local_ts: view.local_ts.iter().map(ToString::to_string).collect(),
-        remote_ts: view.remote_ts.iter().map(ToString::to_string).collect(),
+        local_ts: view.local_ts.iter().map(selectors::text).collect(),
+        remote_ts: view.remote_ts.iter().map(selectors::text).collect(),
     }
 }
 
@@ -153,22 +158,14 @@ fn numbered(slots: &[u8], methods: &[crypto::ike::KeMethod]) -> Vec<(u8, String)
 }
 
 /// A connection as it is configured.
-pub(super) fn connection(connection: &Connection) -> ConnListing {
-    let ranges = |ranges: &[AddrRange]| match ranges {
-        [] => vec!["%any".to_owned()],
-        ranges => ranges.iter().map(range).collect(),
-    };
+pub(super) fn connection(connection: &Connection, subjects: &Subjects) -> ConnListing {
     ConnListing {
         name: connection.name.clone(),
-        local_addrs: ranges(&connection.local_addrs),
-        remote_addrs: ranges(&connection.remote_addrs),
+        local_addrs: addresses(&connection.local_addrs),
+        remote_addrs: addresses(&connection.remote_addrs),
         local_port: connection.local_port,
         remote_port: connection.remote_port,
-        version: match connection.version {
-            Version::Any => 0,
-            Version::V1 => 1,
-            Version::V2 => 2,
-        },
+        version: 2,
         reauth_s: connection.reauth_time.as_secs(),
         rekey_s: connection.rekey_time.as_secs(),
         unique: match connection.unique {
@@ -178,27 +175,29 @@ pub(super) fn connection(connection: &Connection) -> ConnListing {
             Unique::Keep => "UNIQUE_KEEP",
         },
         dpd_delay_s: connection.dpd_delay.as_secs(),
-        dpd_timeout_s: connection.dpd_timeout.as_secs(),
+        dpd_timeout_s: 0,
         ppk_id: connection.ppk_id.as_ref().map(ToString::to_string),
         ppk_required: connection.ppk_required,
         proposals: connection.proposals.iter().map(|proposal| proposal.describe()).collect(),
-        local: connection.local.iter().map(auth).collect(),
-        remote: connection.remote.iter().map(auth).collect(),
+        local: connection.local.iter().map(|round| auth(round, subjects)).collect(),
+        remote: connection.remote.iter().map(|round| auth(round, subjects)).collect(),
         children: connection.children.iter().map(|child| section(child)).collect(),
     }
 }
 
-/// A range as a network where it is one.
-fn range(range: &AddrRange) -> String {
-    wire::TrafficSelector::any(*range).to_string()
+/// Hosts of a connection; `%any` where it names none.
+pub(super) fn addresses(hosts: &[Host]) -> Vec<String> {
+    match hosts {
+        [] => vec!["%any".to_owned()],
+        hosts => hosts.iter().map(ToString::to_string).collect(),
+    }
 }
 
-fn auth(auth: &Auth) -> AuthListing {
+fn auth(auth: &Auth, subjects: &Subjects) -> AuthListing {
     let (class, eap_type) = match &auth.method {
         AuthMethod::Any => ("any", None),
         AuthMethod::PublicKey(_) => ("public key", None),
         AuthMethod::Psk => ("pre-shared key", None),
-        AuthMethod::XAuth => ("XAuth", None),
         AuthMethod::Eap(method) => (
             "EAP",
             Some(match method {
@@ -214,21 +213,24 @@ fn auth(auth: &Auth) -> AuthListing {
         Revocation::IfUri => Some("ifuri".to_owned()),
         Revocation::Strict => Some("strict".to_owned()),
     };
-    let hex =
-        |prints: &[[u8; 32]]| prints.iter().map(|print| print.iter().map(|b| format!("{b:02x}")).collect()).collect();
+    // The fingerprint where the certificate is not loaded any more.
+    let hex = |print: &[u8; 32]| print.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let names = |prints: &[[u8; 32]]| {
+        prints.iter().map(|print| subjects.get(print).cloned().unwrap_or_else(|| hex(print))).collect()
+    };
     AuthListing {
         class: class.to_owned(),
         eap_type: eap_type.map(str::to_owned),
-        id: Some(auth.id.to_string()),
+        id: Some(auth.id.to_string()).filter(|id| id != "%any"),
         ca_id: None,
         aaa_id: None,
         eap_id: auth.eap_id.as_ref().map(ToString::to_string),
-        xauth_id: auth.xauth_id.clone(),
+        xauth_id: None,
         revocation,
         groups: auth.groups.clone(),
         cert_policy: auth.cert_policy.clone(),
-        certs: hex(&auth.certs),
-        cacerts: hex(&auth.cacerts),
+        certs: names(&auth.certs),
+        cacerts: names(&auth.cacerts),
     }
 }
 
@@ -253,7 +255,7 @@ fn section(child: &ChildConfig) -> ChildConfigListing {
         close_action: action(child.close_action),
         local_ts: child.local_ts.iter().map(ToString::to_string).collect(),
         remote_ts: child.remote_ts.iter().map(ToString::to_string).collect(),
-        interface: child.interface.clone(),
+        interface: None,
         priority: Some(child.priority).filter(|priority| *priority > 0),
         proposals: child.proposals.iter().map(|proposal| proposal.describe()).collect(),
     }
@@ -261,14 +263,24 @@ fn section(child: &ChildConfig) -> ChildConfigListing {
 
 /// Policies that stand for sections: traps, `pass` and `drop`.
 pub(super) fn policies(negotiated: &Negotiated) -> impl Iterator<Item = PolicyListing> {
-    negotiated.standing().map(|(connection, child, _)| PolicyListing {
+    // Local and remote side of every pair, each once.
+    let side = |sides: Vec<TrafficSelector>| {
+        let mut texts: Vec<String> = Vec::new();
+        for text in sides.iter().map(selectors::text) {
+            if !texts.contains(&text) {
+                texts.push(text);
+            }
+        }
+        texts
+    };
+    negotiated.standing().map(move |(connection, child, pairs)| PolicyListing {
         ike: Some(connection.name.clone()),
         child: child.name.clone(),
-        reqid: Some(child.reqid),
+        reqid: Some(negotiated.reqids.of_section(connection, child)),
         mode: mode(child.mode),
         label: None,
-        local_ts: child.local_ts.iter().map(ToString::to_string).collect(),
-        remote_ts: child.remote_ts.iter().map(ToString::to_string).collect(),
+        local_ts: side(pairs.iter().map(|pair| pair.sides().0).collect()),
+        remote_ts: side(pairs.iter().map(|pair| pair.sides().1).collect()),
     })
 }
 

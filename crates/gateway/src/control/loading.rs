@@ -3,21 +3,23 @@
 //! Both stand side by side. What vici loads takes the place of what the file says under the same name, and
 //! stays when the file is read again.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use crypto::ike::Secret;
 use ike::config::{Connection, PoolConfig};
 use ike::identity::IdPattern;
+use vici::listing::{AuthorityListing, CertListing};
+use vici::message::Message;
+use vici::names::{CertFlag, CertKind, Command, transform_name};
 
+use super::listings::Subjects;
 use super::{Realm, listing};
 use crate::config::problem::Problems;
 use crate::config::syntax::Section;
-use crate::config::{self, Authority, Certificates, Gateway, Keyed, KeyedSections, Named, Outside, SecretEntry};
-use crate::credentials::{CertificateUse, Origin, Passphrase, Shared, SharedKind, Store};
-use crate::vici::listing::{AuthorityListing, CertListing};
-use crate::vici::message::Message;
-use crate::vici::names::{CertFlag, CertKind, Command, transform_name};
+use crate::config::{self, Authority, Certificates, Gateway, Keyed, KeyedSections, Outside, SecretEntry};
+use crate::credentials::{Certificate, CertificateUse, Listed, Origin, Passphrase, Shared, SharedKind, Source, Store};
 
 /// Connections, pools and authorities that vici may load; each is some KiB.
 const LOADED_MAX: usize = 10_000;
@@ -44,27 +46,9 @@ impl Loaded {
 
     /// Connections in force.
     pub(crate) fn connections(&self) -> Vec<Arc<Connection>> {
-        let named = |name: &str| self.connections.iter().any(|connection| connection.name == name);
-        let of_file = self.file.connections.iter().filter(|connection| !named(&connection.name));
+        let named: HashSet<&str> = self.connections.iter().map(|connection| connection.name.as_str()).collect();
+        let of_file = self.file.connections.iter().filter(|connection| !named.contains(connection.name.as_str()));
         of_file.chain(&self.connections).cloned().collect()
-    }
-
-    /// Connections that are not in force for want of an address.
-    pub(crate) fn unresolved(&self) -> Vec<Named> {
-        let there = |name: &str| {
-            let mut all = self.file.connections.iter().chain(&self.connections);
-            all.any(|connection| connection.name == name)
-        };
-        self.file.named.iter().filter(|named| !there(&named.connection.name)).cloned().collect()
-    }
-
-    /// The names of a connection have addresses now. False when it is not wanted any more.
-    pub(crate) fn resolved(&mut self, named: &Named, connection: Arc<Connection>) -> bool {
-        let wanted = self.unresolved().contains(named);
-        if wanted {
-            self.file.connections.push(connection);
-        }
-        wanted
     }
 
     /// Pools in force.
@@ -76,6 +60,18 @@ impl Loaded {
 
     fn authorities(&self) -> impl Iterator<Item = &Authority> {
         self.file.authorities.iter().chain(&self.authorities)
+    }
+
+    /// URIs of revocation information in force.
+    fn sources(&self) -> Vec<Source> {
+        let source = |authority: &Authority| {
+            Some(Source {
+                authority: Certificate::from_der(&authority.cacert.der).ok()?,
+                crl_uris: authority.crl_uris.clone(),
+                ocsp_uris: authority.ocsp_uris.clone(),
+            })
+        };
+        self.authorities().filter_map(source).collect()
     }
 
     /// Puts the credentials of the file into the store, in place of those of before. What cannot be used is
@@ -94,6 +90,8 @@ impl Loaded {
         for entry in self.file.secrets.iter().filter(|entry| !entry.kind.is_passphrase()) {
             faults.extend(add_secret(store, entry, Origin::File).err());
         }
+        faults.extend(store.incomplete_authorities());
+        store.set_sources(self.sources());
         faults
     }
 }
@@ -133,9 +131,13 @@ pub(super) fn carry_out(realm: &mut Realm<'_>, command: Command, request: &Messa
             unload(realm, request, |loaded, name| drop_named(&mut loaded.pools, name, |pool| &pool.name))
         }
         Command::LoadAuthority => load_authority(realm, request),
-        Command::UnloadAuthority => unload(realm, request, |loaded, name| {
-            drop_named(&mut loaded.authorities, name, |authority| &authority.name)
-        }),
+        Command::UnloadAuthority => {
+            let outcome = unload(realm, request, |loaded, name| {
+                drop_named(&mut loaded.authorities, name, |authority| &authority.name)
+            });
+            renew_sources(realm);
+            outcome
+        }
         Command::GetAuthorities => {
             return listing::names("authorities", realm.loaded.authorities().map(|authority| authority.name.as_str()));
         }
@@ -147,6 +149,7 @@ pub(super) fn carry_out(realm: &mut Realm<'_>, command: Command, request: &Messa
         Command::UnloadShared => {
             let id = request.text("id").unwrap_or_default();
             let gone = realm.keying.credentials.with_store(|store| store.unload_shared(id));
+            realm.keying.secrets_changed();
             if gone { Ok(()) } else { Err(format!("there is no secret '{id}'")) }
         }
         Command::GetShared => {
@@ -179,25 +182,26 @@ fn load_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
     for warning in &loaded.warnings {
         tracing::warn!(target: "cfg", "{warning}");
     }
-    let named = match loaded.connection {
-        Keyed::Ike(named) => named,
+    let connection = match loaded.connection {
+        Keyed::Ike(connection) => Arc::new(*connection),
         Keyed::Psp(_) => return Err("peers of the PSP key service stand in the configuration file".into()),
     };
-    let connection = named.resolve(outside.resolve)?;
     let faults =
         realm.keying.credentials.with_store(|store| add_certificates(store, &loaded.certificates, Origin::Vici));
     if !faults.is_empty() {
         return Err(faults.join("; "));
     }
-    put(&mut realm.loaded.connections, connection, |connection| connection.name.clone())?;
-    realm.keying.credentials_changed();
+    put(&mut realm.loaded.connections, connection, |connection| &connection.name)?;
+    if !loaded.certificates.end_entities.is_empty() || !loaded.certificates.authorities.is_empty() {
+        realm.keying.credentials_changed();
+    }
     realm.apply();
     Ok(())
 }
 
 fn load_pool(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
     let pool = config::load_pool(&section("load-pool", request)).map_err(|why| told(&why))?;
-    put(&mut realm.loaded.pools, pool, |pool| pool.name.clone())?;
+    put(&mut realm.loaded.pools, pool, |pool| &pool.name)?;
     realm.apply();
     Ok(())
 }
@@ -210,15 +214,19 @@ fn load_authority(realm: &mut Realm<'_>, request: &Message) -> Result<(), String
         .keying
         .credentials
         .with_store(|store| store.add_certificates(&authority.cacert.der, CertificateUse::Authority, Origin::Vici))?;
-    put(&mut realm.loaded.authorities, authority, |authority| authority.name.clone())?;
+    put(&mut realm.loaded.authorities, authority, |authority| &authority.name)?;
+    renew_sources(realm);
     realm.keying.credentials_changed();
     Ok(())
 }
 
+fn renew_sources(realm: &Realm<'_>) {
+    realm.keying.credentials.with_store(|store| store.set_sources(realm.loaded.sources()));
+}
+
 /// Adds an item, in place of one of the same name.
-fn put<T>(list: &mut Vec<T>, item: T, name: impl Fn(&T) -> String) -> Result<(), String> {
-    let new = name(&item);
-    list.retain(|there| name(there) != new);
+fn put<T>(list: &mut Vec<T>, item: T, name: impl Fn(&T) -> &String) -> Result<(), String> {
+    list.retain(|there| name(there) != name(&item));
     if list.len() >= LOADED_MAX {
         return Err(format!("{LOADED_MAX} are loaded, which is the limit"));
     }
@@ -286,13 +294,32 @@ fn get_keys(realm: &Realm<'_>) -> Message {
 
 fn load_shared(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
     let entry = config::load_shared(&section("load-shared", request)).map_err(|why| told(&why))?;
-    realm.keying.credentials.with_store(|store| add_secret(store, &entry, Origin::Vici))
+    let added = realm.keying.credentials.with_store(|store| add_secret(store, &entry, Origin::Vici));
+    realm.keying.secrets_changed();
+    added
+}
+
+/// Whether one of the identities of a certificate is the subject that `list-certs` asks for, or matches it.
+fn has_subject(certificate: &Listed, subject: &str) -> bool {
+    let Ok(wanted) = IdPattern::parse(subject) else { return false };
+    certificate.identities.iter().any(|id| wanted.matches(id).is_some())
+}
+
+/// Subjects of all certificates, by fingerprint.
+pub(super) fn subjects(store: &Store) -> Subjects {
+    let certificates = store.list().into_iter().filter(|listed| listed.kind == "X509");
+    certificates.map(|listed| (crate::credentials::sha256(&listed.der), listed.subject)).collect()
 }
 
 /// The events of `list-certs`.
 pub(super) fn list_certs(realm: &Realm<'_>, request: &Message) -> Vec<Message> {
-    let listed = realm.keying.credentials.with_store(|store| store.list());
-    let listing = |listed: crate::credentials::Listed| CertListing {
+    let credentials = &realm.keying.credentials;
+    let mut listed = credentials.with_store(|store| store.list());
+    listed.extend(credentials.received());
+    if let Some(subject) = request.text("subject") {
+        listed.retain(|certificate| has_subject(certificate, subject));
+    }
+    let listing = |listed: Listed| CertListing {
         kind: CertKind::from_name(listed.kind).unwrap_or(CertKind::X509),
         flag: CertFlag::from_name(listed.flag).unwrap_or(CertFlag::None),
         has_private_key: listed.has_private_key,
@@ -302,6 +329,20 @@ pub(super) fn list_certs(realm: &Realm<'_>, request: &Message) -> Vec<Message> {
     listed.into_iter().map(listing).filter(|cert| cert.is_asked_for(request)).map(|cert| cert.list_cert()).collect()
 }
 
+/// Removes fetched CRLs and OCSP responses that a request of `flush-certs` names.
+pub(super) fn flush_certs(realm: &Realm<'_>, request: &Message) {
+    let asked = |kind: CertKind| {
+        let listing =
+            CertListing { kind, flag: CertFlag::None, has_private_key: false, der: Vec::new(), subject: None };
+        listing.is_asked_for(request)
+    };
+    let credentials = &realm.keying.credentials;
+    credentials.flush_fetched(asked(CertKind::Crl), asked(CertKind::OcspResponse));
+    if asked(CertKind::X509) {
+        credentials.flush_received();
+    }
+}
+
 /// The events of `list-authorities`.
 pub(super) fn list_authorities(realm: &Realm<'_>, request: &Message) -> Vec<Message> {
     let wanted = request.text("name");
@@ -309,7 +350,7 @@ pub(super) fn list_authorities(realm: &Realm<'_>, request: &Message) -> Vec<Mess
         name: authority.name.clone(),
         cacert: authority.cacert.from.clone(),
         crl_uris: authority.crl_uris.clone(),
-        ocsp_uris: Vec::new(),
+        ocsp_uris: authority.ocsp_uris.clone(),
         cert_uri_base: None,
     };
     let asked = realm.loaded.authorities().filter(|authority| wanted.is_none_or(|name| name == authority.name));
@@ -332,4 +373,32 @@ pub(super) fn algorithms() -> Message {
         ("ke", all(4, KeMethod::all().map(KeMethod::id).collect())),
     ];
     listing::get_algorithms(kinds.iter().map(|(kind, names)| (*kind, names.iter().map(|name| (name.clone(), "weir")))))
+}
+
+#[cfg(test)]
+mod tests {
+    use ike::identity::Identity;
+
+    use super::*;
+
+    #[test]
+    fn certificates_are_selected_by_any_of_their_names() {
+        let names = ["C=CH, O=Lake, CN=sun.example", "sun.example", "192.0.2.1"];
+        let certificate = Listed {
+            kind: "X509",
+            flag: "NONE",
+            der: Vec::new(),
+            has_private_key: false,
+            subject: names[0].to_owned(),
+            identities: names.iter().map(|name| Identity::parse(name).unwrap()).collect(),
+            not_before: None,
+            not_after: None,
+        };
+        for subject in names.into_iter().chain(["C=CH, O=Lake, CN=*", "*.example"]) {
+            assert!(has_subject(&certificate, subject), "{subject}");
+        }
+        for subject in ["C=CH, O=Lake, CN=moon.example", "moon.example", "192.0.2.2"] {
+            assert!(!has_subject(&certificate, subject), "{subject}");
+        }
+    }
 }

@@ -1,16 +1,17 @@
 //! Peers of the key service of PSP over vici: started, ended, rekeyed and listed beside IKE SAs.
 //!
 //! A command is answered when it has been given: the log tells of keys, and so does the listing. In a listing
-//! a peer is an IKE SA of version 0.
+//! a peer is an IKE SA without a version.
 
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use vici::listing::{self, Algorithms, ChildIpsec, ChildListing, IkeSaListing, Usage};
+use vici::message::Message;
+use vici::names::{self, IkeState, Mode};
+
 use super::Realm;
 use crate::psp_keys::{ChildState, PeerListing, State, Traffic};
-use crate::vici::listing::{self, Algorithms, ChildIpsec, ChildListing, IkeSaListing, Usage};
-use crate::vici::message::Message;
-use crate::vici::names::{self, IkeState, Mode};
 
 /// Carries out `initiate` where it speaks of the key service.
 pub(super) fn initiate(realm: &mut Realm<'_>, request: &Message, now: Instant) -> Option<Message> {
@@ -38,13 +39,22 @@ pub(super) fn rekey(realm: &mut Realm<'_>, request: &Message, now: Instant) -> u
     realm.psp.rekey(now, &name, child, realm.plane)
 }
 
+/// Last fault of a connection with a key service.
+pub(super) fn fault(peers: &[PeerListing], connection: &str) -> Option<String> {
+    let peer = peers.iter().filter(|peer| peer.connection == connection);
+    let faults = |peer: &PeerListing| {
+        peer.fault.clone().into_iter().chain(peer.children.iter().filter_map(|child| child.fault.clone())).next()
+    };
+    peer.filter_map(faults).next()
+}
+
 /// All peers as `list-sas` shows them.
 pub(super) fn list(realm: &Realm<'_>, now: Instant) -> Vec<IkeSaListing> {
     let peers = realm.psp.listing(&realm.plane.negotiated.psp);
     peers.iter().map(|peer| sa(peer, now)).collect()
 }
 
-fn sa(peer: &PeerListing, now: Instant) -> IkeSaListing {
+pub(super) fn sa(peer: &PeerListing, now: Instant) -> IkeSaListing {
     let reached = peer.state == State::Reached;
     IkeSaListing {
         name: peer.connection.clone(),
@@ -68,7 +78,7 @@ fn sa(peer: &PeerListing, now: Instant) -> IkeSaListing {
         nat_fake: false,
         algorithms: None,
         ppk: false,
-        established_s: reached.then_some(0),
+        established_s: peer.reached_for.filter(|_| reached).map(|since| since.as_secs()),
         rekey_s: None,
         reauth_s: None,
         local_vips: Vec::new(),
@@ -91,7 +101,7 @@ fn child_sa(peer: &PeerListing, at: usize, child: &ChildState, now: Instant) -> 
     let newest = child.receiving.iter().rev().find(|line| line.used).or(child.receiving.last());
     let sending = child.sending.as_ref();
     let version = sending.or(newest).map_or(0, |line| line.version);
-    let Traffic { packets_in, bytes_in, packets_out, bytes_out } = child.traffic;
+    let Traffic { packets_in, bytes_in, packets_out, bytes_out, .. } = child.traffic;
     let spi = |line: Option<&crate::psp_keys::Line>| line.map_or(0, |line| line.spi.get());
     let left = |line: &crate::psp_keys::Line| line.until.saturating_duration_since(now).as_secs() as i64;
     let ipsec = ChildIpsec {
@@ -116,8 +126,8 @@ fn child_sa(peer: &PeerListing, at: usize, child: &ChildState, now: Instant) -> 
             additional: Vec::new(),
         },
         esn: false,
-        usage_in: Usage { bytes: bytes_in, packets: packets_in, last_s: None },
-        usage_out: Usage { bytes: bytes_out, packets: packets_out, last_s: None },
+        usage_in: Usage { bytes: bytes_in, packets: packets_in, last_s: child.idle_s.0 },
+        usage_out: Usage { bytes: bytes_out, packets: packets_out, last_s: child.idle_s.1 },
         rekey_s: None,
         life_s: sending.or(newest).map(left),
         install_s: child.since.map_or(0, |since| since.as_secs()),

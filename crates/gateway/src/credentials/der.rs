@@ -92,7 +92,6 @@ pub(super) fn is_one_sequence(bytes: &[u8]) -> bool {
 }
 
 /// An element of at most 65535 bytes.
-#[cfg(test)]
 pub(super) fn element(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     let body = parts.concat();
     let header: Vec<u8> = match body.len() {

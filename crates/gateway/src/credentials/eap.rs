@@ -84,8 +84,15 @@ impl Conversations {
         };
         match outcome {
             Outcome::Send(packet) => {
+                let switch = match &mut conversation.side {
+                    Side::Server(server) => server.take_switch(),
+                    Side::Client(_) => None,
+                };
                 self.0.insert(name, conversation);
-                EapAnswer::Packet(packet)
+                match switch {
+                    Some(connection) => EapAnswer::Switch(connection, packet),
+                    None => EapAnswer::Packet(packet),
+                }
             }
             Outcome::Success(msk, identity) => {
                 let packet = if step.client { Vec::new() } else { packet::success(conversation.side.last_id()) };
@@ -130,6 +137,11 @@ fn identities(name: &[u8]) -> Vec<Identity> {
     }
     let text = if name.contains(&b'@') { of(IdType::RFC822_ADDR) } else { of(IdType::FQDN) };
     vec![text, of(IdType::KEY_ID)]
+}
+
+/// Identities that the text of an IKE identity may mean as a name in EAP; an address is no name.
+fn text_identities(id: &Identity) -> Vec<Identity> {
+    if id.addresses().is_some() { Vec::new() } else { identities(&id.data) }
 }
 
 /// The number of a method (RFC 3748 §5, RFC 5216, draft-kamath).

@@ -1,7 +1,8 @@
 //! Paths of certificates (RFC 5280 §6, RFC 4945): from a peer's certificate to a CA that is trusted.
 //!
-//! Built depth first from the peer's certificate; a candidate issuer has to have the right name, be
-//! a CA, allow what lies below, and have signed it. What a peer can make us do is bounded: length of
+//! Built depth first from the peer's certificate up to a self-signed CA of x509ca; other certificates of
+//! x509ca are intermediates, and are checked like those that the peer sends. A candidate issuer has to have
+//! the right name, be a CA, allow what is below, and have signed it. What a peer can make us do is bounded: length of
 //! paths, certificates it may send, and signatures that are verified for one question.
 
 use std::time::Duration;
@@ -11,7 +12,8 @@ use x509_cert::der::oid::ObjectIdentifier;
 
 use super::constraint::Constraints;
 use super::name;
-use super::x509::{Certificate, Crl};
+use super::revocation::{self, Evidence, MAX_WANTS, SKEW, Verdict, Want};
+use super::x509::Certificate;
 
 /// Certificates in a path, both ends included.
 pub(super) const MAX_PATH: usize = 8;
@@ -20,19 +22,19 @@ pub(super) const MAX_PEER_CERTIFICATES: usize = 32;
 /// Signatures of certificates and revocation lists that are verified for one question: some ten
 /// milliseconds with the largest keys.
 const MAX_SIGNATURES: u32 = 64;
-/// How far clocks may be apart, so that a new certificate works at once.
-const SKEW: Duration = Duration::from_secs(60);
 
 /// What is known about certificates when a path is built.
 pub(super) struct Known<'a> {
-    /// CAs that are trusted.
+    /// Trust anchors: self-signed CAs.
     pub(super) anchors: &'a [Certificate],
-    /// Certificates of this host's store that may be part of a path.
+    /// Intermediate CAs that this host loaded.
+    pub(super) intermediates: &'a [Certificate],
+    /// Other certificates of this host's store that may be part of a path.
     pub(super) stored: &'a [Certificate],
     /// What the peer sent: no more than a hint.
     pub(super) sent: &'a [Certificate],
-    /// Revocation lists, of the store and of the peer.
-    pub(super) crls: &'a [&'a Crl],
+    /// What revocation is judged with.
+    pub(super) evidence: Evidence<'a>,
     /// Time since 1970.
     pub(super) now: Duration,
 }
@@ -59,6 +61,7 @@ struct Search<'a> {
     /// Why, and how long the path was that failed so: the longest says most.
     fault: (usize, String),
     revoked: bool,
+    wants: Vec<Want>,
 }
 
 /// Why there is no path.
@@ -70,28 +73,30 @@ pub(super) struct NoPath {
     pub(super) revoked: bool,
 }
 
-/// Finds a path from `leaf` that satisfies what `auth` asks for.
-///
-/// # Errors
-/// [`NoPath`].
+/// Finds a path from `leaf` that satisfies what `auth` asks for. Beside it goes what should be fetched to know better
+/// which of its certificates are revoked.
 pub(super) fn validate(
     leaf: &Certificate,
     known: &Known<'_>,
     auth: &Auth,
     constraints: &Constraints,
-) -> Result<Path, NoPath> {
-    peer_certificate(leaf, known.now).map_err(|why| NoPath { why, revoked: false })?;
+) -> (Result<Path, NoPath>, Vec<Want>) {
+    if let Err(why) = peer_certificate(leaf, known.now) {
+        return (Err(NoPath { why, revoked: false }), Vec::new());
+    }
     let no_issuer = format!(
-        "no trusted CA issued it (issuer {}); load the CA into x509ca, and let the peer send what lies between",
+        "no trusted CA issued it (issuer {}); load the self-signed root CA into x509ca, and let the peer send the \
+         intermediate CAs or load them there as well",
         name::show(leaf.issuer())
     );
-    let mut search = Search { known, auth, constraints, signatures: 0, fault: (0, no_issuer), revoked: false };
+    let (fault, wants) = ((0, no_issuer), Vec::new());
+    let mut search = Search { known, auth, constraints, signatures: 0, fault, revoked: false, wants };
     let mut path = vec![leaf.clone()];
     // A certificate that is a trusted CA itself is no peer's.
     if search.extend(&mut path) {
-        return Ok(Path { certificates: path });
+        return (Ok(Path { certificates: path }), search.wants);
     }
-    Err(NoPath { why: search.fault.1, revoked: search.revoked })
+    (Err(NoPath { why: search.fault.1, revoked: search.revoked }), search.wants)
 }
 
 /// What the certificate of a peer has to be, whoever vouches for it.
@@ -130,6 +135,12 @@ fn known_extensions(certificate: &Certificate) -> Result<(), String> {
     }
 }
 
+fn count(signatures: &mut u32) -> Result<(), String> {
+    *signatures += 1;
+    let enough = format!("more than {MAX_SIGNATURES} signatures would have to be verified to find a path");
+    if *signatures > MAX_SIGNATURES { Err(enough) } else { Ok(()) }
+}
+
 impl Search<'_> {
     fn fail(&mut self, length: usize, why: String) {
         if length >= self.fault.0 {
@@ -142,7 +153,8 @@ impl Search<'_> {
         let known = self.known;
         let last = path[path.len() - 1].clone();
         let anchors = known.anchors.iter().map(|certificate| (certificate, true));
-        let others = known.sent.iter().chain(known.stored).map(|certificate| (certificate, false));
+        let others =
+            known.intermediates.iter().chain(known.sent).chain(known.stored).map(|certificate| (certificate, false));
         let mut tried: Vec<[u8; 32]> = Vec::new();
         for (issuer, trusted) in anchors.chain(others) {
             if self.signatures > MAX_SIGNATURES {
@@ -158,7 +170,7 @@ impl Search<'_> {
             }
             path.push(issuer.clone());
             let accepted = trusted && self.accept(path).map_err(|why| self.fail(path.len(), why)).is_ok();
-            // Above a trusted CA there may be the one that the configuration names.
+            // Above an anchor there may be another one: a self-signed CA can also be cross-certified.
             if accepted || self.extend(path) {
                 return true;
             }
@@ -203,7 +215,7 @@ impl Search<'_> {
                 issuer.key().kind()
             ));
         }
-        self.count()?;
+        count(&mut self.signatures)?;
         if !last.is_signed_by(issuer.key()) {
             return Err(format!("the signature of {issuer:?} on {last:?} is wrong; is it an older key of that CA?"));
         }
@@ -215,12 +227,6 @@ impl Search<'_> {
         Ok(())
     }
 
-    fn count(&mut self) -> Result<(), String> {
-        self.signatures += 1;
-        let enough = format!("more than {MAX_SIGNATURES} signatures would have to be verified to find a path");
-        if self.signatures > MAX_SIGNATURES { Err(enough) } else { Ok(()) }
-    }
-
     /// Whether a complete path satisfies the configuration.
     fn accept(&mut self, path: &[Certificate]) -> Result<(), String> {
         let wanted = &self.auth.cacerts;
@@ -228,53 +234,35 @@ impl Search<'_> {
             return Err("it comes from a trusted CA, but none of those in 'cacerts'".into());
         }
         policies(path, &self.auth.cert_policy)?;
-        for pair in path.windows(2) {
-            self.revocation(&pair[0], &pair[1])?;
+        // From the anchor down: a revoked CA cannot make this host fetch anything.
+        let mut outcome = Ok(());
+        for pair in path.windows(2).rev() {
+            outcome = outcome.and(self.revocation(&pair[0], &pair[1]));
+            if self.revoked {
+                break;
+            }
         }
-        Ok(())
+        outcome
     }
 
     fn revocation(&mut self, certificate: &Certificate, issuer: &Certificate) -> Result<(), String> {
-        let mut newest: Option<&Crl> = None;
-        for crl in self.known.crls {
-            if !crl.covers(certificate) || newest.is_some_and(|newest| newest.updates().0 >= crl.updates().0) {
-                continue;
-            }
-            let mut signer = None;
-            for candidate in std::iter::once(issuer).chain(self.known.anchors).chain(self.known.stored) {
-                if candidate != issuer && !(candidate.is_ca() && candidate.subject() == issuer.subject()) {
-                    continue;
-                }
-                if self.constraints.chain(candidate.key().kind(), crl.scheme()) {
-                    self.count()?;
-                    if crl.is_by(candidate) {
-                        signer = Some(candidate);
-                        break;
-                    }
-                }
-            }
-            if signer.is_none() {
-                continue;
-            }
-            // Whoever is in an old list stays revoked.
-            if crl.revokes(certificate) {
+        let Self { known, constraints, signatures, .. } = self;
+        let mut count = || count(signatures);
+        let (verdict, wants) = revocation::status(certificate, issuer, &known.evidence, constraints, &mut count)?;
+        self.wants.extend(wants);
+        self.wants.truncate(MAX_WANTS);
+        let missing = match (verdict, self.auth.revocation) {
+            (Verdict::Revoked(how), _) => {
                 self.revoked = true;
-                return Err(format!("{certificate:?} is revoked"));
+                return Err(format!("{certificate:?} is {how}"));
             }
-            let (from, until) = crl.updates();
-            if from <= self.known.now + SKEW && until.is_none_or(|until| self.known.now <= until) {
-                newest = Some(crl);
-            }
-        }
-        let announced = !certificate.extensions().crl_names.is_empty();
-        let needed = match self.auth.revocation {
-            Revocation::Relaxed => false,
-            Revocation::IfUri => announced,
-            Revocation::Strict => true,
+            (Verdict::Good, _) | (_, Revocation::Relaxed) | (Verdict::Unannounced, Revocation::IfUri) => false,
+            (Verdict::Unavailable, Revocation::IfUri) | (_, Revocation::Strict) => true,
         };
-        if needed && newest.is_none() {
+        if missing {
             return Err(format!(
-                "no revocation list speaks of {certificate:?} that is not past its next update; load one into x509crl"
+                "the revocation status of {certificate:?} is unknown: no current CRL or OCSP response; load a CRL into \
+                 x509crl, or name a server in 'crl_uris' or 'ocsp_uris' of the section 'authorities'"
             ));
         }
         Ok(())

@@ -57,6 +57,22 @@ pub(super) fn private_key(file: &[u8], passphrases: &[&[u8]]) -> Result<PrivateK
     found.ok_or_else(|| "no passphrase opens it, or what is inside is no usable key".into())
 }
 
+/// Reads a file as one with a private key, with a passphrase and without. For fuzzing: a derivation that takes long is left out,
+/// as the owner of a file may have chosen it.
+#[doc(hidden)]
+pub fn check_private_key(file: &[u8]) {
+    const MAX_FUZZ_ITERATIONS: u32 = 100;
+    let _ = private_key(file, &[]);
+    let Ok(blocks) = pem::blocks(file) else { return };
+    for block in blocks {
+        let Some(sealed) = Sealed::parse(&block.der) else { continue };
+        let Ok(method) = Method::parse(&sealed) else { continue };
+        if method.iterations.get() <= MAX_FUZZ_ITERATIONS {
+            let _ = method.open(b"weir", sealed.body).map(|der| PrivateKey::from_der(&der));
+        }
+    }
+}
+
 /// PFX begins with version 3 and a ContentInfo.
 pub(super) fn is_pkcs12(der: &[u8]) -> bool {
     let inside = Reader::new(der).inside(SEQUENCE);

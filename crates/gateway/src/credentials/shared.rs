@@ -7,13 +7,16 @@ use ike::identity::{IdPattern, Identity, Match};
 
 use super::name;
 
+/// Warning of a secret that can be guessed.
+pub(super) const WEAK: &str =
+    "this shared key is short enough to be guessed; make a new one, for example with 'openssl rand -base64 32'";
+
 /// What a shared secret is for.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)] // named as in swanctl.conf
 pub enum SharedKind {
     Ike,
     Eap,
-    Xauth,
     /// The NT hash of a password, 16 bytes.
     Ntlm,
     Ppk,
@@ -23,7 +26,7 @@ impl SharedKind {
     /// The kind of a word of vici or swanctl.conf, in either case.
     pub fn from_name(name: &str) -> Option<Self> {
         let known =
-            [("ike", Self::Ike), ("eap", Self::Eap), ("xauth", Self::Xauth), ("ntlm", Self::Ntlm), ("ppk", Self::Ppk)];
+            [("ike", Self::Ike), ("eap", Self::Eap), ("xauth", Self::Eap), ("ntlm", Self::Ntlm), ("ppk", Self::Ppk)];
         known.into_iter().find(|(known, _)| known.eq_ignore_ascii_case(name)).map(|(_, kind)| kind)
     }
 }
@@ -69,17 +72,22 @@ impl Shared {
         }
     }
 
-    /// Says once that it can be guessed: whoever runs an exchange with this host can try secrets offline.
-    fn warn_if_weak(&self) {
+    /// Whether it can be guessed: whoever runs an exchange with this host can try secrets offline.
+    pub(super) fn is_weak(&self) -> bool {
         let mut bytes: Vec<u8> = self.secret.as_slice().to_vec();
         bytes.sort_unstable();
         bytes.dedup();
         let weak = self.secret.len() < 16 || bytes.len() < 8;
         zeroize::Zeroize::zeroize(&mut bytes);
-        if weak && !self.warned.swap(true, Ordering::Relaxed) {
+        weak
+    }
+
+    /// Warns once of a secret that can be guessed.
+    fn warn_if_weak(&self) {
+        if self.is_weak() && !self.warned.swap(true, Ordering::Relaxed) {
             tracing::warn!(
                 secret = %name::printable(&self.id),
-                "this shared key is short enough to be guessed; make a new one, for example with 'openssl rand -base64 32'"
+                "{WEAK}"
             );
         }
     }

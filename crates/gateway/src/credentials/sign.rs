@@ -10,10 +10,11 @@ use ike::output::{PskQuery, Refusal, SignRequest, Signed};
 use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::constraint::Constraints;
+use super::revocation::Want;
 use super::shared::{self, Shared, SharedKind};
 use super::store::Store;
 use super::x509::Certificate;
-use super::{name, path};
+use super::{name, path, revocation};
 
 /// RFC 7296 §2.15.
 const KEY_PAD: &[u8] = b"Key Pad for IKEv2";
@@ -34,7 +35,6 @@ pub(super) fn sign(store: &Store, request: &SignRequest, now: Duration) -> Resul
         AuthMethod::Psk => by_shared_key(store, request, auth),
         AuthMethod::PublicKey(words) => by_signature(store, request, auth, &Constraints::parse(words), now),
         AuthMethod::Eap(_) => refuse("the EAP method has come to no end yet, so there is no key to authenticate with"),
-        AuthMethod::XAuth => refuse("XAuth is for IKEv1 and proves nothing by a signature"),
         AuthMethod::Any => refuse("'auth = any' is for the peer; say how this host authenticates: pubkey or psk"),
     }
 }
@@ -152,6 +152,19 @@ fn by_signature(
     Ok(Signed { local_id: id, method, auth, certs })
 }
 
+/// Adds OCSP responses about the certificates, where the peer requests them and the connection permits it. Returns what
+/// should be fetched to have them all.
+pub(super) fn add_ocsp(store: &Store, request: &SignRequest, signed: &mut Signed, now: Duration) -> Vec<Want> {
+    let leaf = signed.certs.iter().find(|(encoding, _)| *encoding == CertEncoding::X509_SIGNATURE);
+    let leaf = leaf.and_then(|(_, der)| Certificate::from_der(der).ok());
+    let Some(leaf) = leaf.filter(|_| request.peer_ocsp && request.connection.ocsp.replies()) else {
+        return Vec::new();
+    };
+    let (responses, wants) = revocation::of_chain(&store.chain(&leaf), store.trust(), now);
+    signed.certs.extend(responses.into_iter().map(|der| (CertEncoding::OCSP, der)));
+    wants
+}
+
 /// Method and data of the AUTH payload.
 fn payload(scheme: SignatureScheme, signature: Vec<u8>) -> (AuthMethodId, Vec<u8>) {
     let method = match scheme {
@@ -186,7 +199,7 @@ fn with_certificate(
     now: Duration,
 ) -> Result<Candidate, String> {
     let Some(key) = store.key_of(leaf.key()) else {
-        return Err(format!("the private key of {leaf:?} is missing; put it into the folder private"));
+        return Err(format!("no key in the folder private belongs to {leaf:?}; put its private key there"));
     };
     path::peer_certificate(leaf, now)?;
     let id = match request.local_id.as_ref().or_else(|| auth.id.exact()) {
@@ -220,7 +233,8 @@ fn raw_keys(
         let missing = "the private half of the key in 'pubkeys' is missing; put it into the folder private";
         let key = store.key_of(&public).ok_or(missing)?;
         let configured = request.local_id.as_ref().or_else(|| auth.id.exact()).cloned();
-        let id = configured.unwrap_or_else(|| Identity { kind: IdType::KEY_ID, data: public.key_id().to_vec() });
+        // As strongSwan: SHA-1 of the SubjectPublicKeyInfo.
+        let id = configured.unwrap_or_else(|| Identity { kind: IdType::KEY_ID, data: public.spki_id().to_vec() });
         let certs = vec![(CertEncoding::RAW_KEY, public.spki().to_vec())];
         let scheme = scheme(key, request, constraints)?;
         Ok(Candidate { key: Arc::clone(key), id, certs, rank: (false, Duration::MAX), scheme })
@@ -228,8 +242,8 @@ fn raw_keys(
     auth.pubkeys.iter().map(candidate).collect()
 }
 
-/// How to sign for this peer: as RFC 7427 where it can, PSS before PKCS #1 v1.5 unless the configuration
-/// asks for that, else by the methods 1 and 9 to 11.
+/// How to sign for this peer: as RFC 7427 where it can, RSA with PKCS #1 v1.5 unless the configuration names PSS, else by
+/// the methods 1 and 9 to 11.
 fn scheme(key: &PrivateKey, request: &SignRequest, constraints: &Constraints) -> Result<SignatureScheme, String> {
     let kind = key.kind();
     if request.version == 1 {

@@ -9,9 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crypto::ike::{PrivateKey, PublicKey};
+use ike::identity::Identity;
 
 use super::pem;
 use super::pkcs8;
+use super::revocation::Source;
+use super::revocation::fetched::Fetched;
+use super::revocation::ocsp::Response;
 use super::shared::Shared;
 use super::x509::{Certificate, Crl};
 
@@ -34,7 +38,7 @@ pub enum Origin {
 pub enum CertificateUse {
     /// Of this host, or of a peer that is trusted without a CA.
     EndEntity,
-    /// A CA that is trusted.
+    /// A CA: a trust anchor if it is self-signed, otherwise part of paths that end in one.
     Authority,
     /// Part of paths only; trusted for nothing.
     Intermediate,
@@ -55,19 +59,29 @@ pub struct Store {
     crls: Vec<From<Crl>>,
     public_keys: Vec<From<PublicKey>>,
     shared: Vec<(Origin, Shared)>,
+    sources: Vec<Source>,
+    fetched: Arc<Fetched>,
     trust: Arc<Trust>,
 }
 
 /// What certificates are held against, in one piece: a TLS handshake goes on with what there was at its start.
 #[derive(Default)]
 pub(super) struct Trust {
-    /// CAs that are trusted.
+    /// CAs that were loaded: trust anchors and intermediates.
     pub(super) authorities: Vec<Certificate>,
+    /// Trust anchors: the self-signed ones among them.
+    pub(super) anchors: Vec<Certificate>,
+    /// The other ones, each valid only as far as a path leads from it to an anchor.
+    pub(super) intermediates: Vec<Certificate>,
     /// What may be part of a path; end entities too, as a certificate may have been put into the wrong folder.
     pub(super) others: Vec<Certificate>,
     /// Certificates of this host, and of peers that are trusted without a CA.
     pub(super) end_entities: Vec<Certificate>,
     pub(super) crls: Vec<Crl>,
+    /// URIs that the configuration names.
+    pub(super) sources: Vec<Source>,
+    /// What was fetched.
+    pub(super) fetched: Arc<Fetched>,
 }
 
 /// A passphrase of a key file.
@@ -82,7 +96,7 @@ pub struct Passphrase<'a> {
 
 /// One line of a listing of certificates (`list-certs` of vici).
 pub struct Listed {
-    /// `X509`, `X509_CRL` or `PUBKEY`.
+    /// `X509`, `X509_CRL`, `OCSP_RESPONSE` or `PUBKEY`.
     pub kind: &'static str,
     /// `NONE` or `CA`.
     pub flag: &'static str,
@@ -92,6 +106,8 @@ pub struct Listed {
     pub has_private_key: bool,
     /// Name of the subject, or of the issuer of a revocation list.
     pub subject: String,
+    /// Identities that it proves; of a revocation list its issuer.
+    pub identities: Vec<Identity>,
     /// Since 1970.
     pub not_before: Option<Duration>,
     /// Since 1970.
@@ -155,6 +171,13 @@ impl Store {
         Ok(())
     }
 
+    /// Replaces the URIs that the configuration names for CAs.
+    pub fn set_sources(&mut self, sources: Vec<Source>) {
+        self.fetched.set_sources(sources.clone());
+        self.sources = sources;
+        self.renew_trust();
+    }
+
     /// Adds a raw public key: SubjectPublicKeyInfo.
     ///
     /// # Errors
@@ -167,6 +190,11 @@ impl Store {
             }
         }
         Ok(())
+    }
+
+    /// Raw public keys of peers.
+    pub(super) fn public_keys(&self) -> impl Iterator<Item = &PublicKey> {
+        self.public_keys.iter().map(|there| &there.what)
     }
 
     /// Adds a private key: DER or PEM, PKCS #8 (also encrypted), PKCS #1 or SEC 1. Returns the SHA-1 key ID
@@ -201,6 +229,11 @@ impl Store {
         let before = self.shared.len();
         self.shared.retain(|(origin, there)| *origin != Origin::Vici || there.id != id);
         self.shared.len() < before
+    }
+
+    /// True when there is a post-quantum preshared key.
+    pub(crate) fn has_ppks(&self) -> bool {
+        self.shared().any(|shared| shared.kind == super::SharedKind::Ppk)
     }
 
     /// Key IDs of the private keys that came over vici.
@@ -262,26 +295,14 @@ impl Store {
 
     /// Everything of which vici lists certificates.
     pub fn list(&self) -> Vec<Listed> {
-        let certificate = |flag| {
-            move |there: &From<Certificate>| {
-                let (from, until) = there.what.validity();
-                Listed {
-                    kind: "X509",
-                    flag,
-                    der: there.what.der().to_vec(),
-                    has_private_key: self.key_of(there.what.key()).is_some(),
-                    subject: super::name::show(there.what.subject()),
-                    not_before: Some(from),
-                    not_after: Some(until),
-                }
-            }
-        };
+        let certificate = |flag| move |there: &From<Certificate>| self.listed(&there.what, flag);
         let crl = |there: &From<Crl>| Listed {
             kind: "X509_CRL",
             flag: "NONE",
             der: there.what.der().to_vec(),
             has_private_key: false,
             subject: super::name::show(there.what.issuer()),
+            identities: Identity::parse(&super::name::show(there.what.issuer())).into_iter().collect(),
             not_before: Some(there.what.updates().0),
             not_after: there.what.updates().1,
         };
@@ -291,24 +312,87 @@ impl Store {
             der: there.what.spki().to_vec(),
             has_private_key: self.key_of(&there.what).is_some(),
             subject: String::new(),
+            identities: Vec::new(),
             not_before: None,
             not_after: None,
         };
         let plain = self.end_entities.iter().chain(&self.intermediates).map(certificate("NONE"));
         let authorities = self.authorities.iter().map(certificate("CA"));
-        plain.chain(authorities).chain(self.crls.iter().map(crl)).chain(self.public_keys.iter().map(key)).collect()
+        let (fetched, responses) = self.fetched.list();
+        let fetched: Vec<From<Crl>> = fetched.into_iter().map(|what| From { origin: Origin::File, what }).collect();
+        let response = |response: &Response| Listed {
+            kind: "OCSP_RESPONSE",
+            flag: "NONE",
+            der: response.der().to_vec(),
+            has_private_key: false,
+            subject: String::new(),
+            identities: Vec::new(),
+            not_before: None,
+            not_after: None,
+        };
+        let crls = self.crls.iter().chain(&fetched).map(crl);
+        let keys = self.public_keys.iter().map(key);
+        plain.chain(authorities).chain(crls).chain(responses.iter().map(response)).chain(keys).collect()
+    }
+
+    /// A certificate as a listing shows it.
+    pub(super) fn listed(&self, certificate: &Certificate, flag: &'static str) -> Listed {
+        let (from, until) = certificate.validity();
+        Listed {
+            kind: "X509",
+            flag,
+            der: certificate.der().to_vec(),
+            has_private_key: self.key_of(certificate.key()).is_some(),
+            subject: super::name::show(certificate.subject()),
+            identities: super::name::identities_of(certificate),
+            not_before: Some(from),
+            not_after: Some(until),
+        }
+    }
+
+    /// Returns true when the certificate is loaded.
+    pub(super) fn has_certificate(&self, certificate: &Certificate) -> bool {
+        let loaded = self.end_entities.iter().chain(&self.intermediates).chain(&self.authorities);
+        loaded.into_iter().any(|there| there.what == *certificate)
     }
 
     fn renew_trust(&mut self) {
         fn copies<T: Clone>(list: &[From<T>]) -> impl Iterator<Item = T> {
             list.iter().map(|there| there.what.clone())
         }
+        let (anchors, intermediates) =
+            copies(&self.authorities).partition(|authority: &Certificate| authority.is_self_signed());
         self.trust = Arc::new(Trust {
+            anchors,
+            intermediates,
             authorities: copies(&self.authorities).collect(),
             others: copies(&self.intermediates).chain(copies(&self.end_entities)).collect(),
             end_entities: copies(&self.end_entities).collect(),
             crls: copies(&self.crls).collect(),
+            sources: self.sources.clone(),
+            fetched: Arc::clone(&self.fetched),
         });
+    }
+
+    /// Intermediate CAs that lead to no trust anchor: nothing that they issued is accepted. One line each.
+    pub fn incomplete_authorities(&self) -> Vec<String> {
+        let trust = &self.trust;
+        let anchored = |certificate: &Certificate| {
+            let chain = self.chain(certificate);
+            chain.last().is_some_and(|last| trust.anchors.contains(last))
+        };
+        let text = |intermediate: &Certificate| {
+            let issuer = super::name::show(intermediate.issuer());
+            format!(
+                "{intermediate:?} in x509ca is not self-signed and its issuer is missing ({issuer}): nothing that it \
+                 issued is accepted; load the certificates above it up to the root CA into x509ca"
+            )
+        };
+        trust.intermediates.iter().filter(|intermediate| !anchored(intermediate)).map(text).collect()
+    }
+
+    pub(super) fn fetched(&self) -> &Arc<Fetched> {
+        &self.fetched
     }
 
     pub(super) fn trust(&self) -> &Arc<Trust> {

@@ -7,7 +7,7 @@
 use std::collections::{HashSet, VecDeque};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use ike::config::Auth;
 use ike::output::{Answer, EapAnswer, Question, Refusal, Ticket};
@@ -18,13 +18,24 @@ use rustls::sign::CertifiedKey;
 
 use super::eap::Conversations;
 use super::eap::tls::certificates::{self, Verifier};
-use super::store::Store;
+use super::revocation::Want;
+use super::revocation::fetched::{FetchCounts, FetchSettings, Fetched, Key};
+use super::store::{Listed, Store};
+use super::x509::Certificate;
 use super::{sign, verify};
 use crate::psp_keys::Identities;
 
 /// Questions that wait; further ones are refused at once. A question is mostly certificates of a peer,
 /// at most some 100 KiB: 400 MiB at the very worst, far less with cookies and fragment limits of IKE.
 const MAX_WAITING: usize = 4096;
+
+/// Questions that wait for CRLs or OCSP responses; further ones are answered by what is known.
+const MAX_PARKED: usize = 1024;
+/// Time for which fetches may delay one answer.
+const FETCH_WAIT: Duration = Duration::from_secs(10);
+
+/// Certificates of peers that are kept for listings; the oldest goes for a new one. Some 2 KiB each.
+const MAX_RECEIVED: usize = 256;
 
 /// Tells the time since 1970; a test may tell another.
 pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
@@ -37,6 +48,9 @@ pub struct Credentials {
 
 struct Shared {
     store: RwLock<Store>,
+    fetched: Arc<Fetched>,
+    /// Certificates with which peers authenticated, the latest last. They are listed and prove nothing.
+    received: Mutex<VecDeque<Certificate>>,
     conversations: Mutex<Conversations>,
     queue: Mutex<Queue>,
     work: Condvar,
@@ -46,10 +60,19 @@ struct Shared {
 
 #[derive(Default)]
 struct Queue {
-    waiting: VecDeque<(Ticket, Question)>,
+    waiting: VecDeque<Work>,
+    /// Questions that wait for fetches.
+    parked: Vec<(Work, Vec<Key>)>,
     running: HashSet<Ticket>,
     answers: VecDeque<(Ticket, Answer)>,
     over: bool,
+}
+
+/// A question, and until when fetches may delay its answer: set by the first one.
+struct Work {
+    ticket: Ticket,
+    question: Question,
+    until: Option<Instant>,
 }
 
 /// A thread that panicked has broken no table: each is changed in one step.
@@ -67,8 +90,11 @@ impl Credentials {
 
     /// Starts the task with several threads and a clock of its own.
     pub fn spawn_with(threads: usize, clock: WallClock, wake: impl Fn() + Send + Sync + 'static) -> Self {
+        let store = Store::default();
         let shared = Arc::new(Shared {
-            store: RwLock::default(),
+            fetched: Arc::clone(store.fetched()),
+            store: RwLock::new(store),
+            received: Mutex::default(),
             conversations: Mutex::default(),
             queue: Mutex::default(),
             work: Condvar::new(),
@@ -84,11 +110,45 @@ impl Credentials {
         Self { shared, threads }
     }
 
+    /// Starts threads that fetch CRLs and OCSP responses. Without them, what is loaded has to be enough.
+    pub fn fetch(&self, settings: FetchSettings) {
+        let weak = Arc::downgrade(&self.shared);
+        let done = move || {
+            if let Some(shared) = weak.upgrade() {
+                shared.fetched_something();
+            }
+        };
+        self.shared.fetched.start(settings, Arc::clone(&self.shared.clock), done);
+    }
+
+    /// Removes what was fetched, from memory and disk: CRLs, OCSP responses.
+    pub fn flush_fetched(&self, crls: bool, responses: bool) {
+        self.shared.fetched.flush(crls, responses);
+    }
+
+    /// Certificates with which peers authenticated over IKE, without those that are loaded.
+    pub fn received(&self) -> Vec<Listed> {
+        let received: Vec<Certificate> = lock(&self.shared.received).iter().cloned().collect();
+        let store = self.shared.store.read().unwrap_or_else(PoisonError::into_inner);
+        let foreign = received.iter().filter(|certificate| !store.has_certificate(certificate));
+        foreign.map(|certificate| store.listed(certificate, if certificate.is_ca() { "CA" } else { "NONE" })).collect()
+    }
+
+    /// Forgets certificates with which peers authenticated.
+    pub fn flush_received(&self) {
+        lock(&self.shared.received).clear();
+    }
+
+    /// Numbers of fetches since the start.
+    pub fn fetch_counts(&self) -> FetchCounts {
+        self.shared.fetched.counts()
+    }
+
     /// Asks. The answer comes in time; when too many questions wait, it is a refusal at once.
     pub fn ask(&self, ticket: Ticket, question: Question) {
         let mut queue = lock(&self.shared.queue);
         if queue.waiting.len() < MAX_WAITING {
-            queue.waiting.push_back((ticket, question));
+            queue.waiting.push_back(Work { ticket, question, until: None });
             drop(queue);
             self.shared.work.notify_one();
             return;
@@ -106,7 +166,8 @@ impl Credentials {
     /// The answer is not wanted any more; none comes after this.
     pub fn forget(&self, ticket: Ticket) {
         let mut queue = lock(&self.shared.queue);
-        queue.waiting.retain(|(there, _)| *there != ticket);
+        queue.waiting.retain(|work| work.ticket != ticket);
+        queue.parked.retain(|(work, _)| work.ticket != ticket);
         queue.answers.retain(|(there, _)| *there != ticket);
         queue.running.remove(&ticket);
     }
@@ -152,6 +213,7 @@ impl Identities for OfStore {
 impl Drop for Credentials {
     fn drop(&mut self) {
         lock(&self.shared.queue).over = true;
+        self.shared.fetched.stop();
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
             // One that panicked has said so already.
@@ -162,42 +224,130 @@ impl Drop for Credentials {
 
 impl Shared {
     fn run(&self) {
-        while let Some((ticket, question)) = self.next() {
-            let answer = self.answer(&question);
-            let mut queue = lock(&self.queue);
-            if queue.running.remove(&ticket) {
-                queue.answers.push_back((ticket, answer));
-                drop(queue);
-                (self.wake)();
+        while let Some(work) = self.next() {
+            let fetched = self.fetched.generation();
+            let (answer, wants) = self.answer(&work.question);
+            if let Some((ticket, answer)) = self.settle(work, answer, wants, fetched) {
+                let mut queue = lock(&self.queue);
+                if queue.running.remove(&ticket) {
+                    queue.answers.push_back((ticket, answer));
+                    drop(queue);
+                    (self.wake)();
+                }
             }
         }
     }
 
-    fn next(&self) -> Option<(Ticket, Question)> {
+    /// The answer, unless the question is parked until something is fetched, or judged again because a fetch ended while it
+    /// was judged: its outcome may revoke what the answer admits. `fetched` is the generation of the cache before.
+    fn settle(&self, mut work: Work, answer: Answer, wants: Vec<Want>, fetched: u64) -> Option<(Ticket, Answer)> {
+        let until = *work.until.get_or_insert_with(|| Instant::now() + FETCH_WAIT);
+        if Instant::now() >= until {
+            return Some((work.ticket, answer));
+        }
+        let keys = self.fetched.submit(wants, (self.clock)());
+        let repeats = matches!(work.question, Question::Sign(_) | Question::Verify(_));
+        let again = keys.is_empty() && repeats && self.fetched.generation() != fetched;
+        let mut queue = lock(&self.queue);
+        if !again && (keys.is_empty() || queue.parked.len() >= MAX_PARKED) {
+            return Some((work.ticket, answer));
+        }
+        if queue.running.remove(&work.ticket) {
+            // A fetch that has ended meanwhile wakes nobody: asked with the queue locked, as in `fetched_something`.
+            match self.fetched.is_pending(&keys) {
+                true => queue.parked.push((work, keys)),
+                false => queue.waiting.push_back(work),
+            }
+            drop(queue);
+            // Another thread may be waiting without a time limit.
+            self.work.notify_all();
+        }
+        None
+    }
+
+    /// Judges questions again whose fetches have ended.
+    fn fetched_something(&self) {
+        let mut queue = lock(&self.queue);
+        queue.unpark(|(_, keys)| !self.fetched.is_pending(keys));
+        drop(queue);
+        self.work.notify_all();
+    }
+
+    fn next(&self) -> Option<Work> {
         let mut queue = lock(&self.queue);
         loop {
             if queue.over {
                 return None;
             }
-            if let Some((ticket, question)) = queue.waiting.pop_front() {
-                queue.running.insert(ticket);
-                return Some((ticket, question));
+            let now = Instant::now();
+            queue.unpark(|(work, _)| work.until.is_some_and(|until| until <= now));
+            if let Some(work) = queue.waiting.pop_front() {
+                queue.running.insert(work.ticket);
+                return Some(work);
             }
-            queue = self.work.wait(queue).unwrap_or_else(PoisonError::into_inner);
+            let first = queue.parked.iter().filter_map(|(work, _)| work.until).min();
+            queue = match first {
+                Some(until) => {
+                    let longest = until.saturating_duration_since(now);
+                    self.work.wait_timeout(queue, longest).unwrap_or_else(PoisonError::into_inner).0
+                }
+                None => self.work.wait(queue).unwrap_or_else(PoisonError::into_inner),
+            };
         }
     }
 
-    fn answer(&self, question: &Question) -> Answer {
+    /// Keeps the certificate of a peer that authenticated.
+    fn receive(&self, certificate: Option<Certificate>) {
+        let Some(certificate) = certificate else { return };
+        let mut received = lock(&self.received);
+        received.retain(|there| *there != certificate);
+        if received.len() >= MAX_RECEIVED {
+            received.pop_front();
+        }
+        received.push_back(certificate);
+    }
+
+    /// The answer by what is known, and what should be fetched for a better one.
+    fn answer(&self, question: &Question) -> (Answer, Vec<Want>) {
         let now = (self.clock)();
         let store = self.store.read().unwrap_or_else(PoisonError::into_inner);
-        match question {
-            Question::Sign(request) => Answer::Signed(sign::sign(&store, request, now)),
-            Question::Verify(request) => Answer::Verified(verify::verify(&store, request, now)),
+        let answer = match question {
+            Question::Sign(request) => {
+                let mut signed = sign::sign(&store, request, now);
+                let wants = match &mut signed {
+                    Ok(signed) => sign::add_ocsp(&store, request, signed, now),
+                    Err(_) => Vec::new(),
+                };
+                return (Answer::Signed(signed), wants);
+            }
+            Question::Verify(request) => {
+                let (verified, wants) = verify::verify(&store, request, now);
+                drop(store);
+                // A certificate that proved the identity has an end; others of the same message prove nothing.
+                if verified.as_ref().is_ok_and(|verified| verified.valid_for.is_some()) {
+                    self.receive(verify::certificate(request));
+                }
+                return (Answer::Verified(verified), wants);
+            }
             Question::Eap(step) => Answer::Eap(lock(&self.conversations).step(&store, step, now)),
             Question::Ppk(id) => Answer::Ppk(sign::ppk(&store, id)),
             Question::SharedKeyV1(query) => Answer::SharedKeyV1(sign::skeyid(&store, query)),
             Question::TrustedAuthorities(connection) => {
                 Answer::TrustedAuthorities(verify::trusted_authorities(&store, connection))
+            }
+        };
+        (answer, Vec::new())
+    }
+}
+
+impl Queue {
+    /// Questions that fulfil `which` wait for a thread again.
+    fn unpark(&mut self, which: impl Fn(&(Work, Vec<Key>)) -> bool) {
+        let mut at = 0;
+        while at < self.parked.len() {
+            match which(&self.parked[at]) {
+                true => self.waiting.push_back(self.parked.swap_remove(at).0),
+                false => at += 1,
             }
         }
     }

@@ -3,13 +3,14 @@
 mod auth;
 mod files;
 mod paths;
+mod revocation;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crypto::ike::{Prf, Secret};
-use ike::config::{Auth, AuthMethod, Connection, SendCert, Version};
+use ike::config::{Auth, AuthMethod, Connection, SendCert};
 use ike::identity::{IdPattern, Identity};
 use ike::output::{Path, SignRequest, Signed, VerifyRequest};
 use rcgen::{
@@ -109,13 +110,7 @@ pub(super) fn public_key(words: &[&str]) -> AuthMethod {
 }
 
 pub(super) fn connection(local: Auth, remote: Auth) -> Connection {
-    Connection {
-        version: Version::Any,
-        send_cert: SendCert::Always,
-        local: vec![local],
-        remote: vec![remote],
-        ..Connection::new("net")
-    }
+    Connection { send_cert: SendCert::Always, local: vec![local], remote: vec![remote], ..Connection::new("net") }
 }
 
 pub(super) fn paths() -> Path {
@@ -139,6 +134,7 @@ pub(super) fn sign_request(connection: Connection, hashes: &[u16]) -> SignReques
         int_auth: b"intermediate".to_vec(),
         peer_hashes: hashes.iter().map(|hash| HashId(*hash)).collect(),
         peer_authorities: Vec::new(),
+        peer_ocsp: false,
         eap_msk: None,
     }
 }

@@ -12,6 +12,8 @@ use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::constraint::Constraints;
 use super::path::{self, Known, MAX_PEER_CERTIFICATES};
+use super::revocation::ocsp::Response;
+use super::revocation::{Evidence, MAX_WANTS, Want};
 use super::sign::{address_id, no_shared_key, refuse, shared_key_code};
 use super::store::{Store, Trust};
 use super::x509::{Certificate, Crl, pkcs7_certificates};
@@ -19,6 +21,8 @@ use super::{name, shared};
 
 /// CRL payloads of one message that are looked at, and bytes of each.
 const MAX_PEER_CRLS: usize = 4;
+/// OCSP responses of one message that are looked at.
+const MAX_PEER_RESPONSES: usize = path::MAX_PATH;
 const MAX_PEER_CRL_BYTES: usize = 256 << 10;
 /// Shared keys that are tried for one AUTH payload.
 const MAX_SHARED_KEYS: usize = 64;
@@ -31,6 +35,7 @@ pub(super) struct Brought {
     /// Its own certificate first.
     pub(super) certificates: Vec<Certificate>,
     pub(super) crls: Vec<Crl>,
+    pub(super) responses: Vec<Response>,
     raw_key: Option<PublicKey>,
     /// What could not be used, for the log.
     pub(super) faults: Vec<String>,
@@ -53,6 +58,10 @@ impl Brought {
                         Err(fault) => brought.faults.push(format!("a revocation list: {fault}")),
                     }
                 }
+                CertEncoding::OCSP if brought.responses.len() < MAX_PEER_RESPONSES => match Response::from_der(data) {
+                    Ok(response) => brought.responses.push(response),
+                    Err(fault) => brought.faults.push(format!("an OCSP response: {fault}")),
+                },
                 CertEncoding::RAW_KEY if brought.raw_key.is_none() => match PublicKey::from_spki(data) {
                     Ok(key) => brought.raw_key = Some(key),
                     Err(fault) => brought.faults.push(format!("a raw public key: {fault}")),
@@ -77,22 +86,19 @@ impl Brought {
     }
 }
 
-/// Answers a [`VerifyRequest`]: the first of its candidates that admits the peer. `now` is the time since 1970.
-pub(super) fn verify(store: &Store, request: &VerifyRequest, now: Duration) -> Result<Verified, Refusal> {
-    let mut check = Check { store, request, now, brought: Brought::parse(&request.certs), signatures: Vec::new() };
-    let mut faults: Vec<String> = Vec::new();
-    for connection in &request.candidates {
-        match check.candidate(connection) {
-            Ok(verified) => return Ok(verified),
-            Err(why) => faults.push(format!("{}: {why}", connection.name)),
-        }
-    }
-    faults.truncate(8);
-    faults.extend(check.brought.faults.into_iter().take(4));
-    match faults.is_empty() {
-        true => refuse("no connection is left that could admit it"),
-        false => refuse(faults.join("; ")),
-    }
+/// Answers a [`VerifyRequest`]: the first of its candidates that admits the peer. `now` is the time since 1970. Beside it
+/// goes what should be fetched for a better answer.
+pub(super) fn verify(store: &Store, request: &VerifyRequest, now: Duration) -> (Result<Verified, Refusal>, Vec<Want>) {
+    let (brought, signatures) = (Brought::parse(&request.certs), Vec::new());
+    let mut check = Check { store, request, now, brought, signatures, wants: Vec::new() };
+    let outcome = check.first();
+    check.wants.truncate(MAX_WANTS);
+    (outcome, check.wants)
+}
+
+/// Certificate of the peer in a request: the first one (RFC 7296 §3.6).
+pub(super) fn certificate(request: &VerifyRequest) -> Option<Certificate> {
+    Brought::parse(&request.certs).certificates.into_iter().next()
 }
 
 struct Check<'a> {
@@ -102,9 +108,26 @@ struct Check<'a> {
     brought: Brought,
     /// Keys for which the signature was verified already, and the result: it does not depend on the connection.
     signatures: Vec<(PublicKey, SignatureScheme, bool)>,
+    wants: Vec<Want>,
 }
 
 impl Check<'_> {
+    fn first(&mut self) -> Result<Verified, Refusal> {
+        let mut faults: Vec<String> = Vec::new();
+        for connection in &self.request.candidates {
+            match self.candidate(connection) {
+                Ok(verified) => return Ok(verified),
+                Err(why) => faults.push(format!("{}: {why}", connection.name)),
+            }
+        }
+        faults.truncate(8);
+        faults.extend(std::mem::take(&mut self.brought.faults).into_iter().take(4));
+        match faults.is_empty() {
+            true => refuse("no connection is left that could admit it"),
+            false => refuse(faults.join("; ")),
+        }
+    }
+
     fn candidate(&mut self, connection: &Arc<Connection>) -> Result<Verified, String> {
         let request = self.request;
         let missing = || format!("it has no section remote for round {}", request.round + 1);
@@ -184,7 +207,14 @@ impl Check<'_> {
             }
         };
         let id = name::show_id(&request.remote_id);
-        let mut fault = format!("the peer sent no certificate, and none of '{id}' is in x509");
+        let of_known_key = |key: &PublicKey| {
+            let data = &request.remote_id.data[..];
+            request.remote_id.kind == IdType::KEY_ID && (data == key.spki_id() || data == key.key_id())
+        };
+        let mut fault = match self.store.public_keys().any(of_known_key) {
+            true => format!("'{id}' has a raw public key in pubkey; name it in 'remote.pubkeys' to accept it"),
+            false => format!("the peer sent no certificate, and none of '{id}' is in x509"),
+        };
         for leaf in &leaves {
             if !name::is_of(leaf, &request.remote_id) {
                 fault = format!("{leaf:?} is not that of '{id}': neither its subject nor an alternative name");
@@ -231,9 +261,16 @@ impl Check<'_> {
     }
 
     /// Until when the certificate is trusted, since 1970.
-    fn trusted(&self, leaf: &Certificate, auth: &Auth, constraints: &Constraints) -> Result<Duration, String> {
-        let crls = self.brought.crls.iter();
-        trusted(self.store.trust(), leaf, &self.brought.certificates, crls, auth, constraints, self.now)
+    fn trusted(&mut self, leaf: &Certificate, auth: &Auth, constraints: &Constraints) -> Result<Duration, String> {
+        let Brought { certificates, crls, responses, .. } = &self.brought;
+        let sent = Sent { certificates, crls, responses };
+        let checked = trusted(self.store.trust(), leaf, sent, auth, constraints, self.now);
+        // Nothing is fetched for one that has only heard of the certificate.
+        if !checked.wants.is_empty() {
+            self.signature(leaf.key(), constraints)?;
+            self.wants.extend(checked.wants);
+        }
+        checked.outcome
     }
 
     fn signature(&mut self, key: &PublicKey, constraints: &Constraints) -> Result<(), String> {
@@ -259,36 +296,64 @@ impl Check<'_> {
     }
 }
 
-/// Whether a certificate is trusted for one round of authentication, and until when.
-///
-/// # Errors
-/// Why not.
-pub(super) fn trusted<'a>(
-    trust: &'a Trust,
+/// What a peer sent with its own certificate.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Sent<'a> {
+    pub(super) certificates: &'a [Certificate],
+    pub(super) crls: &'a [Crl],
+    pub(super) responses: &'a [Response],
+}
+
+/// Result of a check of a certificate.
+pub(super) struct Checked {
+    /// Until when it is trusted, since 1970, or why it is not.
+    pub(super) outcome: Result<Duration, String>,
+    /// What should be fetched to know better.
+    pub(super) wants: Vec<Want>,
+}
+
+/// Checks whether a certificate is trusted for one round of authentication.
+pub(super) fn trusted(
+    trust: &Trust,
     leaf: &Certificate,
-    sent: &[Certificate],
-    crls: impl Iterator<Item = &'a Crl>,
+    sent: Sent<'_>,
     auth: &Auth,
     constraints: &Constraints,
     now: Duration,
-) -> Result<Duration, String> {
+) -> Checked {
     let pinned = auth.certs.contains(&leaf.fingerprint());
     if !auth.certs.is_empty() && !pinned {
-        return Err(format!("{leaf:?} is none of those in 'remote.certs'"));
+        let why = format!("{leaf:?} is none of those in 'remote.certs'");
+        return Checked { outcome: Err(why), wants: Vec::new() };
     }
-    let crls: Vec<&Crl> = trust.crls.iter().chain(crls).collect();
-    let known = Known { anchors: &trust.authorities, stored: &trust.others, sent, crls: &crls, now };
-    let found = path::validate(leaf, &known, auth, constraints);
+    let crls: Vec<&Crl> = trust.crls.iter().chain(sent.crls).collect();
+    let known = Known {
+        anchors: &trust.anchors,
+        intermediates: &trust.intermediates,
+        stored: &trust.others,
+        sent: sent.certificates,
+        evidence: Evidence {
+            crls: &crls,
+            responses: sent.responses,
+            sources: &trust.sources,
+            fetched: &trust.fetched,
+            authorities: &trust.authorities,
+            now,
+        },
+        now,
+    };
+    let (found, wants) = path::validate(leaf, &known, auth, constraints);
     // What is loaded as an end entity is trusted by being loaded, where the configuration asks for nothing else.
     let loaded = pinned || trust.end_entities.contains(leaf);
     let asks = !auth.cacerts.is_empty() || !auth.cert_policy.is_empty();
-    match found {
+    let outcome = match found {
         Ok(path) => Ok(path.not_after()),
         Err(no) if loaded && !asks && !no.revoked && auth.revocation != ike::config::Revocation::Strict => {
             path::peer_certificate(leaf, now).map(|()| leaf.validity().1)
         }
         Err(no) => Err(no.why),
-    }
+    };
+    Checked { outcome, wants }
 }
 
 /// How the AUTH payload was signed, and the signature.

@@ -3,15 +3,16 @@
 //! What is parsed is not believed yet: [`path`](super::path) decides.
 
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use crypto::ike::{Hash, PublicKey, SignatureScheme};
 use x509_cert::der::{Decode, oid::AssociatedOid, oid::ObjectIdentifier};
 use x509_cert::ext::pkix::name::{GeneralName, GeneralNames};
 use x509_cert::ext::pkix::{
-    AuthorityKeyIdentifier, BasicConstraints, CertificatePolicies, CrlDistributionPoints, ExtendedKeyUsage,
-    IssuingDistributionPoint, KeyUsage, NameConstraints, PolicyConstraints, SubjectAltName, SubjectKeyIdentifier,
+    AuthorityInfoAccessSyntax, AuthorityKeyIdentifier, BaseCrlNumber, BasicConstraints, CertificatePolicies,
+    CrlDistributionPoints, CrlNumber, CrlReason, ExtendedKeyUsage, FreshestCrl, IssuingDistributionPoint, KeyUsage,
+    NameConstraints, PolicyConstraints, SubjectAltName, SubjectKeyIdentifier,
 };
 use x509_cert::ext::{Extension, Extensions};
 
@@ -21,6 +22,8 @@ use super::der::{BIT_STRING, INTEGER, Reader, SEQUENCE, SET, context};
 const MAX_CERTIFICATE_BYTES: usize = 64 << 10;
 /// Bytes of a revocation list beyond which it is refused.
 const MAX_CRL_BYTES: usize = 64 << 20;
+/// Age at which a revocation list without a next update no longer shows that a certificate is good.
+const MAX_CRL_AGE: Duration = Duration::from_secs(7 * 86_400);
 /// Names or subtrees in one extension beyond which a certificate is refused, so that comparing each
 /// with each stays cheap.
 const MAX_NAMES: usize = 128;
@@ -44,7 +47,9 @@ pub enum CertificateFault {
 
 const OID_ANY_POLICY: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.32.0");
 const OID_INHIBIT_ANY: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.54");
-const OID_DELTA_CRL: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.27");
+const OID_OCSP: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.48.1");
+const OID_OCSP_NOCHECK: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.48.1.5");
+const OID_OCSP_SIGNING: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.9");
 const OID_CERTIFICATE_ISSUER: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.29");
 
 /// What is signed, by what and how.
@@ -101,6 +106,7 @@ struct Inner {
     valid: (Duration, Duration),
     key: PublicKey,
     extensions: CertificateExtensions,
+    self_signed: OnceLock<bool>,
 }
 
 /// The extensions that mean something here.
@@ -120,6 +126,12 @@ pub(super) struct CertificateExtensions {
     pub(super) name_constraints: Option<NameConstraints>,
     /// Where CRLs are; none when the extension is absent.
     pub(super) crl_names: Vec<GeneralName>,
+    /// Where OCSP servers of the issuer are (RFC 5280 §4.2.2.1).
+    pub(super) ocsp_uris: Vec<String>,
+    /// Where delta CRLs are (RFC 5280 §4.2.1.15).
+    pub(super) freshest: Vec<String>,
+    /// Its issuer does not publish revocations of this OCSP responder (RFC 6960 §4.2.2.2.1).
+    pub(super) ocsp_nocheck: bool,
     /// A critical extension that is not known: nothing may be concluded from such a certificate (RFC 5280 §4.2).
     pub(super) unknown_critical: Option<String>,
 }
@@ -150,6 +162,7 @@ impl Certificate {
             valid: (time(tbs.validity.not_before), time(tbs.validity.not_after)),
             key: PublicKey::from_spki(fields.spki)?,
             extensions,
+            self_signed: OnceLock::new(),
             signed,
         };
         Ok(Self(Arc::new(inner)))
@@ -198,6 +211,11 @@ impl Certificate {
     /// The issuer is the subject.
     pub fn is_self_issued(&self) -> bool {
         self.0.subject == self.0.issuer
+    }
+
+    /// The issuer is the subject, and its key made the signature. Verified once per certificate.
+    pub fn is_self_signed(&self) -> bool {
+        *self.0.self_signed.get_or_init(|| self.names_as_issuer(self) && self.is_signed_by(self.key()))
     }
 
     /// It says that it is a CA's. Certificates before version 3 cannot say so.
@@ -269,7 +287,10 @@ impl CertificateExtensions {
         }
         let subtrees = found.name_constraints.iter().flat_map(|c| [&c.permitted_subtrees, &c.excluded_subtrees]);
         let subtrees: usize = subtrees.flatten().map(Vec::len).sum();
-        if found.alt_names.len().max(subtrees).max(found.crl_names.len()) > MAX_NAMES {
+        if [found.alt_names.len(), subtrees, found.crl_names.len(), found.ocsp_uris.len(), found.freshest.len()]
+            .iter()
+            .any(|count| *count > MAX_NAMES)
+        {
             return Err(CertificateFault::Malformed("too many names"));
         }
         Ok(found)
@@ -305,6 +326,18 @@ impl CertificateExtensions {
                 let points: CrlDistributionPoints = decode(extension, "distribution points")?;
                 self.crl_names = points.0.into_iter().flat_map(|point| full_names(point.distribution_point)).collect();
             }
+            FreshestCrl::OID => {
+                let points: FreshestCrl = decode(extension, "freshest CRL")?;
+                let names = points.0.into_iter().flat_map(|point| full_names(point.distribution_point));
+                self.freshest = uris(&names.collect::<Vec<_>>()).map(str::to_owned).collect();
+            }
+            AuthorityInfoAccessSyntax::OID => {
+                let access: AuthorityInfoAccessSyntax = decode(extension, "authority information access")?;
+                let ocsp = access.0.into_iter().filter(|access| access.access_method == OID_OCSP);
+                let names: Vec<GeneralName> = ocsp.map(|access| access.access_location).collect();
+                self.ocsp_uris = uris(&names).map(str::to_owned).collect();
+            }
+            OID_OCSP_NOCHECK => self.ocsp_nocheck = true,
             other if extension.critical => self.unknown_critical = Some(other.to_string()),
             _ => {}
         }
@@ -329,6 +362,17 @@ impl CertificateExtensions {
         self.extended_key_usage.as_ref().is_none_or(|purposes| purposes.iter().any(good))
     }
 
+    /// The subject may sign OCSP responses for its issuer (RFC 6960 §4.2.2.2).
+    pub(super) fn may_sign_ocsp(&self) -> bool {
+        self.extended_key_usage.as_ref().is_some_and(|purposes| purposes.contains(&OID_OCSP_SIGNING))
+            && self.key_usage.as_ref().is_none_or(|usage| usage.digital_signature())
+    }
+
+    /// URIs of CRLs.
+    pub(super) fn crl_uris(&self) -> impl Iterator<Item = &str> {
+        uris(&self.crl_names)
+    }
+
     /// Whether the certificate carries that policy, or any.
     pub(super) fn has_policy(&self, policy: &ObjectIdentifier, any_counts: bool) -> bool {
         let fits = |there: &ObjectIdentifier| there == policy || any_counts && *there == OID_ANY_POLICY;
@@ -343,6 +387,14 @@ fn full_names(point: Option<x509_cert::ext::pkix::name::DistributionPointName>) 
     }
 }
 
+/// The URIs among names.
+fn uris(names: &[GeneralName]) -> impl Iterator<Item = &str> {
+    names.iter().filter_map(|name| match name {
+        GeneralName::UniformResourceIdentifier(uri) => Some(uri.as_str()),
+        _ => None,
+    })
+}
+
 /// A revocation list. Cheap to clone.
 #[derive(Clone)]
 pub struct Crl(Arc<CrlInner>);
@@ -353,9 +405,32 @@ struct CrlInner {
     this_update: Duration,
     next_update: Option<Duration>,
     /// Serial numbers, sorted.
-    revoked: Vec<Vec<u8>>,
+    revoked: Vec<(Vec<u8>, Entry)>,
+    about: CrlExtensions,
+}
+
+/// Entry of a list for a certificate (RFC 5280 §5.3.1).
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub(super) enum Entry {
+    /// Revoked for good.
+    Revoked,
+    /// Revoked until a newer list no longer contains it (certificateHold).
+    OnHold,
+    /// In a delta list: no longer revoked (removeFromCRL).
+    Removed,
+}
+
+/// Extensions of a list that have an effect here.
+#[derive(Clone, Default)]
+struct CrlExtensions {
     authority_key_id: Option<Vec<u8>>,
     scope: Scope,
+    /// Its own number, big-endian without leading zeros.
+    number: Option<Vec<u8>>,
+    /// Of a delta list: the number of the complete list that it changes.
+    base: Option<Vec<u8>>,
+    /// Where delta lists are.
+    freshest: Vec<String>,
 }
 
 /// About which certificates of its issuer a list speaks (RFC 5280 §5.2.5).
@@ -367,9 +442,53 @@ struct Scope {
     names: GeneralNames,
 }
 
+impl CrlExtensions {
+    fn parse(extensions: Extensions) -> Result<Self, CertificateFault> {
+        let digits = |number: x509_cert::der::asn1::Uint| number.as_bytes().to_vec();
+        let names = |point: x509_cert::ext::pkix::crl::dp::DistributionPoint| full_names(point.distribution_point);
+        let mut found = Self::default();
+        for extension in &extensions {
+            match extension.extn_id {
+                CrlNumber::OID => found.number = Some(digits(decode::<CrlNumber>(extension, "number")?.0)),
+                BaseCrlNumber::OID => {
+                    found.base = Some(digits(decode::<BaseCrlNumber>(extension, "delta CRL indicator")?.0));
+                }
+                FreshestCrl::OID => {
+                    let points: FreshestCrl = decode(extension, "freshest CRL")?;
+                    let names: Vec<GeneralName> = points.0.into_iter().flat_map(names).collect();
+                    found.freshest = uris(&names).take(MAX_NAMES).map(str::to_owned).collect();
+                }
+                AuthorityKeyIdentifier::OID => {
+                    let id: AuthorityKeyIdentifier = decode(extension, "authority key identifier")?;
+                    found.authority_key_id = id.key_identifier.map(|id| id.into_bytes());
+                }
+                IssuingDistributionPoint::OID => {
+                    let point: IssuingDistributionPoint = decode(extension, "issuing distribution point")?;
+                    if point.indirect_crl || point.only_some_reasons.is_some() || point.only_contains_attribute_certs {
+                        return Err(CertificateFault::Malformed("it is indirect or for some reasons only"));
+                    }
+                    found.scope = Scope {
+                        end_entities_only: point.only_contains_user_certs,
+                        authorities_only: point.only_contains_ca_certs,
+                        names: full_names(point.distribution_point),
+                    };
+                }
+                _ if extension.critical => return Err(CertificateFault::Malformed("an unknown critical extension")),
+                _ => {}
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// Compares two big-endian numbers without leading zeros.
+fn compare(one: &[u8], other: &[u8]) -> std::cmp::Ordering {
+    one.len().cmp(&other.len()).then_with(|| one.cmp(other))
+}
+
 impl Crl {
-    /// Parses a complete list in DER, with nothing behind it. Delta lists, indirect ones and those for
-    /// some reasons only are refused: each says less than it seems to.
+    /// Parses a complete or delta list in DER, with nothing behind it. Indirect lists and those for some
+    /// reasons only are refused: each covers less than it seems to.
     ///
     /// # Errors
     /// [`CertificateFault`].
@@ -381,14 +500,20 @@ impl Crl {
         if tbs.signature != parsed.signature_algorithm {
             return Err(CertificateFault::Malformed("its two signature algorithms differ"));
         }
-        let (scope, authority_key_id) = Self::extensions(tbs.crl_extensions.unwrap_or_default())?;
+        let about = CrlExtensions::parse(tbs.crl_extensions.unwrap_or_default())?;
         let mut revoked = Vec::new();
         for entry in tbs.revoked_certificates.unwrap_or_default() {
             let extensions = entry.crl_entry_extensions.unwrap_or_default();
             if extensions.iter().any(|extension| extension.critical || extension.extn_id == OID_CERTIFICATE_ISSUER) {
                 return Err(CertificateFault::Malformed("it speaks of other issuers' certificates"));
             }
-            revoked.push(entry.serial_number.as_bytes().to_vec());
+            let reason = extensions.iter().find(|extension| extension.extn_id == CrlReason::OID);
+            let kind = match reason.map(|reason| decode(reason, "reason")).transpose()? {
+                Some(CrlReason::CertificateHold) => Entry::OnHold,
+                Some(CrlReason::RemoveFromCRL) if about.base.is_some() => Entry::Removed,
+                _ => Entry::Revoked,
+            };
+            revoked.push((entry.serial_number.as_bytes().to_vec(), kind));
         }
         revoked.sort_unstable();
         let issuer = Self::issuer_of(signed.tbs()).ok_or(CertificateFault::Malformed("its issuer"))?.to_vec();
@@ -397,11 +522,16 @@ impl Crl {
             this_update: tbs.this_update.to_unix_duration(),
             next_update: tbs.next_update.map(|time| time.to_unix_duration()),
             revoked,
-            authority_key_id,
-            scope,
+            about,
             signed,
         };
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// Whether one of these keys signed a list, without reading what is in it: its entries take far more memory than
+    /// their bytes.
+    pub(super) fn is_der_signed_by(der: &[u8], signers: &[Certificate]) -> bool {
+        Signed::parse(der, MAX_CRL_BYTES).is_ok_and(|signed| signers.iter().any(|signer| signed.is_by(signer.key())))
     }
 
     fn issuer_of(tbs: &[u8]) -> Option<&[u8]> {
@@ -409,33 +539,6 @@ impl Crl {
         fields.optional(INTEGER);
         fields.one(SEQUENCE)?;
         fields.one(SEQUENCE).map(|issuer| issuer.whole)
-    }
-
-    fn extensions(extensions: Extensions) -> Result<(Scope, Option<Vec<u8>>), CertificateFault> {
-        let (mut scope, mut key_id) = (Scope::default(), None);
-        for extension in &extensions {
-            match extension.extn_id {
-                OID_DELTA_CRL => return Err(CertificateFault::Malformed("it is a delta list; load the complete one")),
-                AuthorityKeyIdentifier::OID => {
-                    let id: AuthorityKeyIdentifier = decode(extension, "authority key identifier")?;
-                    key_id = id.key_identifier.map(|id| id.into_bytes());
-                }
-                IssuingDistributionPoint::OID => {
-                    let point: IssuingDistributionPoint = decode(extension, "issuing distribution point")?;
-                    if point.indirect_crl || point.only_some_reasons.is_some() || point.only_contains_attribute_certs {
-                        return Err(CertificateFault::Malformed("it is indirect or for some reasons only"));
-                    }
-                    scope = Scope {
-                        end_entities_only: point.only_contains_user_certs,
-                        authorities_only: point.only_contains_ca_certs,
-                        names: full_names(point.distribution_point),
-                    };
-                }
-                _ if extension.critical => return Err(CertificateFault::Malformed("an unknown critical extension")),
-                _ => {}
-            }
-        }
-        Ok((scope, key_id))
     }
 
     /// DER, as it was given.
@@ -460,13 +563,49 @@ impl Crl {
 
     /// It is about the same certificates as `other` and not older.
     pub(super) fn replaces(&self, other: &Self) -> bool {
-        let about = |crl: &Self| (crl.0.issuer.clone(), crl.0.authority_key_id.clone(), crl.0.scope.clone());
+        let about = |crl: &Self| {
+            let about = crl.0.about.clone();
+            (crl.0.issuer.clone(), about.authority_key_id, about.scope, about.base.is_some())
+        };
         about(self) == about(other) && self.0.this_update >= other.0.this_update
     }
 
-    /// It takes this certificate back.
+    /// It contains this certificate.
     pub fn revokes(&self, certificate: &Certificate) -> bool {
-        self.0.revoked.binary_search_by(|serial| serial.as_slice().cmp(certificate.serial())).is_ok()
+        self.entry(certificate).is_some_and(|entry| entry != Entry::Removed)
+    }
+
+    /// Its entry for a certificate; the worst, should there be several.
+    pub(super) fn entry(&self, certificate: &Certificate) -> Option<Entry> {
+        let start = self.0.revoked.partition_point(|(serial, _)| serial.as_slice() < certificate.serial());
+        self.0.revoked.get(start).filter(|(serial, _)| serial == certificate.serial()).map(|(_, entry)| *entry)
+    }
+
+    /// It only contains changes to a complete list.
+    pub(super) fn is_delta(&self) -> bool {
+        self.0.about.base.is_some()
+    }
+
+    /// This delta list continues `base` (RFC 5280 §5.2.4).
+    pub(super) fn continues(&self, base: &Self) -> bool {
+        let (Some(from), Some(own)) = (&self.0.about.base, &self.0.about.number) else { return false };
+        let Some(number) = &base.0.about.number else { return false };
+        self.0.issuer == base.0.issuer
+            && self.0.about.scope == base.0.about.scope
+            && self.0.about.authority_key_id == base.0.about.authority_key_id
+            && !base.is_delta()
+            && compare(number, from).is_ge()
+            && compare(number, own).is_lt()
+    }
+
+    /// URIs of its delta lists.
+    pub(super) fn freshest(&self) -> &[String] {
+        &self.0.about.freshest
+    }
+
+    /// Until when it is current, since 1970: its next update, or [`MAX_CRL_AGE`] without one.
+    pub(super) fn until(&self) -> Duration {
+        self.0.next_update.unwrap_or(self.0.this_update + MAX_CRL_AGE)
     }
 
     /// How it is signed.
@@ -476,7 +615,7 @@ impl Crl {
 
     /// It says something about this certificate.
     pub(super) fn covers(&self, certificate: &Certificate) -> bool {
-        let scope = &self.0.scope;
+        let scope = &self.0.about.scope;
         let there = &certificate.extensions().crl_names;
         self.0.issuer == certificate.issuer()
             && (!scope.end_entities_only || !certificate.is_ca())
@@ -487,7 +626,7 @@ impl Crl {
     /// It is signed with the key of this certificate, which may sign lists.
     pub(super) fn is_by(&self, signer: &Certificate) -> bool {
         let extensions = signer.extensions();
-        let ids = (&self.0.authority_key_id, &extensions.subject_key_id);
+        let ids = (&self.0.about.authority_key_id, &extensions.subject_key_id);
         self.0.issuer == signer.subject()
             && !matches!(ids, (Some(named), Some(there)) if named != there)
             && extensions.key_usage.as_ref().is_none_or(|usage| usage.crl_sign())

@@ -1,232 +1,151 @@
-//! Names of hosts: those of connections that had no address when they were loaded, and gateways to which peers redirect.
+//! Resolution of host names outside of the control thread.
 //!
-//! The resolver of the host may take its time, so a thread of its own asks it, one name after the other. A connection is
-//! asked for until it has addresses, less and less often; a redirection once, since the peer is asked again anyway.
+//! The resolver of the host may take long, so a few threads call it, each for one name at a time. Requests wait in a
+//! bounded queue; what does not fit fails at once and is repeated by whoever needs the name.
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, TrySendError, channel, sync_channel};
-use std::time::{Duration, Instant};
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use ike::config::Connection;
+/// Names that are resolved at the same time: one that times out does not hold up the others.
+const THREADS: usize = 4;
+/// Requests that wait, of at most 253 bytes each.
+const REQUESTS_MAX: usize = 4096;
 
-use crate::config::Named;
-
-/// First and longest wait before a connection is asked for again.
-const WAITS: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(300));
-/// Questions that wait for the thread.
-const QUESTIONS_MAX: usize = 64;
-
-enum Question {
-    Connection(Box<Named>),
-    Host(u64, String),
+/// Who needs a name.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Client {
+    /// The endpoint of IKE.
+    Ike,
+    /// The key service of PSP.
+    Psp,
 }
 
-/// What was found out.
-#[derive(Debug)]
-pub(super) enum Found {
-    /// A connection with its addresses.
-    Connection(Box<Named>, Result<Arc<Connection>, String>),
-    /// An address of the host of that question.
-    Host(u64, Result<IpAddr, String>),
-}
+/// An answer: client, number of its request, addresses or the reason that there are none.
+pub(super) type Found = (Client, u64, Result<Vec<IpAddr>, String>);
 
-/// A connection without addresses.
-struct Waiting {
-    named: Named,
-    /// When it is asked for; `None` while it is.
-    at: Option<Instant>,
-    wait: Duration,
-}
-
-/// Who asks for names.
+/// The threads.
 pub(super) struct Names {
-    questions: SyncSender<Question>,
+    requests: SyncSender<(Client, u64, String)>,
     found: Receiver<Found>,
-    waiting: Vec<Waiting>,
 }
 
 impl Names {
-    /// Starts the thread. `ring` is called when it has found something out.
+    /// Starts the threads. `wake` is called after each answer.
     ///
     /// # Errors
     /// The operating system has no thread left.
     pub(super) fn spawn(
-        resolve: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + 'static,
-        ring: impl Fn() + Send + 'static,
+        resolve: impl Fn(&str) -> io::Result<Vec<IpAddr>> + Send + Sync + 'static,
+        wake: impl Fn() + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let (questions, asked) = sync_channel(QUESTIONS_MAX);
+        let (requests, waiting) = sync_channel(REQUESTS_MAX);
         let (answers, found) = channel();
-        std::thread::Builder::new().name("weir-names".into()).spawn(move || answer(&asked, &answers, resolve, ring))?;
-        Ok(Self { questions, found, waiting: Vec::new() })
-    }
-
-    /// These connections have no addresses, and no others. Those that waited already keep their time.
-    pub(super) fn want(&mut self, now: Instant, connections: &[Named]) {
-        self.waiting.retain(|waiting| connections.contains(&waiting.named));
-        for named in connections {
-            if !self.waiting.iter().any(|waiting| waiting.named == *named) {
-                self.waiting.push(Waiting { named: named.clone(), at: Some(now + WAITS.0), wait: WAITS.0 });
-            }
+        let waiting = Arc::new(Mutex::new(waiting));
+        let (resolve, wake) = (Arc::new(resolve), Arc::new(wake));
+        for _ in 0..THREADS {
+            let (waiting, answers) = (Arc::clone(&waiting), answers.clone());
+            let (resolve, wake) = (Arc::clone(&resolve), Arc::clone(&wake));
+            std::thread::Builder::new()
+                .name("weir-names".into())
+                .spawn(move || serve(&waiting, &answers, &*resolve, &*wake))?;
         }
+        Ok(Self { requests, found })
     }
 
-    /// Asks for a host.
+    /// No threads: every request fails.
+    pub(super) fn none() -> Self {
+        let ((requests, _), (_, found)) = (sync_channel(1), channel());
+        Self { requests, found }
+    }
+
+    /// Requests the addresses of a host.
     ///
     /// # Errors
-    /// Too much is asked for already.
-    pub(super) fn find(&mut self, number: u64, host: String) -> Result<(), String> {
-        let asked = self.questions.try_send(Question::Host(number, host));
-        asked.map_err(|_| "too many names are asked for already".to_owned())
+    /// Too many requests wait already.
+    pub(super) fn find(&self, client: Client, number: u64, host: String) -> Result<(), String> {
+        let sent = self.requests.try_send((client, number, host));
+        sent.map_err(|_| "too many names are being resolved already".to_owned())
     }
 
-    /// Asks for what is due, and returns what was found out since the last call.
-    pub(super) fn turn(&mut self, now: Instant) -> Vec<Found> {
-        for waiting in &mut self.waiting {
-            if waiting.at.is_none_or(|at| at > now) {
-                continue;
-            }
-            match self.questions.try_send(Question::Connection(Box::new(waiting.named.clone()))) {
-                Ok(()) => waiting.at = None,
-                Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => waiting.at = Some(now + WAITS.0),
-            }
-        }
-        let found: Vec<Found> = self.found.try_iter().collect();
-        for found in &found {
-            let Found::Connection(named, outcome) = found else { continue };
-            let Some(at) = self.waiting.iter().position(|waiting| waiting.named == **named) else { continue };
-            match outcome {
-                Ok(_) => drop(self.waiting.swap_remove(at)),
-                Err(why) => self.waiting[at].again(now, why),
-            }
-        }
-        found
+    /// Answers since the last call.
+    pub(super) fn found(&self) -> impl Iterator<Item = Found> {
+        self.found.try_iter()
     }
 }
 
-impl Waiting {
-    fn again(&mut self, now: Instant, why: &str) {
-        self.at = Some(now + self.wait);
-        tracing::info!(target: "cfg", "{why}; asked again in {} s", self.wait.as_secs());
-        self.wait = (self.wait * 2).min(WAITS.1);
-    }
-}
-
-/// The thread's life.
-fn answer(
-    asked: &Receiver<Question>,
+/// Life of a thread.
+fn serve(
+    waiting: &Mutex<Receiver<(Client, u64, String)>>,
     answers: &Sender<Found>,
-    resolve: impl Fn(&str) -> io::Result<Vec<IpAddr>>,
-    ring: impl Fn(),
+    resolve: &dyn Fn(&str) -> io::Result<Vec<IpAddr>>,
+    wake: &dyn Fn(),
 ) {
-    for question in asked {
-        let found = match question {
-            Question::Connection(named) => {
-                let outcome = named.resolve(&resolve);
-                Found::Connection(named, outcome)
-            }
-            Question::Host(number, host) => {
-                let first = resolve(&host).map(|addrs| addrs.first().copied());
-                let outcome = first
-                    .map_err(|why| format!("'{host}' has no address: {why}"))
-                    .and_then(|first| first.ok_or_else(|| format!("'{host}' has no address")));
-                Found::Host(number, outcome)
-            }
-        };
-        if answers.send(found).is_err() {
+    loop {
+        // The lock is held while this thread waits for a request, and not while it resolves.
+        let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok((client, number, host)) = next else { return };
+        if answers.send((client, number, resolve(&host).map_err(|error| error.to_string()))).is_err() {
             return;
         }
-        ring();
+        wake();
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+    use std::time::Duration;
 
     use super::*;
-    use crate::config::syntax::Section;
-    use crate::config::{self, Gateway, Keyed, Outside};
-    use crate::vici::message::Message;
 
-    fn named(host: &str) -> Named {
-        let mut message = Message::new();
-        let mut connection = Message::new();
-        connection.set_list("remote_addrs", [host]);
-        for end in ["local", "remote"] {
-            let mut auth = Message::new();
-            auth.set("auth", "psk").set("id", end);
-            connection.set_section(end, auth);
-        }
-        message.set_section("office", connection);
-        let section = Section::of_message("load-conn", &message);
-        match config::load_connection(&section, &Outside::nothing(), &Gateway::default()).unwrap().connection {
-            Keyed::Ike(named) => *named,
-            Keyed::Psp(_) => panic!("a connection of IKE"),
-        }
-    }
-
-    /// The first thing that is found out from `now` on.
-    fn next(names: &mut Names, now: Instant) -> Found {
-        let end = Instant::now() + Duration::from_secs(20);
-        loop {
-            if let Some(found) = names.turn(now).pop() {
-                return found;
-            }
-            assert!(Instant::now() < end, "nothing was found out");
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    }
+    const PATIENCE: Duration = Duration::from_secs(20);
 
     #[test]
-    fn a_connection_is_asked_for_until_it_has_addresses() {
-        let known: Arc<Mutex<Vec<IpAddr>>> = Arc::default();
-        let there = Arc::clone(&known);
-        let mut names = Names::spawn(move |_| Ok(there.lock().unwrap().clone()), || ()).unwrap();
-        let (start, office) = (Instant::now(), named("gw.example"));
-        names.want(start, std::slice::from_ref(&office));
-        assert!(names.turn(start).is_empty(), "it was asked for when it was loaded");
-        let mut now = start;
-        for wait_s in [5, 5, 10, 20, 40, 80, 160, 300, 300] {
-            now += Duration::from_secs(wait_s);
-            names.want(now, std::slice::from_ref(&office));
-            assert!(matches!(next(&mut names, now), Found::Connection(_, Err(why)) if why.contains("gw.example")));
-            assert!(names.turn(now + Duration::from_secs(1)).is_empty());
-        }
-        known.lock().unwrap().push([192, 0, 2, 7].into());
-        match next(&mut names, now + WAITS.1) {
-            Found::Connection(found, Ok(connection)) => {
-                assert_eq!(*found, office);
-                assert_eq!(connection.remote_addrs[0].start, IpAddr::from([192, 0, 2, 7]));
+    fn a_name_that_hangs_does_not_hold_up_the_others() {
+        let (release, hanging) = sync_channel::<()>(1);
+        let hanging = Mutex::new(hanging);
+        let resolve = move |name: &str| match name {
+            "hangs.example" => {
+                let waited = hanging.lock().unwrap().recv_timeout(PATIENCE);
+                assert!(!matches!(waited, Err(RecvTimeoutError::Timeout)), "the others waited for it");
+                Ok(vec![IpAddr::from([192, 0, 2, 9])])
             }
-            other => panic!("{other:?}"),
-        }
-        assert!(names.waiting.is_empty());
-        // One that is not loaded any more is not asked for.
-        names.want(now, &[named("a.example")]);
-        names.want(now, &[]);
-        assert!(names.waiting.is_empty());
-    }
-
-    #[test]
-    fn a_host_is_asked_for_once() {
-        let resolve = |name: &str| match name {
-            "gw2.example" => Ok(vec![IpAddr::from([192, 0, 2, 2])]),
-            "none.example" => Ok(Vec::new()),
+            "gw.example" => Ok(vec![IpAddr::from([192, 0, 2, 2])]),
             _ => Err(io::Error::other("no such host")),
         };
-        let mut names = Names::spawn(resolve, || ()).unwrap();
-        for (number, host, want) in [
-            (1, "gw2.example", Ok([192, 0, 2, 2].into())),
-            (2, "none.example", Err("'none.example' has no address".to_owned())),
-            (3, "x", Err("'x' has no address: no such host".to_owned())),
-        ] {
-            names.find(number, host.into()).unwrap();
-            match next(&mut names, Instant::now()) {
-                Found::Host(answered, outcome) => assert_eq!((answered, outcome), (number, want)),
-                other => panic!("{other:?}"),
-            }
+        let (woken, wakes) = channel();
+        let woken = Mutex::new(woken);
+        let names = Names::spawn(resolve, move || woken.lock().unwrap().send(()).unwrap_or_default()).unwrap();
+        names.find(Client::Ike, 1, "hangs.example".into()).unwrap();
+        names.find(Client::Psp, 2, "gw.example".into()).unwrap();
+        names.find(Client::Ike, 3, "x".into()).unwrap();
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            wakes.recv_timeout(PATIENCE).unwrap();
+            found.extend(names.found());
         }
+        found.sort_by_key(|(_, number, _)| *number);
+        let wanted = [
+            (Client::Psp, 2, Ok(vec![IpAddr::from([192, 0, 2, 2])])),
+            (Client::Ike, 3, Err("no such host".to_owned())),
+        ];
+        assert_eq!(found, wanted);
+        release.send(()).unwrap();
+        wakes.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(names.found().map(|(_, number, _)| number).collect::<Vec<_>>(), [1]);
+    }
+
+    #[test]
+    fn requests_are_bounded() {
+        let (_release, hanging) = sync_channel::<()>(1);
+        let hanging = Mutex::new(hanging);
+        let names =
+            Names::spawn(move |_| Ok(hanging.lock().unwrap().recv().map(|()| Vec::new()).unwrap_or_default()), || ());
+        let names = names.unwrap();
+        let accepted =
+            (0..2 * REQUESTS_MAX as u64).take_while(|n| names.find(Client::Ike, *n, "gw".into()).is_ok()).count();
+        assert!((REQUESTS_MAX..=REQUESTS_MAX + THREADS).contains(&accepted), "{accepted}");
     }
 }

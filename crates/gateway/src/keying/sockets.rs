@@ -57,6 +57,11 @@ impl Sockets {
         Ok(Self { ports, buffers, nat_t_port })
     }
 
+    /// No sockets: nothing is received, and nothing can be sent.
+    pub(super) fn none() -> Self {
+        Self { ports: Vec::new(), buffers: Vec::new(), nat_t_port: wire::registry::PORT_IPSEC_NAT_T }
+    }
+
     /// What to wait on.
     pub(crate) fn readable(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ports.iter().map(|port| port.socket.as_fd())
@@ -139,13 +144,15 @@ impl IkePort {
         // What the kernel allows; less only means that a flood loses more.
         let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
         if shared {
-            dataplane::port::share_with_esp(&socket)?;
+            ports::share_with_esp(&socket)?;
         }
         socket.bind(&local.into())?;
         if shared {
-            dataplane::port::keep_ike(&socket)?;
+            ports::keep_ike(&socket)?;
         }
         let state = UdpSocketState::new(UdpSockRef::from(&socket))?;
+        // After `UdpSocketState::new`, which forbids fragments.
+        ports::allow_ip_fragments(&socket, local.is_ipv6())?;
         let local = socket.local_addr()?.as_socket().unwrap_or(local);
         Ok(Self { socket, state, local })
     }
@@ -218,6 +225,16 @@ mod tests {
         assert_eq!(wait(&mut here, 1), [(at(2, ike), at(3, ike_there), b"back".to_vec())]);
         let error = here.send(at(2, 9), at(3, 9), b"lost").unwrap_err();
         assert_eq!(error.to_string(), "no IKE socket on port 9");
+    }
+
+    /// A certificate in IKE_AUTH can exceed the path MTU, and without RFC 7383 only IP can fragment it.
+    #[test]
+    fn sockets_of_ike_let_ip_fragment() {
+        let Some((here, _)) = open() else { return };
+        for port in &here.ports {
+            let allowed = ports::ip_fragments_allowed(&port.socket, port.local.is_ipv6()).unwrap();
+            assert!(allowed, "{}", port.local);
+        }
     }
 
     #[test]

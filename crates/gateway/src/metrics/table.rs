@@ -60,8 +60,11 @@ metrics! {
     SUPERS_PACKETS = Counter "weir_super_packets_packets_total" "packets" ["side", "direction"], "Packets that came or went in super-packets";
     PAST_STACK = Counter "weir_past_stack_packets_total" "packets" ["interface", "direction"], "Packets that came (rx) or went (tx) past the kernel's stack (AF_XDP)";
     PAST_STACK_LOST = Counter "weir_past_stack_lost_packets_total" "packets" ["interface"], "Packets that arrived there and were lost before a packet thread took them off a queue";
+    UPDOWN = Counter "weir_updown_runs_total" "runs" ["outcome"], "Runs of the updown command: ok, failed (exit status), timeout, refused (not run), dropped (no room in the queue)";
     BYPASSED = Counter "weir_bypassed_packets_total" "packets" [], "Packets passed in the clear because a policy says so";
     DROPS = Counter "weir_drops_total" "packets" ["reason"], "Packets that went no further, by reason, as in `weir status`";
+    FETCHES = Counter "weir_revocation_fetches_total" "fetches" ["kind", "result"], "CRLs (crl) and OCSP responses (ocsp) that were fetched (ok) or could not be had (failed)";
+    GUARD_DROPS = Counter "weir_guard_dropped_packets_total" "packets" ["kind"], "Clear text that the nftables guard dropped: clear-in and clear-out although a policy protects it, spoofed-in from outside with a source of this side";
     AUDIT_LOST = Counter "weir_audit_lost_total" "events" [], "Auditable events that found no room on their way to the log";
     FOLDED = Gauge "weir_metrics_folded_names" "connections" [], "Connections that are counted under `(others)`, because 1024 have series of their own";
 }

@@ -25,12 +25,24 @@ fn to_markdown() -> String {
 fn the_documentation_has_the_same_metrics() {
     let docs = include_str!("../../../../docs/metrics.md");
     let table = to_markdown();
+    // Prose is wrapped anywhere.
+    let in_one_line = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let documented = in_one_line(docs);
     for line in table.lines() {
-        assert!(docs.lines().any(|there| there.contains(line)), "docs/metrics.md lacks: {line}\nof these:\n{table}");
+        assert!(documented.contains(&in_one_line(line)), "docs/metrics.md lacks: {line}\nof these:\n{table}");
     }
     for name in docs.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()) {
         assert!(table.contains(&format!("| `{name}` |")), "docs/metrics.md has {name}, the table has not");
     }
+}
+
+#[test]
+fn each_drop_reason_has_a_row_in_the_troubleshooting_guide() {
+    let docs = include_str!("../../../../docs/troubleshooting.md");
+    let table = docs.split("## Drop reasons").nth(1).unwrap();
+    let documented: Vec<&str> = table.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next()).collect();
+    let reasons: Vec<&str> = ipsec::Drop::ALL.iter().map(|reason| reason.key()).collect();
+    assert_eq!(documented, reasons);
 }
 
 /// One line of the format: name, labels, value.
@@ -146,6 +158,7 @@ fn what_is_counted_is_served() {
     metrics.failed("sun", "the peer refused: AUTHENTICATION_FAILED");
     metrics.failed("sun", "");
     metrics.rekeyed("sun", start);
+    metrics.now.guard = Some(crate::guard::Counters { clear_in: (5, 420), ..Default::default() });
     let now = start + Duration::from_secs(90);
     let samples = published(&mut metrics, now, &Tables { entries: Vec::new() });
     assert!(!metrics.due(now) && metrics.due(now + PERIOD));
@@ -159,6 +172,7 @@ fn what_is_counted_is_served() {
     assert_eq!(get("weir_connection_rekey_age_seconds", &[("connection", "sun")]), Some(90.0));
     assert_eq!(get("weir_drops_total", &[("reason", "replay")]), Some(3.0));
     assert_eq!(get("weir_path_bytes_total", &[("side", "outer"), ("direction", "rx")]), Some(1500.0));
+    assert_eq!(get("weir_guard_dropped_packets_total", &[("kind", "clear-in")]), Some(5.0));
     assert_eq!(get("weir_uptime_seconds", &[]), Some(90.0));
     for metric in ALL {
         let text = text::render(&metrics.board().newest());

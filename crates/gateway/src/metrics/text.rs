@@ -6,6 +6,7 @@ use ipsec::Drop as Reason;
 
 use super::table::{self, Metric};
 use super::{Cause, STATES, Snapshot};
+use crate::credentials::FetchCounts;
 
 /// What the text is, for HTTP.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -136,8 +137,16 @@ fn path(page: &mut Page, snapshot: &Snapshot) {
     let ways = past.iter().flat_map(|it| [("rx", it.received), ("tx", it.sent)].map(|(way, count)| (it, way, count)));
     page.family(&table::PAST_STACK, ways.map(|(it, way, count)| (vec![it.interface.as_str(), way], count as f64)));
     page.family(&table::PAST_STACK_LOST, past.iter().map(|it| (vec![it.interface.as_str()], it.lost as f64)));
+    page.family(&table::UPDOWN, crate::updown::runs().map(|(outcome, runs)| (vec![outcome], runs as f64)));
     page.one(&table::BYPASSED, totals.bypassed as f64);
     let drops = Reason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));
     page.family(&table::DROPS, drops);
+    let FetchCounts { crl, ocsp } = snapshot.fetches;
+    let fetches = [("crl", "ok", crl.0), ("crl", "failed", crl.1), ("ocsp", "ok", ocsp.0), ("ocsp", "failed", ocsp.1)];
+    page.family(&table::FETCHES, fetches.map(|(kind, result, count)| (vec![kind, result], count as f64)));
+    if let Some(guard) = snapshot.guard {
+        let kinds = [("clear-in", guard.clear_in), ("spoofed-in", guard.spoofed_in), ("clear-out", guard.clear_out)];
+        page.family(&table::GUARD_DROPS, kinds.map(|(kind, (packets, _))| (vec![kind], packets as f64)));
+    }
     page.one(&table::AUDIT_LOST, totals.audit_lost as f64);
 }

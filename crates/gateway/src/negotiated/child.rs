@@ -8,7 +8,8 @@ use std::time::Instant;
 
 use crypto::{Engine, KeyTable, Suite};
 use ike::config::{ChildConfig, ChildMode, Connection};
-use ike::output::{ChildId, ChildSa, HalfSa, Path};
+use ike::identity::Identity;
+use ike::output::{ChildId, ChildSa, HalfSa, IkeId, Path};
 use ike::proposal::{ChildProtocol, ChildSuite, SequenceNumbers};
 use ipsec::{
     Beet, DfPolicy, DscpPolicy, InboundSa, Lifetime, Mode, OutboundSa, Outer, Peer, SaCommon, SaCounters, SaError,
@@ -23,6 +24,10 @@ use super::pairs;
 const EESP_LEAST_WINDOW: u32 = 64;
 /// Smallest window other than none for ESP and AH, in packets.
 const LEAST_WINDOW: u32 = 32;
+
+/// Packets after which an SA with 32-bit sequence numbers is replaced, whatever its section contains: where they run out it
+/// passes nothing any more (RFC 4303 §3.3.3). A sixteenth of them is left for the negotiation.
+const NUMBERS_32: u64 = (1 << 32) - (1 << 28);
 
 /// What has to be known besides the Child SA.
 pub(crate) struct Site<'a> {
@@ -40,6 +45,12 @@ pub(crate) struct Site<'a> {
 pub(crate) struct Child {
     /// Name.
     pub(crate) id: ChildId,
+    /// IKE SA that negotiated it.
+    pub(crate) ike: IkeId,
+    /// Identity of the peer.
+    pub(crate) remote_id: Identity,
+    /// Request id, for listings.
+    pub(crate) reqid: u32,
     /// Connection.
     pub(crate) connection: Arc<Connection>,
     /// Section.
@@ -48,6 +59,10 @@ pub(crate) struct Child {
     pub(crate) path: Path,
     /// Selectors, source local.
     pub(crate) selectors: Vec<Selector>,
+    /// Its peer.
+    pub(super) group: GroupOf,
+    /// Number of its group: of groups with the same selectors the latest is used.
+    pub(super) turn: u64,
     /// Tells most selectors apart without looking at them: with many Child SAs that is most of the work.
     selectors_hash: u64,
     /// Algorithms.
@@ -68,8 +83,17 @@ pub(crate) struct Child {
     pub(crate) soft: (u64, u64),
     /// IKE was told of the soft limit, of the hard one.
     pub(crate) told: (bool, bool),
-    /// Inbound packets when it was last looked at.
-    pub(crate) seen: u64,
+    /// Packets inbound and outbound when it was last looked at.
+    pub(crate) seen: (u64, u64),
+    /// When these numbers last grew.
+    pub(crate) used: (Option<Instant>, Option<Instant>),
+}
+
+/// A peer: an authenticated identity of one connection. Child SAs of two peers are never interchangeable.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub(super) struct GroupOf {
+    connection: String,
+    peer: Identity,
 }
 
 /// The peer asked for a Child SA and has it only once the answer, which is sent after the SA was installed here, has
@@ -126,14 +150,20 @@ impl Child {
             0 => u64::MAX,
             rekey => rekey - (life.rand.min(rekey) as f64 * jitter) as u64,
         };
+        let numbers = if child.suite.sn == SequenceNumbers::Bits32 { NUMBERS_32 } else { u64::MAX };
         let selectors = pairs(&child.local_ts, &child.remote_ts);
         let mut hasher = DefaultHasher::new();
         selectors.hash(&mut hasher);
         Ok(Self {
             id: child.id,
+            ike: child.ike,
+            remote_id: child.remote_id.clone(),
+            reqid: 0,
             connection: Arc::clone(&child.connection),
             config: Arc::clone(&child.config),
             path: child.path,
+            group: GroupOf { connection: child.connection.name.clone(), peer: child.peer_id.clone() },
+            turn: 0,
             selectors_hash: hasher.finish(),
             selectors,
             suite,
@@ -143,15 +173,36 @@ impl Child {
             sending: child.outbound_now,
             unproven: None,
             until: None,
-            soft: (soft(child.config.packets), soft(child.config.bytes)),
+            soft: (soft(child.config.packets).min(numbers), soft(child.config.bytes)),
             told: (false, false),
-            seen: 0,
+            seen: (0, 0),
+            used: (None, None),
         })
     }
 
-    /// Whether packets of the same kind go through both.
-    pub(crate) fn has_selectors_of(&self, other: &Self) -> bool {
-        self.selectors_hash == other.selectors_hash && self.selectors == other.selectors
+    /// Notes what has gone through since the last call; whether something came in.
+    pub(crate) fn look(&mut self, now: Instant) -> bool {
+        let packets = (self.inbound.common.counters.packets(), self.outbound.common.counters.packets());
+        let came = packets.0 != self.seen.0;
+        if came {
+            self.used.0 = Some(now);
+        }
+        if packets.1 != self.seen.1 {
+            self.used.1 = Some(now);
+        }
+        self.seen = packets;
+        came
+    }
+
+    /// Seconds since the last packet in and out, as of the last look: the packet path keeps no time.
+    pub(crate) fn idle_s(&self, now: Instant) -> (Option<u64>, Option<u64>) {
+        let since = |at: Option<Instant>| at.map(|at| now.saturating_duration_since(at).as_secs());
+        (since(self.used.0), since(self.used.1))
+    }
+
+    /// Whether both serve the same packets of one peer.
+    pub(crate) fn is_redundant_with(&self, other: &Self) -> bool {
+        self.selectors_hash == other.selectors_hash && self.group == other.group && self.selectors == other.selectors
     }
 
     /// Takes its keys out of `keys`.

@@ -1,12 +1,8 @@
 //! Which policy of a connection comes first: `priority`, then the narrower selectors, then the SA before its trap.
 
-use std::net::IpAddr;
-
 use ike::config::ChildConfig;
-use wire::{AddrRange, PortRange, Selector};
-
-/// Order of a policy without `priority` and with the widest selectors; each bit of a narrower one counts 1.
-const AUTOMATIC_PRIORITY: u32 = 1 << 20;
+use ike::selectors::precedence;
+use wire::{AddrRange, Selector};
 
 /// Which of policies with the same selectors comes first.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -15,6 +11,8 @@ pub(super) enum Order {
     Sa,
     /// What stands where nothing protects.
     Standing,
+    /// What keeps the traffic of a section without an SA closed.
+    Closed,
 }
 
 /// Place of a policy: less is first.
@@ -23,29 +21,75 @@ pub(super) struct Rank(u32, Order);
 
 impl Rank {
     pub(super) fn new(config: &ChildConfig, selectors: &[Selector], order: Order) -> Self {
-        let narrowest = selectors.iter().map(narrowness).max().unwrap_or(0);
-        let automatic = AUTOMATIC_PRIORITY - narrowest.min(AUTOMATIC_PRIORITY - 1);
-        Self(if config.priority == 0 { automatic } else { config.priority }, order)
+        Self(precedence(config, selectors), order)
+    }
+
+    /// Place of a policy that closes `selectors`, whose own place is `self`: after every policy in `rows` that protects
+    /// some of it. A section that nothing asked to be up must not take traffic from an SA that has wider selectors; but
+    /// it stays before a policy that lets the traffic pass in clear text. `rows` are in order.
+    pub(super) fn after_protection(self, selectors: &[Selector], rows: &[Row<'_>]) -> Self {
+        let own = rows.partition_point(|row| row.rank < self);
+        let concerns =
+            |row: &&Row<'_>| row.selectors.iter().any(|theirs| selectors.iter().any(|ours| overlap(ours, theirs)));
+        let mut place = self;
+        for row in rows[own..].iter().filter(concerns) {
+            if !row.protects {
+                break;
+            }
+            place = Self(row.rank.0, Order::Closed);
+        }
+        place
     }
 }
 
-/// Bits that a selector fixes, those of an IPv4 address counted as of an IPv6 one.
-pub(crate) fn narrowness(selector: &Selector) -> u32 {
-    let addresses = |range: &AddrRange| {
-        let bits = |addr: IpAddr| match addr {
-            IpAddr::V4(addr) => u128::from(addr.to_bits()),
-            IpAddr::V6(addr) => addr.to_bits(),
-        };
-        let span = bits(range.end) - bits(range.start);
-        let width = 128 - span.leading_zeros();
-        if range.is_v6() { 128 - width } else { 4 * (32 - width.min(32)) }
-    };
-    let ports = |range: &PortRange| match range.end.checked_sub(range.start) {
-        Some(span) => u16::BITS - (u16::BITS - span.leading_zeros()),
-        None => u16::BITS,
-    };
-    let fixed = addresses(&selector.src) + addresses(&selector.dst);
-    let ports = ports(&selector.src_ports) + ports(&selector.dst_ports);
-    // Eight bits for the protocol, so that addresses decide before it and it before ports.
-    fixed * 64 + if selector.proto.is_some() { 8 + ports } else { 0 }
+/// A policy that is not there to close a section without an SA.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Row<'a> {
+    pub(super) rank: Rank,
+    /// It protects, or requests an SA.
+    pub(super) protects: bool,
+    pub(super) selectors: &'a [Selector],
+}
+
+/// Whether a packet can be meant by both; ports are not compared.
+fn overlap(a: &Selector, b: &Selector) -> bool {
+    let meet = |a: &AddrRange, b: &AddrRange| a.is_v6() == b.is_v6() && a.start <= b.end && b.start <= a.end;
+    let protocols = a.proto.is_none() || b.proto.is_none() || a.proto == b.proto;
+    protocols && meet(&a.src, &b.src) && meet(&a.dst, &b.dst)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn selector(local: &str, remote: &str) -> Selector {
+        Selector::from_sides(local.parse().unwrap(), remote.parse().unwrap()).unwrap()
+    }
+
+    fn row(selectors: &[Selector], order: Order) -> Row<'_> {
+        let rank = Rank::new(&ChildConfig::new("child"), selectors, order);
+        Row { rank, protects: order == Order::Sa, selectors }
+    }
+
+    #[test]
+    fn what_only_closes_comes_after_protection_and_before_clear_text() {
+        let narrow = [selector("10.1.0.0/24", "10.2.0.0/16")];
+        let own = Rank::new(&ChildConfig::new("child"), &narrow, Order::Closed);
+        let selectors = [
+            [selector("10.1.0.0/16", "10.2.0.0/16")],
+            [selector("10.0.0.0/8", "10.2.0.0/16")],
+            [selector("10.0.0.0/8", "0.0.0.0/0")],
+            [selector("10.1.0.0/24", "10.9.0.0/24")],
+        ];
+        let wide = row(&selectors[0], Order::Sa);
+        let pass = row(&selectors[1], Order::Standing);
+        let full = row(&selectors[2], Order::Sa);
+        let elsewhere = row(&selectors[3], Order::Sa);
+        let place = |rows: &[Row<'_>]| own.after_protection(&narrow, rows);
+        assert_eq!(place(&[]), own);
+        assert_eq!(place(&[elsewhere]), own, "another destination");
+        let after_wide = place(&[elsewhere, wide, pass, full]);
+        assert!(wide.rank < after_wide && after_wide < pass.rank, "{after_wide:?}");
+        assert_eq!(place(&[pass, full]), own, "clear text would pass before the SA");
+    }
 }

@@ -31,6 +31,8 @@ fn connection(number: u8, section: &str) -> Arc<Connection> {
     static FILE: std::sync::Mutex<()> = std::sync::Mutex::new(());
     let _file = FILE.lock().unwrap();
     std::fs::write(&path, text).unwrap();
+    // It holds a secret.
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
     let config = config::load(&path, Purpose::Gateway);
     std::fs::remove_file(&path).unwrap();
     config.unwrap_or_else(|problems| panic!("{problems}")).keyed.connections.remove(0)
@@ -64,7 +66,7 @@ impl Host {
             number,
         };
         let (connection, config) = (Arc::clone(&host.connection), Arc::clone(&host.connection.children[0]));
-        assert!(host.negotiated.stand(&connection, &config, true, true, None));
+        assert!(host.negotiated.stand(&connection, &config, true, true, (None, None)));
         host.publish();
         host
     }
@@ -93,6 +95,17 @@ impl Host {
         suite: ChildSuite,
         now: Instant,
     ) {
+        self.install_of("b", id, (cpu, answered, outbound_now), suite, now);
+    }
+
+    fn install_of(
+        &mut self,
+        peer: &str,
+        id: u32,
+        (cpu, answered, outbound_now): (Option<u32>, bool, bool),
+        suite: ChildSuite,
+        now: Instant,
+    ) {
         let [inbound, outbound] = [self.number, 3 - self.number].map(|number| HalfSa {
             spi: Spi::try_from(u32::from(number) * 0x1000 + id).unwrap(),
             enc: Secret::new(vec![number * 16 + id as u8; if suite.sskdf.is_some() { 32 } else { 20 }]),
@@ -105,7 +118,8 @@ impl Host {
             ike: IkeId(1),
             connection: Arc::clone(&self.connection),
             config: Arc::clone(&self.connection.children[0]),
-            remote_id: Identity::parse("b").unwrap(),
+            remote_id: Identity::parse(peer).unwrap(),
+            peer_id: Identity::parse(peer).unwrap(),
             suite,
             mode: ChildMode::Tunnel,
             inbound,
@@ -204,6 +218,30 @@ fn a_silent_peer_is_waited_for_half_a_second() {
     assert_eq!(spis(&host.sends(None)), [0x2001]);
 }
 
+#[test]
+fn the_request_id_stays_and_idle_times_are_sampled() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+    let at = |seconds| t0 + Duration::from_secs(seconds);
+    host.up(1, None, false, gcm(), t0);
+    host.up(2, None, false, gcm(), t0);
+    let trap = host.negotiated.reqids.of_section(&host.connection, &host.connection.children[0]);
+    let reqids: Vec<u32> = host.negotiated.children().map(|child| child.reqid).collect();
+    assert_eq!((trap, reqids), (1, vec![1, 1]));
+    assert!(host.negotiated.end(ChildId(1), at(1)) && host.negotiated.end(ChildId(2), at(1)));
+    assert!(host.negotiated.reap(at(1), &mut host.keys));
+    host.up(3, None, false, gcm(), at(2));
+    let child = host.negotiated.child_mut(ChildId(3)).unwrap();
+    assert_eq!(child.reqid, 1, "reauthentication");
+    assert!(!child.look(at(2)));
+    assert_eq!(child.idle_s(at(9)), (None, None));
+    child.outbound.common.counters.add_owned(0, 1, 28);
+    assert!(!child.look(at(10)));
+    child.inbound.common.counters.add_owned(0, 1, 28);
+    assert!(child.look(at(13)));
+    assert!(!child.look(at(14)));
+    assert_eq!(child.idle_s(at(15)), (Some(2), Some(5)));
+}
+
 /// Of two Child SAs for two CPUs (RFC 9611) the peer makes the second.
 #[test]
 fn beside_another_one_it_is_used_once_the_peer_uses_it() {
@@ -219,6 +257,29 @@ fn beside_another_one_it_is_used_once_the_peer_uses_it() {
     assert!(host.negotiated.prove(t0 + SIGN));
     host.publish();
     assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+}
+
+/// Another peer has the same selectors: it gets no packet of the first one, and its packets are not those of the first.
+#[test]
+fn two_peers_with_the_same_selectors_share_no_policy() {
+    let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
+    host.up(1, None, false, gcm(), t0);
+    peer.up(1, None, false, gcm(), t0);
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2001]);
+    let from_first = peer.sends(Some(&PONG));
+    // The newer peer takes over (it was allowed to come up), and nothing of the older one is taken any more.
+    host.install_of("c", 2, (None, false, true), gcm(), t0);
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+    assert!(!host.receives(&from_first[0]));
+    // A rekeying of the older one does not take it back.
+    host.install_of("b", 3, (None, false, true), gcm(), t0);
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+    assert!(host.negotiated.end(ChildId(1), t0));
+    host.publish();
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2002]);
+    assert!(host.negotiated.end(ChildId(2), t0));
+    host.publish();
+    assert_eq!(spis(&host.sends(Some(&PING))), [0x2003]);
 }
 
 /// Make before break: the peer deletes the old one as soon as it has the new one.
@@ -306,6 +367,34 @@ fn sub_sas_for_every_cpu_leave_nothing_to_ask_for() {
     assert!(host.asks().is_empty());
 }
 
+#[test]
+fn traffic_of_an_ike_sa_is_summed_over_rekeyings_and_ends_with_it() {
+    let (t0, mut host) = (Instant::now(), Host::new(1, ""));
+    let count = |host: &Host, id: u32| {
+        let child = host.negotiated.child(ChildId(id)).unwrap();
+        child.inbound.common.counters.add_owned(0, 2, 200);
+        child.outbound.common.counters.add_owned(0, 3, 300);
+    };
+    host.up(1, None, false, gcm(), t0);
+    count(&host, 1);
+    host.up(2, None, false, gcm(), t0);
+    count(&host, 2);
+    assert!(host.negotiated.end(ChildId(1), t0 + SIGN));
+    assert_eq!(host.negotiated.totals.gone(IkeId(1)), Sums::default(), "packets may still come");
+    assert_eq!(host.negotiated.sums()[&IkeId(1)].packets_in, 4);
+    count(&host, 1);
+    assert!(host.negotiated.reap(t0 + SIGN, &mut host.keys));
+    let gone = host.negotiated.totals.gone(IkeId(1));
+    assert_eq!((gone.packets_in, gone.bytes_in, gone.packets_out, gone.bytes_out), (4, 400, 6, 600));
+    let sums = host.negotiated.sums()[&IkeId(1)];
+    assert_eq!((sums.packets_in, sums.bytes_out), (6, 900));
+    // After the end of the IKE SA nothing is kept for it.
+    host.negotiated.totals.end(IkeId(1));
+    assert!(host.negotiated.end(ChildId(2), t0 + SIGN));
+    assert!(host.negotiated.reap(t0 + SIGN, &mut host.keys));
+    assert_eq!(host.negotiated.totals.gone(IkeId(1)), Sums::default());
+}
+
 fn ts(text: &str) -> TrafficSelector {
     text.parse().unwrap()
 }
@@ -336,7 +425,7 @@ fn both_sides_of_a_family_make_pairs_within_a_bound() {
     let made = pairs(&[ts("10.1.0.0/16"), ts("fd01::/16")], &[ts("10.2.0.0/16[tcp]"), ts("fd02::/16"), ts("fd03::1")]);
     assert_eq!(made.len(), 3);
     let many: Vec<_> = (0..200).map(|i| ts(&format!("10.0.{i}.0/24"))).collect();
-    assert_eq!(pairs(&many, &many).len(), MAX_SELECTORS);
+    assert_eq!(pairs(&many, &many).len(), ike::selectors::MAX_SELECTORS);
 }
 
 #[test]
@@ -351,4 +440,191 @@ fn a_packet_asks_in_the_words_of_its_protocol() {
     assert_eq!(key(IpProto::GRE, (0, 0)), (ts("10.0.0.1[gre]"), ts("10.0.0.2[gre]")));
     let v6 = FlowKey::new("fd00::1".parse().unwrap(), "fd00::2".parse().unwrap(), IpProto::UDP, 5, 6);
     assert_eq!(of_packet(&v6), (ts("fd00::1[udp/5]"), ts("fd00::2[udp/6]")));
+}
+
+/// Selectors do not depend on the address of the peer, except `dynamic` ones.
+#[test]
+fn policies_stand_before_the_address_of_the_peer_is_known() {
+    let ts = |addrs: Option<&str>| ike::config::TsConfig {
+        addrs: addrs.map(|range| range.parse().unwrap()),
+        proto: None,
+        ports: PortRange::ANY,
+    };
+    let config = |name: &str, remote| {
+        Arc::new(ChildConfig { local_ts: vec![ts(None)], remote_ts: vec![ts(remote)], ..ChildConfig::new(name) })
+    };
+    let connection = Arc::new(Connection::new("office"));
+    let (net, host) = (config("net", Some("10.2.0.0/16")), config("host", None));
+    let mut negotiated = Negotiated::default();
+    assert!(negotiated.stand(&connection, &net, true, false, (None, None)));
+    assert!(!negotiated.stand(&connection, &host, true, false, (None, None)), "nothing to protect yet");
+    let policies = |negotiated: &mut Negotiated| {
+        let mut all = Assembly::default();
+        negotiated.assemble(1, &mut all);
+        let text = |policy: &Policy| {
+            let sides = policy.selectors.iter().map(|s| format!("{} to {}", s.src, s.dst)).collect::<Vec<_>>();
+            format!("{} {:?} {}", policy.name, policy.action, sides.join(", "))
+        };
+        all.policies.iter().map(text).collect::<Vec<_>>()
+    };
+    assert_eq!(policies(&mut negotiated), ["office.net Drop 0.0.0.0/0 to 10.2.0.0/16"]);
+    assert_eq!(negotiated.policies().iter().map(|line| line.selectors.len()).sum::<usize>(), 1);
+    let dynamic = (Some([192, 0, 2, 1].into()), Some([192, 0, 2, 2].into()));
+    assert!(negotiated.stand_again(&connection, dynamic) && !negotiated.stand_again(&connection, dynamic));
+    let known = ["office.host Drop 192.0.2.1/32 to 192.0.2.2/32", "office.net Drop 192.0.2.1/32 to 10.2.0.0/16"];
+    assert_eq!(policies(&mut negotiated), known);
+}
+
+/// The listing, from which the guard is built, has the order in which packets meet policies.
+#[test]
+fn policies_are_listed_in_the_order_of_packets() {
+    let ts =
+        |addrs: &str| ike::config::TsConfig { addrs: Some(addrs.parse().unwrap()), proto: None, ports: PortRange::ANY };
+    let config = |name: &str, local: &str, remote: &str, mode| {
+        let (local_ts, remote_ts) = (vec![ts(local)], vec![ts(remote)]);
+        Arc::new(ChildConfig { local_ts, remote_ts, mode, ..ChildConfig::new(name) })
+    };
+    let connection = Arc::new(Connection::new("c"));
+    let mut negotiated = Negotiated::default();
+    // What only closes has the narrowest selectors, and comes after the trap that protects the same packets.
+    for (name, local, remote, mode, trap) in [
+        ("narrow", "10.1.0.0/24", "10.2.0.0/16", ChildMode::Tunnel, false),
+        ("wide", "10.1.0.0/16", "10.2.0.0/16", ChildMode::Tunnel, true),
+        ("elsewhere", "10.1.0.0/24", "10.9.0.0/24", ChildMode::Tunnel, false),
+        ("pass", "10.0.0.0/8", "10.2.0.0/16", ChildMode::Pass, false),
+        ("full", "10.0.0.0/8", "0.0.0.0/0", ChildMode::Tunnel, true),
+    ] {
+        assert!(negotiated.stand(&connection, &config(name, local, remote, mode), true, trap, (None, None)));
+    }
+    let mut all = Assembly::default();
+    negotiated.assemble(1, &mut all);
+    let met: Vec<String> = all.policies.iter().map(|policy| policy.name.to_string()).collect();
+    let listed: Vec<String> = negotiated.policies().iter().map(|line| line.name().into_owned()).collect();
+    assert_eq!(met, ["c.wide", "c.narrow", "c.pass", "c.full", "c.elsewhere"]);
+    assert_eq!(listed, met);
+}
+
+/// A client with a virtual address: closed for every source until it has one, then for that one.
+#[test]
+fn standing_policies_of_a_client_wait_for_its_virtual_address() {
+    let one = |vips: &[&str], local: &str, mode| {
+        let local_ts = match local {
+            "dynamic" => crate::config::ts::dynamic(),
+            fixed => ike::config::TsConfig { addrs: Some(ts(fixed).addrs), ..crate::config::ts::dynamic() },
+        };
+        let remote = ike::config::TsConfig { addrs: Some(ts("10.2.0.0/16").addrs), ..crate::config::ts::dynamic() };
+        let config = ChildConfig { local_ts: vec![local_ts], remote_ts: vec![remote], mode, ..ChildConfig::new("net") };
+        let vips = vips.iter().map(|vip| vip.parse().unwrap()).collect();
+        (Arc::new(Connection { vips, ..Connection::new("client") }), Arc::new(config))
+    };
+    let outer: Dynamic = (Some("192.0.2.1".parse().unwrap()), Some("192.0.2.2".parse().unwrap()));
+    let sources = |negotiated: &Negotiated| -> Vec<String> {
+        negotiated.policies().iter().flat_map(|line| line.selectors).map(|selector| selector.src.to_string()).collect()
+    };
+    let given: IpAddr = "10.3.0.1".parse().unwrap();
+    for (trap, vips, local, mode, before, after) in [
+        (false, &["0.0.0.0"][..], "dynamic", ChildMode::Tunnel, "0.0.0.0/0", "10.3.0.1/32"),
+        (true, &["0.0.0.0"], "dynamic", ChildMode::Tunnel, "0.0.0.0/0", "10.3.0.1/32"),
+        (true, &["10.3.0.1"], "dynamic", ChildMode::Tunnel, "0.0.0.0/0", "10.3.0.1/32"),
+        (true, &["0.0.0.0"], "10.1.0.0/16", ChildMode::Tunnel, "10.1.0.0/16", "10.1.0.0/16"),
+        (true, &[], "dynamic", ChildMode::Tunnel, "192.0.2.1/32", "192.0.2.1/32"),
+        // What passes in the clear is not widened.
+        (false, &["0.0.0.0"], "dynamic", ChildMode::Pass, "192.0.2.1/32", "192.0.2.1/32"),
+    ] {
+        let (connection, config) = one(vips, local, mode);
+        let mut negotiated = Negotiated::default();
+        assert!(negotiated.stand(&connection, &config, true, trap, outer));
+        assert_eq!(sources(&negotiated), [before]);
+        assert_eq!(negotiated.virtual_address(Some("client"), given, true), before != after);
+        assert_eq!(sources(&negotiated), [after]);
+        assert!(!negotiated.virtual_address(Some("another"), "10.4.0.1".parse().unwrap(), true));
+        // The same after a reload, and closed for every source again when the address is lost.
+        assert!(negotiated.stand(&connection, &config, true, trap, outer));
+        assert_eq!(sources(&negotiated), [after]);
+        negotiated.virtual_address(None, given, false);
+        assert_eq!(sources(&negotiated), [before]);
+    }
+}
+
+/// strongSwan and many others agree to 32-bit numbers only.
+#[test]
+fn an_sa_is_replaced_before_its_sequence_numbers_run_out() {
+    let worn = |suite: ChildSuite, packets: u64| {
+        let mut host = Host::new(1, "");
+        host.up(1, None, false, suite, Instant::now());
+        let child = host.negotiated.child(ChildId(1)).unwrap();
+        child.outbound.common.counters.add(0, packets, packets);
+        child.worn()
+    };
+    assert_eq!(worn(gcm(), (1 << 32) - (1 << 28) - 1), (false, false));
+    assert_eq!(worn(gcm(), (1 << 32) - (1 << 28)), (true, false));
+    let extended = ChildSuite { sn: SequenceNumbers::Extended, ..gcm() };
+    assert_eq!(worn(extended, 1 << 33), (false, false));
+}
+
+/// A gateway that gives addresses to its peers: what no peer has is closed, from the load of the pool to the unload.
+#[test]
+fn addresses_of_pools_are_closed_while_no_peer_has_them() {
+    let config = ChildConfig {
+        local_ts: vec![ike::config::TsConfig { addrs: Some(ts("10.1.0.0/16").addrs), ..crate::config::ts::dynamic() }],
+        remote_ts: vec![crate::config::ts::dynamic()],
+        ..ChildConfig::new("net")
+    };
+    let config = Arc::new(config);
+    let connection =
+        Arc::new(Connection { pools: vec!["four".to_owned(), "six".to_owned()], ..Connection::new("clients") });
+    let pool = |name: &str, addrs: &str| PoolConfig {
+        name: name.to_owned(),
+        addrs: addrs.parse().unwrap(),
+        attributes: Vec::new(),
+    };
+    let closed = |negotiated: &Negotiated| -> Vec<String> {
+        negotiated.policies().iter().flat_map(|line| line.selectors).map(|selector| selector.dst.to_string()).collect()
+    };
+    let mut negotiated = Negotiated::default();
+    assert!(!negotiated.stand(&connection, &config, true, false, (None, None)), "no pool yet");
+    let four = pool("four", "10.99.0.0/24");
+    assert!(negotiated.set_pools(&[four.clone(), pool("other", "10.98.0.0/24")]));
+    assert_eq!(closed(&negotiated), ["10.99.0.0/24"]);
+    assert!(!negotiated.set_pools(std::slice::from_ref(&four)), "a pool of no connection");
+    // The family of the networks behind this host decides.
+    assert!(!negotiated.set_pools(&[four.clone(), pool("six", "fd99::/64")]));
+    // The address of a single peer, too.
+    let peer: Dynamic = (None, Some("192.0.2.2".parse().unwrap()));
+    assert!(negotiated.stand_again(&connection, peer));
+    assert_eq!(closed(&negotiated), ["192.0.2.2/32", "10.99.0.0/24"]);
+    assert!(negotiated.stand(&connection, &config, true, false, peer), "loaded again");
+    assert_eq!(closed(&negotiated), ["192.0.2.2/32", "10.99.0.0/24"]);
+    assert!(negotiated.set_pools(&[]));
+    assert_eq!(closed(&negotiated), ["192.0.2.2/32"]);
+    assert!(negotiated.set_pools(&[four]));
+    assert!(negotiated.stand(&connection, &config, false, false, peer));
+    assert_eq!(closed(&negotiated), [""; 0]);
+}
+
+/// Without a route to the peer the address of this host is not known, and with `%any` that of the peer is not.
+#[test]
+fn an_unknown_address_of_this_host_leaves_no_gap() {
+    let ts_of = |addrs: Option<&str>| ike::config::TsConfig {
+        addrs: addrs.map(|addrs| ts(addrs).addrs),
+        ..crate::config::ts::dynamic()
+    };
+    let connection = Connection::new("c");
+    let config = |remote, mode| ChildConfig {
+        local_ts: vec![ts_of(None)],
+        remote_ts: vec![ts_of(remote)],
+        mode,
+        ..ChildConfig::new("net")
+    };
+    let resolved = |remote, mode, addresses| {
+        let selectors =
+            dynamic::resolve(&connection, &config(remote, mode), dynamic::Given { own: &[], pools: &[] }, addresses)?;
+        Some(selectors.iter().map(|s| format!("{}-{}", s.src, s.dst)).collect::<Vec<_>>())
+    };
+    let peer: IpAddr = "192.0.2.2".parse().unwrap();
+    let closed = resolved(Some("10.2.0.0/16"), ChildMode::Tunnel, (None, None));
+    assert_eq!(closed, Some(vec!["0.0.0.0/0-10.2.0.0/16".to_owned()]));
+    assert_eq!(resolved(None, ChildMode::Tunnel, (None, Some(peer))), Some(vec!["0.0.0.0/0-192.0.2.2/32".to_owned()]));
+    assert_eq!(resolved(Some("10.2.0.0/16"), ChildMode::Pass, (None, None)), None);
+    assert_eq!(resolved(None, ChildMode::Tunnel, (None, None)), None);
 }

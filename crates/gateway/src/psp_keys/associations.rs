@@ -15,7 +15,8 @@ use wire::psp::PspSpi;
 
 use super::issuer::Issued;
 use super::message::{self, Grant};
-use crate::negotiated::{Assembly, NO_SLOT, narrowness};
+
+use crate::negotiated::{Assembly, NO_SLOT, drops, narrowness};
 
 /// Name of a child of a peer.
 pub(crate) type Place = (u64, usize);
@@ -43,12 +44,22 @@ pub(crate) struct Shape {
     pub(crate) workers: u8,
 }
 
+/// Policy of a child whose peer has no address.
+#[derive(Clone, Debug)]
+pub(crate) struct Closed {
+    pub(crate) name: String,
+    pub(crate) mode: message::Mode,
+    pub(crate) selectors: Vec<Selector>,
+}
+
 /// One child of one peer.
 struct Association {
     shape: Shape,
     selectors: Vec<Selector>,
     receiving: Vec<Arc<InboundSa>>,
     sending: Option<Arc<OutboundSa>>,
+    /// Number of the last [`Associations::install_tx`], 0 before the first: of equal selectors the newest come first.
+    installed: u64,
     /// Packets and bytes of the associations before.
     before: Traffic,
 }
@@ -60,18 +71,23 @@ pub(crate) struct Traffic {
     pub(crate) bytes_in: u64,
     pub(crate) packets_out: u64,
     pub(crate) bytes_out: u64,
+    pub(crate) drops: u64,
 }
 
 /// All of them.
 pub(crate) struct Associations {
     all: BTreeMap<Place, Association>,
+    /// Policies of connections whose peer has no address. They drop.
+    closed: Vec<Closed>,
+    /// Outbound halves that were installed.
+    installs: u64,
     /// What their keys are made for.
     engine: Engine,
 }
 
 impl Default for Associations {
     fn default() -> Self {
-        Self { all: BTreeMap::new(), engine: Engine::best() }
+        Self { all: BTreeMap::new(), closed: Vec::new(), installs: 0, engine: Engine::best() }
     }
 }
 
@@ -104,7 +120,24 @@ impl Associations {
     pub(crate) fn stand(&mut self, place: Place, shape: Shape, selectors: Vec<Selector>) {
         let (receiving, sending) = (Vec::new(), None);
         let before = Traffic::default();
-        self.all.entry(place).or_insert(Association { shape, selectors, receiving, sending, before });
+        self.all.entry(place).or_insert(Association { shape, selectors, receiving, sending, installed: 0, before });
+    }
+
+    /// Other settings for what is installed from now on.
+    pub(crate) fn reshape(&mut self, place: Place, shape: Shape) {
+        if let Some(there) = self.all.get_mut(&place) {
+            there.shape = shape;
+        }
+    }
+
+    /// Policies that drop, see [`Associations::close`].
+    pub(crate) fn closed(&self) -> &[Closed] {
+        &self.closed
+    }
+
+    /// Replaces the policies of connections whose peer has no address.
+    pub(crate) fn close(&mut self, closed: Vec<Closed>) {
+        self.closed = closed;
     }
 
     /// Takes it away, with everything that hangs on it.
@@ -147,6 +180,7 @@ impl Associations {
         for gone in there.receiving.iter().filter(|sa| is(sa)) {
             there.before.packets_in += gone.common.counters.packets();
             there.before.bytes_in += gone.common.counters.bytes();
+            there.before.drops += drops(&gone.common.counters);
         }
         there.receiving.retain(|sa| !is(sa));
     }
@@ -181,6 +215,8 @@ impl Associations {
         sa.set_path_mtu(path_mtu as usize);
         there.end_sending(keys);
         there.sending = Some(Arc::new(sa));
+        self.installs += 1;
+        there.installed = self.installs;
         Ok(())
     }
 
@@ -204,17 +240,29 @@ impl Associations {
         for sa in &there.receiving {
             sum.packets_in += sa.common.counters.packets();
             sum.bytes_in += sa.common.counters.bytes();
+            sum.drops += drops(&sa.common.counters);
         }
         if let Some(sa) = &there.sending {
             sum.packets_out += sa.common.counters.packets();
             sum.bytes_out += sa.common.counters.bytes();
+            sum.drops += drops(&sa.common.counters);
         }
         sum
     }
 
-    /// Selectors of everything that must not go its way in the clear: all of it.
-    pub(crate) fn captured(&self) -> impl Iterator<Item = &Selector> {
-        self.all.values().flat_map(|there| &there.selectors)
+    /// Peers with a selector that is equal to one of these.
+    pub(crate) fn peers_with(&self, selectors: &[Selector]) -> impl Iterator<Item = u64> {
+        let shares = |there: &Association| there.selectors.iter().any(|one| selectors.contains(one));
+        self.all.iter().filter(move |(_, there)| shares(there)).map(|((peer, _), _)| *peer)
+    }
+
+    /// Selectors of everything that must not leave in clear text: all of it. True with those of transport mode.
+    pub(crate) fn captured(&self) -> impl Iterator<Item = (&Selector, bool)> {
+        fn of(selectors: &[Selector], mode: message::Mode) -> impl Iterator<Item = (&Selector, bool)> {
+            selectors.iter().map(move |selector| (selector, mode == message::Mode::Transport))
+        }
+        let closed = self.closed.iter().flat_map(|closed| of(&closed.selectors, closed.mode));
+        self.all.values().flat_map(|there| of(&there.selectors, there.shape.mode)).chain(closed)
     }
 
     /// Associations that receive, each with its SPI.
@@ -230,7 +278,8 @@ impl Associations {
 
     /// Policies for people: name, selectors, and whether there are keys.
     pub(crate) fn policies(&self) -> impl Iterator<Item = (&str, &[Selector], bool)> {
-        self.all.values().map(|there| (&*there.shape.name, &*there.selectors, there.sending.is_some()))
+        let closed = self.closed.iter().map(|closed| (&*closed.name, &*closed.selectors, false));
+        self.all.values().map(|there| (&*there.shape.name, &*there.selectors, there.sending.is_some())).chain(closed)
     }
 
     /// Lays SAs and policies behind those that are there, the narrower ones first.
@@ -251,10 +300,16 @@ impl Associations {
             };
             let rank = there.selectors.iter().map(narrowness).max().unwrap_or(0);
             let name = there.shape.name.as_str().into();
-            rows.push((rank, Policy { name, selectors: there.selectors.clone(), action }));
+            rows.push((rank, there.installed, Policy { name, selectors: there.selectors.clone(), action }));
         }
-        rows.sort_by(|(a, p), (b, q)| b.cmp(a).then_with(|| p.name.cmp(&q.name)));
-        into.policies.extend(rows.into_iter().map(|(_, policy)| policy));
+        for Closed { name, selectors, .. } in &self.closed {
+            let rank = selectors.iter().map(narrowness).max().unwrap_or(0);
+            let (name, selectors) = (name.as_str().into(), selectors.clone());
+            rows.push((rank, 0, Policy { name, selectors, action: Action::Drop }));
+        }
+        // A peer that has moved has new keys, and those of its old address are of no use until their deadline.
+        rows.sort_by(|(a, i, p), (b, j, q)| b.cmp(a).then_with(|| p.name.cmp(&q.name)).then_with(|| j.cmp(i)));
+        into.policies.extend(rows.into_iter().map(|(_, _, policy)| policy));
     }
 }
 
@@ -263,6 +318,7 @@ impl Association {
         if let Some(gone) = self.sending.take() {
             self.before.packets_out += gone.common.counters.packets();
             self.before.bytes_out += gone.common.counters.bytes();
+            self.before.drops += drops(&gone.common.counters);
             forget(&gone, keys);
         }
     }

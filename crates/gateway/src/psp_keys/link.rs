@@ -4,6 +4,8 @@
 //! [`Report`]s through a bounded queue, what it has to do comes as [`Order`]s. It ends when the control
 //! side is gone.
 
+pub(crate) mod fuzzing;
+
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
@@ -12,22 +14,20 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender};
 use std::time::{Duration, Instant};
 
+use ike::identity::Identity;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustls::{ClientConnection, ServerConnection};
 use socket2::{Domain, Socket, Type};
+use wire::AddrRange;
 use wire::psp::{PspSpi, PspVersion};
 use zeroize::Zeroizing;
 
+use super::admission::{Admission, MAX_CONNECTIONS, Slot, admit};
 use super::fizz::{self, Short};
 use super::message::{self, Code, Message, TrafficKey};
 use super::peer::Link;
 use super::tls::{self, Candidates, Entry, Identities};
 
-/// Control connections at a time; each holds at most some 150 KiB, 150 MiB at the very worst.
-const MAX_CONNECTIONS: usize = 1024;
-/// Those of them that have not proven yet who they are; and of one address.
-const MAX_HANDSHAKES: usize = 128;
-const MAX_PER_HOST: usize = 8;
 /// Time for connecting and TLS.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Time for the marker of the short form.
@@ -62,7 +62,7 @@ pub(crate) enum Order {
 /// What it has to tell.
 pub(crate) enum Report {
     /// A connection to an end that has proven who it is; with the ticket if this end made it.
-    Up { link: Link, ticket: Option<u64>, entry: Arc<Entry>, local: IpAddr, remote: IpAddr, short: bool },
+    Up { link: Link, ticket: Option<u64>, entry: Arc<Entry>, who: Identity, local: IpAddr, remote: IpAddr, short: bool },
     /// An attempt has failed.
     NotUp { ticket: u64, why: String },
     /// Somebody could not prove who he is.
@@ -129,6 +129,8 @@ struct Connection {
     entry: Option<Arc<Entry>>,
     /// The control side knows of it.
     up: bool,
+    /// The configuration names the address of the peer.
+    named: bool,
     /// Bytes as they came.
     input: Vec<u8>,
     /// Bytes out of TLS.
@@ -234,6 +236,10 @@ impl Loop {
         match order {
             Order::Listen(addrs, answer) => {
                 let listening = self.listen(&addrs);
+                // At the end the answer means that the last messages were written: the thread may be gone right after it.
+                for connection in self.connections.values_mut() {
+                    let _ = connection.write();
+                }
                 let _ = answer.send(listening);
             }
             Order::Admit(entries) => {
@@ -336,15 +342,36 @@ impl Loop {
         self.next += 1;
     }
 
+    /// Control connections as far as the admission of another one depends on them.
+    fn slots(&self) -> Vec<Slot> {
+        let slot = |(number, connection): (&u64, &Connection)| {
+            let remote = connection.remote.ip();
+            let handshake = !connection.up && connection.ticket.is_none();
+            Slot { number: *number, remote, handshake, named: connection.named }
+        };
+        self.connections.iter().map(slot).collect()
+    }
+
+    /// The configuration names this address of a peer.
+    fn is_named(&self, remote: IpAddr) -> bool {
+        let names = |range: &AddrRange| range.start == range.end && range.start == remote;
+        self.entries.iter().any(|entry| entry.remote.iter().any(names))
+    }
+
     fn accept(&mut self, now: Instant, at: usize) -> Result<(), Over> {
         for _ in 0..ACCEPTS {
             let Ok((stream, remote)) = self.listeners[at].accept() else { return Ok(()) };
-            let strangers =
-                self.connections.values().filter(|connection| !connection.up && connection.ticket.is_none());
-            let of_host = self.connections.values().filter(|connection| connection.remote.ip() == remote.ip());
-            let full = self.connections.len() >= MAX_CONNECTIONS || strangers.count() >= MAX_HANDSHAKES;
-            if full || of_host.count() >= MAX_PER_HOST {
-                continue;
+            let named = self.is_named(remote.ip());
+            match admit(&self.slots(), remote.ip(), named) {
+                Admission::Accept => {}
+                Admission::Replace(oldest) => {
+                    self.connections.remove(&oldest);
+                    tracing::debug!(target: "psp", "{remote}: replaces the oldest handshake: there are too many at a time");
+                }
+                Admission::Refuse => {
+                    tracing::debug!(target: "psp", "{remote}: refused: too many control connections");
+                    continue;
+                }
             }
             let local = stream.local_addr().map_or(remote.ip(), |addr| addr.ip());
             let fitting: Vec<Arc<Entry>> =
@@ -357,6 +384,7 @@ impl Loop {
                 Ok((tls, candidates)) if stream.set_nonblocking(true).is_ok() => {
                     let mut connection = Connection::new(stream, remote, Tls::Server(Box::new(tls), candidates));
                     connection.deadline = Some(now + HANDSHAKE);
+                    connection.named = named;
                     connection.limit();
                     self.insert(connection);
                 }
@@ -412,8 +440,8 @@ impl Connection {
         let deadline = Some(Instant::now() + HANDSHAKE);
         let (input, plain, beside) = (Vec::new(), Zeroizing::default(), Vec::new());
         let form = Form::Unknown;
-        let (ticket, entry, up, closing) = (None, None, false, false);
-        Self { stream, remote, tls, form, ticket, entry, up, input, plain, beside, deadline, closing }
+        let (ticket, entry, up, named, closing) = (None, None, false, false, false);
+        Self { stream, remote, tls, form, ticket, entry, up, named, input, plain, beside, deadline, closing }
     }
 
     fn limit(&mut self) {
@@ -572,13 +600,16 @@ impl Connection {
             self.entry = Some(Arc::clone(entry.ok_or("no connection admits this peer")?));
         }
         let Some(entry) = self.entry.clone() else { return Err("no connection".into()) };
+        let certificate = either!(&self.tls, tls => tls.peer_certificates().and_then(<[_]>::first), None);
+        let who = certificate.and_then(|der| crate::credentials::identity_of(der, &entry.remote_auth.id));
+        let who = who.ok_or("the certificate of the peer contains no identity")?;
         let local = self.stream.local_addr().map_err(|why| why.to_string())?.ip();
         (self.up, self.form, self.deadline) = (true, form, None);
         if form == Form::Short {
             self.deadline = Some(Instant::now() + MARKER);
         }
         let (ticket, remote, short) = (self.ticket, self.remote.ip(), form == Form::Short);
-        reports.push(Report::Up { link, ticket, entry, local, remote, short });
+        reports.push(Report::Up { link, ticket, entry, who, local, remote, short });
         Ok(())
     }
 

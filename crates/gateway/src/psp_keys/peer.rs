@@ -137,6 +137,8 @@ pub(crate) enum Event {
 struct Control {
     link: Link,
     initiated: bool,
+    /// When it came up.
+    since: Instant,
     /// When the first message has to be there, then when something last came.
     heard: Instant,
     /// The peer has been heard: boot number.
@@ -275,6 +277,15 @@ impl Peer {
 
     /// Ends a child in both directions and tells the peer.
     pub(crate) fn end(&mut self, child: usize) {
+        self.end_because(child, Code::ENDED);
+    }
+
+    /// Ends a child that another one replaces: the peer goes on wanting keys for it.
+    pub(crate) fn end_for_another(&mut self, child: usize) {
+        self.end_because(child, Code::LATER);
+    }
+
+    fn end_because(&mut self, child: usize, code: Code) {
         let link = self.current();
         let Some(there) = self.children.get_mut(child) else { return };
         (there.wanted, there.ask_at) = (false, None);
@@ -285,7 +296,7 @@ impl Peer {
                 self.out.push_back(Action::Send(link, Message::Release { id: id(child) }));
             }
             if let Some(want) = want {
-                self.out.push_back(refuse(link, want.id, Code::ENDED, String::new()));
+                self.out.push_back(refuse(link, want.id, code, String::new()));
             }
         }
         if sending.is_some() {
@@ -294,6 +305,14 @@ impl Peer {
         self.out.extend(receiving.into_iter().map(|one| Action::RemoveRx(child, one.issued.spi)));
         if self.children.iter().all(|child| !child.wanted) {
             self.dial = Dial::Idle;
+        }
+    }
+
+    /// Other settings, with the same children, modes, versions and selectors. Associations go on until there are new keys.
+    pub(crate) fn update(&mut self, dpd_delay: Duration, tries: u32, children: Vec<ChildSpec>) {
+        (self.spec.dpd_delay, self.spec.tries) = (dpd_delay, tries);
+        for (child, spec) in self.children.iter_mut().zip(children) {
+            child.spec = spec;
         }
     }
 
@@ -317,7 +336,7 @@ impl Peer {
             self.out.push_back(Action::Close(link, "there are control connections enough"));
             return;
         }
-        self.controls.push(Control { link, initiated, heard: now, boot: None, pinged: None });
+        self.controls.push(Control { link, initiated, since: now, heard: now, boot: None, pinged: None });
         let (min, max) = VERSIONS;
         self.out.push_back(Action::Send(link, Message::Hello { min, max, boot: self.spec.boot }));
     }
@@ -774,6 +793,12 @@ impl Peer {
         }
     }
 
+    /// When the control connection in use came up.
+    pub(crate) fn reached_since(&self) -> Option<Instant> {
+        let link = self.current()?;
+        self.controls.iter().find(|control| control.link == link).map(|control| control.since)
+    }
+
     /// For a listing: what a child sends with, what it receives with, its last fault.
     pub(crate) fn lines(&self, child: usize) -> (Option<Line>, Vec<Line>, Option<&str>) {
         let Some(child) = self.children.get(child) else { return (None, Vec::new(), None) };
@@ -799,6 +824,12 @@ impl Peer {
     /// Since when a child sends with its SPI.
     pub(crate) fn sending_since(&self, child: usize) -> Option<Instant> {
         self.children.get(child)?.sending.as_ref().map(|sending| sending.since)
+    }
+
+    /// True when nothing is agreed with the peer any more, and nothing can come of it without a new control connection.
+    pub(crate) fn is_spent(&self) -> bool {
+        let spent = |child: &Child| child.sending.is_none() && child.receiving.is_empty();
+        self.controls.is_empty() && self.children.iter().all(spent)
     }
 
     /// Children for which keys are wanted.

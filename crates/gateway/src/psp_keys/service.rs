@@ -3,6 +3,8 @@
 //! The control thread owns it and calls [`PspService::turn`]; sockets have a thread of their own
 //! ([`super::link`]). Whatever a message announces is visible to packets before the message goes out.
 
+pub(crate) mod fuzzing;
+
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,20 +14,21 @@ use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
-use ike::config::TsConfig;
-use ike::identity::IdPattern;
+use ike::config::{StartAction, TsConfig};
+use ike::hosts::Hosts;
+use ike::identity::{IdPattern, Identity};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::{AddrRange, TrafficSelector};
 use zeroize::Zeroizing;
 
-use super::associations::{Associations, Place, Shape, Traffic};
+use super::associations::{Associations, Closed, Place, Shape, Traffic};
 use super::fizz::Short;
 use super::issuer::{Issuer, Seed};
 use super::link::{Links, Order, Report};
 use super::message::{Code, MAX_SELECTORS, Mode};
 use super::peer::{Action, ChildSpec, Event, Line, Link, Peer, PeerSpec, State};
 use super::tls::{Entry, Identities};
-use crate::config::{PspChild, PspConfig, PspMode, Resolve};
+use crate::config::{PspChild, PspConfig, PspMode};
 use crate::keying::source_towards;
 use crate::negotiated::pairs;
 
@@ -33,6 +36,8 @@ use crate::negotiated::pairs;
 pub(crate) const ROTATION: Duration = Duration::from_secs(12 * 3600);
 /// Peers at a time, those with an address in the configuration included; some 8 KiB each without traffic.
 const MAX_PEERS: usize = 4096;
+/// Peers of one identity, at different addresses, besides those in the configuration: one that moves has two for a while.
+pub(super) const MAX_PER_IDENTITY: usize = 4;
 /// Reports that wait; the thread with the sockets waits when there are more. Some 200 bytes each, 1.5 KiB at most.
 const MAX_REPORTS: usize = 4096;
 /// Reports taken per turn.
@@ -41,6 +46,10 @@ const REPORTS_PER_TURN: usize = 1024;
 const FAREWELL: Duration = Duration::from_secs(1);
 /// For the answer of the thread with the sockets.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Age from which an address is resolved again at a reload.
+const FRESH: Duration = Duration::from_secs(1);
+/// The same for a peer that is not reached: it may have moved.
+const UNREACHED: Duration = Duration::from_secs(60);
 /// How often packets are counted.
 const LOOK: Duration = Duration::from_millis(500);
 
@@ -82,18 +91,72 @@ struct Connection {
     entry: Arc<Entry>,
 }
 
+impl Connection {
+    /// Whether associations of `old` may go on with these settings until there are new keys: the same peers, children, modes,
+    /// versions and selectors, and no check that the old ones lack.
+    fn continues(&self, old: &Self) -> bool {
+        let child = |child: &PspChild| PspChild {
+            crypt_offset: 0,
+            cookie: None,
+            replay_window: child.replay_window.min(1),
+            rekey_time: Duration::ZERO,
+            rekey_packets: 0,
+            start_action: StartAction::default(),
+            copy_df: false,
+            copy_ecn: false,
+            copy_dscp: false,
+            ..child.clone()
+        };
+        let settled = |config: &PspConfig| PspConfig {
+            dpd_delay: Duration::ZERO,
+            keyingtries: 0,
+            children: config.children.iter().map(child).collect(),
+            ..config.clone()
+        };
+        self.entry == old.entry && settled(&self.config) == settled(&old.config)
+    }
+}
+
 /// A peer and where it is.
 struct Known {
     peer: Peer,
     connection: String,
     children: Vec<PspChild>,
+    /// Use of each child.
+    used: Vec<Use>,
     local: IpAddr,
     remote: IpAddr,
+    /// Identity of its certificate, from the first control connection on.
+    who: Option<Identity>,
     ports: (u16, u16),
     ids: (String, String),
     fault: Option<String>,
     /// It stands in the configuration with its address; the others come and go.
     configured: bool,
+}
+
+/// Packets of a child at the last look, and when there were more than before: the packet path keeps no time.
+#[derive(Clone, Copy, Default)]
+struct Use {
+    packets: (u64, u64),
+    at: (Option<Instant>, Option<Instant>),
+}
+
+impl Use {
+    fn look(&mut self, now: Instant, traffic: &Traffic) {
+        let packets = (traffic.packets_in, traffic.packets_out);
+        if packets.0 > self.packets.0 {
+            self.at.0 = Some(now);
+        }
+        if packets.1 > self.packets.1 {
+            self.at.1 = Some(now);
+        }
+        self.packets = packets;
+    }
+
+    fn idle_s(&self) -> (Option<u64>, Option<u64>) {
+        (self.at.0.map(|at| at.elapsed().as_secs()), self.at.1.map(|at| at.elapsed().as_secs()))
+    }
 }
 
 /// The service.
@@ -104,18 +167,34 @@ pub(crate) struct PspService {
     port_key: u64,
     /// Workers that send, each with IVs of its own.
     workers: u8,
+    /// What the file contains, and the addresses that its names have.
+    configs: Vec<PspConfig>,
+    hosts: Hosts,
+    /// Names to resolve.
+    requests: Vec<(u64, String)>,
     connections: Vec<Connection>,
     peers: BTreeMap<u64, Known>,
     links: HashMap<Link, Used>,
     tickets: HashMap<u64, u64>,
     next: u64,
-    orders: Sender<Order>,
+    /// Takes orders for the thread with the sockets.
+    send: SendOrder,
     reports: Receiver<Report>,
-    wake: Arc<OwnedFd>,
     look_at: Instant,
+    /// Source of randomness.
+    random: fn(&mut [u8]),
     /// Orders that go out once packets see what they announce.
     outbox: Vec<Order>,
     changed: bool,
+}
+
+/// Takes orders.
+type SendOrder = Box<dyn Fn(Order) + Send>;
+
+/// Way to the thread with the sockets.
+struct Sockets {
+    orders: Sender<Order>,
+    wake: OwnedFd,
 }
 
 /// By whom a control connection is used.
@@ -136,6 +215,8 @@ pub(crate) struct ChildState {
     /// For how long it has been sending with that SPI.
     pub(crate) since: Option<Duration>,
     pub(crate) traffic: Traffic,
+    /// Seconds since the last packet in and out, as of the last look.
+    pub(crate) idle_s: (Option<u64>, Option<u64>),
     /// Local and remote.
     pub(crate) selectors: (Vec<String>, Vec<String>),
     pub(crate) fault: Option<String>,
@@ -155,6 +236,8 @@ pub(crate) struct PeerListing {
     /// This host connects.
     pub(crate) configured: bool,
     pub(crate) state: State,
+    /// Age of its key channel.
+    pub(crate) reached_for: Option<Duration>,
     pub(crate) children: Vec<ChildState>,
     /// What went wrong last.
     pub(crate) fault: Option<String>,
@@ -168,71 +251,105 @@ impl PspService {
     pub(crate) fn start(setup: Setup) -> io::Result<Self> {
         let (orders, waiting) = channel();
         let (told, reports) = sync_channel(MAX_REPORTS);
-        let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let links = Links {
             identities: setup.identities,
             orders: waiting,
             reports: told,
             bell: setup.bell,
-            wake: rustix::io::fcntl_dupfd_cloexec(&*wake, 0)?,
+            wake: rustix::io::fcntl_dupfd_cloexec(&wake, 0)?,
             mark: setup.mark,
         };
         std::thread::Builder::new().name("psp-keys".into()).spawn(move || links.run())?;
-        let now = Instant::now();
-        Ok(Self {
-            issuer: Issuer::new(now, setup.rotation, &seed()),
-            boot: random_u64(),
-            port: setup.port,
-            port_key: random_u64(),
-            workers: setup.workers,
+        let sockets = Sockets { orders, wake };
+        let send: SendOrder = Box::new(move |order| sockets.order(order));
+        let shape = (setup.port, setup.workers, setup.rotation);
+        Ok(Self::new(Instant::now(), shape, (send, reports), crypto::random))
+    }
+
+    /// A service with UDP port, workers and time between rotations, and the way to and from the sockets.
+    fn new(
+        now: Instant,
+        (port, workers, rotation): (u16, u8, Duration),
+        (send, reports): (SendOrder, Receiver<Report>),
+        random: fn(&mut [u8]),
+    ) -> Self {
+        Self {
+            issuer: Issuer::new(now, rotation, &seed(random)),
+            boot: random_u64(random),
+            port,
+            port_key: random_u64(random),
+            workers,
+            configs: Vec::new(),
+            hosts: Hosts::default(),
+            requests: Vec::new(),
             connections: Vec::new(),
             peers: BTreeMap::new(),
             links: HashMap::new(),
             tickets: HashMap::new(),
             next: 1,
-            orders,
+            send,
             reports,
-            wake,
             look_at: now,
+            random,
             outbox: Vec::new(),
             changed: false,
-        })
+        }
     }
 
     /// Puts connections in force: those that did not change go on. What could not be done is told, one line each.
-    pub(crate) fn load(
-        &mut self,
-        now: Instant,
-        configs: &[PspConfig],
-        resolve: Resolve<'_>,
-        fabric: &mut dyn Fabric,
-    ) -> Vec<String> {
+    pub(crate) fn load(&mut self, now: Instant, configs: &[PspConfig], fabric: &mut dyn Fabric) -> Vec<String> {
+        self.configs = configs.to_vec();
+        self.hosts.keep(configs.iter().flat_map(PspConfig::host_names));
+        self.ask_hosts(now, configs.iter().flat_map(PspConfig::host_names), FRESH);
+        self.put(now, fabric)
+    }
+
+    /// Puts connections in force whose names have addresses; those without stay closed.
+    fn put(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Vec<String> {
         let mut faults = Vec::new();
-        let mut next = Vec::new();
-        for config in configs {
-            match config.resolve(resolve) {
-                Ok((local, remote)) => next.push(Connection {
-                    entry: Arc::new(Entry {
-                        name: config.name.clone(),
-                        local,
-                        remote,
-                        local_auth: config.local_auth.clone(),
-                        remote_auth: config.remote_auth.clone(),
-                    }),
-                    config: config.clone(),
-                }),
-                Err(why) => faults.push(why),
+        let (mut next, mut closed) = (Vec::new(), Vec::new());
+        for config in &self.configs {
+            let ranges = [&config.local, &config.remote].map(|hosts| self.hosts.ranges(hosts));
+            if ranges.iter().flatten().any(Vec::is_empty) {
+                closed.extend(closed_policies(config));
+                continue;
             }
+            let [local, remote] = ranges.map(Option::unwrap_or_default);
+            next.push(Connection {
+                entry: Arc::new(Entry {
+                    name: config.name.clone(),
+                    local,
+                    remote,
+                    local_auth: config.local_auth.clone(),
+                    remote_auth: config.remote_auth.clone(),
+                }),
+                config: config.clone(),
+            });
         }
+        // Both at once until the peers are there: packets find no gap.
+        let (associations, _) = fabric.psp(true);
+        let before = associations.closed().to_vec();
+        associations.close(before.into_iter().chain(closed.iter().cloned()).collect());
+        self.changed = true;
         let same = |a: &Connection, b: &Connection| a.config == b.config && a.entry == b.entry;
-        let gone = self.connections.iter().filter(|old| !next.iter().any(|new| same(old, new)));
+        let gone = self.connections.iter().filter(|old| !next.iter().any(|new| new.continues(old)));
         let gone: Vec<String> = gone.map(|old| old.config.name.clone()).collect();
-        let fresh: Vec<bool> = next.iter().map(|new| !self.connections.iter().any(|old| same(old, new))).collect();
+        let fresh: Vec<bool> = next.iter().map(|new| !self.connections.iter().any(|old| new.continues(old))).collect();
+        let changed: Vec<bool> = next.iter().map(|new| !self.connections.iter().any(|old| same(old, new))).collect();
         let of_gone = |known: &Known| gone.contains(&known.connection);
         let ended: Vec<u64> =
             self.peers.iter().filter(|(_, known)| of_gone(known)).map(|(number, _)| *number).collect();
+        let mut again: Vec<Wanted> = Vec::new();
         for number in ended {
-            self.end_peer(now, number, fabric);
+            let stays = |known: &&Known| next.iter().any(|new| new.config.name == known.connection);
+            match self.peers.get(&number).filter(stays) {
+                Some(known) => {
+                    again.push(known.wanted());
+                    self.end_peer(now, number, Peer::end_for_another, fabric);
+                }
+                None => self.end_peer(now, number, Peer::end, fabric),
+            }
         }
         // The peers hear of it before their connections are closed.
         self.settle(fabric);
@@ -244,11 +361,117 @@ impl PspService {
         self.order(Order::Admit(self.connections.iter().map(|connection| Arc::clone(&connection.entry)).collect()));
         for at in (0..fresh.len()).filter(|at| fresh[*at]) {
             if let Err(why) = self.begin(now, at, fabric) {
-                faults.push(format!("connections.{}: {why}", self.connections[at].config.name));
+                let config = &self.connections[at].config;
+                faults.push(format!("connections.{}: {why}", config.name));
+                closed.extend(closed_policies(config));
             }
         }
+        for at in (0..fresh.len()).filter(|at| changed[*at] && !fresh[*at]) {
+            self.update(now, at, fabric);
+        }
+        for wanted in &again {
+            self.want_again(now, wanted, fabric);
+        }
+        // Those that wait for peers stay closed when a peer is gone.
+        let single = |range: &AddrRange| range.start == range.end;
+        let waiting = self.connections.iter().filter(|there| !there.entry.remote.iter().any(single));
+        closed.extend(waiting.flat_map(|there| closed_policies(&there.config)));
+        fabric.psp(true).0.close(closed);
+        self.changed = true;
         self.settle(fabric);
         faults
+    }
+
+    /// Gives the peers of a connection other settings, with which their associations go on, and new keys.
+    fn update(&mut self, now: Instant, at: usize, fabric: &mut dyn Fabric) {
+        let config = self.connections[at].config.clone();
+        let of_connection = |known: &Known| known.connection == config.name;
+        let numbers: Vec<u64> =
+            self.peers.iter().filter(|(_, known)| of_connection(known)).map(|(number, _)| *number).collect();
+        for number in numbers {
+            let Some(known) = self.peers.get_mut(&number) else { continue };
+            let (local, remote, configured) = (known.local, known.remote, known.configured);
+            let before = std::mem::replace(&mut known.children, config.children.clone());
+            let specs = config.children.iter().map(|child| child_spec(child, local, remote)).collect();
+            known.peer.update(config.dpd_delay, config.keyingtries, specs);
+            for (child, section) in config.children.iter().enumerate().filter(|(i, section)| before[*i] != **section) {
+                let name = format!("{}.{}", config.name, section.name);
+                let shape = shape(section, name, local, remote, (self.port_key, self.workers));
+                fabric.psp(false).0.reshape((number, child), shape);
+                let starts = configured && (section.start_action.start || section.start_action.trap);
+                self.with_peer(number, |peer, issuer| {
+                    peer.renew(now, child, issuer);
+                    if starts {
+                        peer.want(now, child);
+                    }
+                });
+            }
+            self.drive(now, number, fabric);
+        }
+        self.changed = true;
+    }
+
+    /// Wants keys for children that had them, or were to have them, before their connection changed.
+    fn want_again(&mut self, now: Instant, wanted: &Wanted, fabric: &mut dyn Fabric) {
+        let is = |known: &Known| known.connection == wanted.connection && known.remote == wanted.remote;
+        let Some((number, known)) = self.peers.iter().find(|(_, known)| is(known)) else { return };
+        let names = known.children.iter().enumerate().filter(|(_, child)| wanted.children.contains(&child.name));
+        let (number, children): (u64, Vec<usize>) = (*number, names.map(|(child, _)| child).collect());
+        for child in children {
+            self.with_peer(number, |peer, _| peer.want(now, child));
+        }
+        self.drive(now, number, fabric);
+    }
+
+    /// Takes the answer of the resolver to one of [`PspService::requests`]. What could not be done is returned, one line each.
+    pub(crate) fn resolved(
+        &mut self,
+        now: Instant,
+        number: u64,
+        found: Result<Vec<IpAddr>, String>,
+        fabric: &mut dyn Fabric,
+    ) -> Vec<String> {
+        let Some(answered) = self.hosts.answer(now, number, found) else { return Vec::new() };
+        match answered.failure {
+            Some((why, true)) => vec![why],
+            Some((why, false)) => {
+                tracing::info!(target: "psp", "{why}");
+                Vec::new()
+            }
+            None if answered.changed => {
+                tracing::info!(target: "psp", "'{}' has other addresses now", answered.name);
+                self.put(now, fabric)
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Names to resolve since the last call, each with the number for [`PspService::resolved`].
+    pub(crate) fn requests(&mut self) -> Vec<(u64, String)> {
+        std::mem::take(&mut self.requests)
+    }
+
+    fn ask_hosts<'a>(&mut self, now: Instant, names: impl Iterator<Item = &'a str>, age: Duration) {
+        for name in names {
+            self.requests.extend(self.hosts.ask(now, name, age).map(|number| (number, name.to_owned())));
+        }
+    }
+
+    /// Resolves names again: those without addresses, and those of peers that are not reached.
+    fn retry_hosts(&mut self, now: Instant) {
+        for name in self.hosts.due(now) {
+            self.ask_hosts(now, std::iter::once(&*name), Duration::ZERO);
+        }
+        let reached = |name: &str| {
+            self.peers.values().any(|known| known.connection == name && known.peer.state() == State::Reached)
+        };
+        let lost: Vec<String> = self
+            .configs
+            .iter()
+            .filter(|config| !reached(&config.name))
+            .flat_map(|config| config.host_names().map(str::to_owned))
+            .collect();
+        self.ask_hosts(now, lost.iter().map(String::as_str), UNREACHED);
     }
 
     /// Where the service listens.
@@ -294,7 +517,7 @@ impl PspService {
             return Ok(());
         };
         let ours = connection.entry.local.iter().find(|range| single(range) && range.is_v6() == remote.is_ipv6());
-        let local = ours.map(|range| range.start).or_else(|| source_towards(remote));
+        let local = ours.map(|range| range.start).or_else(|| source_towards(remote, 0));
         let local = local.ok_or_else(|| format!("there is no way to {remote}: write 'local_addrs'"))?;
         let number = self.make(at, local, remote, true, fabric)?;
         let wanted: Vec<usize> = {
@@ -329,7 +552,7 @@ impl PspService {
             dials: configured,
             dpd_delay: config.dpd_delay,
             tries: config.keyingtries,
-            chance: random_u64(),
+            chance: random_u64(self.random),
             children: config.children.iter().map(|child| child_spec(child, local, remote)).collect(),
         };
         let (associations, _) = fabric.psp(true);
@@ -343,8 +566,10 @@ impl PspService {
             peer: Peer::new(spec),
             connection: config.name.clone(),
             children: config.children.clone(),
+            used: vec![Use::default(); config.children.len()],
             local,
             remote,
+            who: None,
             ports: (config.local_port, config.remote_port),
             ids: (show(&config.local_auth.id), show(&config.remote_auth.id)),
             fault: None,
@@ -424,6 +649,7 @@ impl PspService {
         let look = now >= self.look_at;
         if look {
             self.look_at = now + LOOK;
+            self.retry_hosts(now);
         }
         for number in &numbers {
             if look {
@@ -437,14 +663,30 @@ impl PspService {
             self.drive(now, *number, fabric);
         }
         if now >= self.issuer.rotates_at() {
-            self.issuer.rotate(now, &seed());
+            self.issuer.rotate(now, &seed(self.random));
             tracing::info!(target: "psp", "new master key; {} peers get new SPIs", self.peers.len());
             for number in numbers {
                 self.with_peer(number, |peer, issuer| peer.rotated(now, issuer));
                 self.drive(now, number, fabric);
             }
         }
+        self.forget_spent(now, fabric);
         self.settle(fabric);
+    }
+
+    /// Removes peers that are not in the configuration when they have ended their associations, or the deadline of their
+    /// last key has passed without a control connection. Otherwise addresses that peers had would add up, and their
+    /// policies would stay before those of the addresses that they have.
+    fn forget_spent(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+        let linked = |number: u64| self.links.values().any(|used| used.peer == number);
+        let spent = |(number, known): &(&u64, &Known)| !known.configured && known.peer.is_spent() && !linked(**number);
+        let spent: Vec<u64> = self.peers.iter().filter(spent).map(|(number, _)| *number).collect();
+        for number in spent {
+            if let Some(known) = self.peers.get(&number) {
+                tracing::info!(target: "psp", "{} {}: forgotten: nothing is agreed with it any more", known.connection, known.remote);
+            }
+            self.end_peer(now, number, Peer::end, fabric);
+        }
     }
 
     /// The connection that is meant by name, or by the name of a child.
@@ -467,12 +709,10 @@ impl PspService {
             self.drive(now, number, fabric);
         }
         self.settle(fabric);
-        // The first answer comes before the last words are written, the second after it.
-        for _ in 0..2 {
-            let (answer, answered) = sync_channel(1);
-            self.order(Order::Listen(Vec::new(), answer));
-            let _ = answered.recv_timeout(FAREWELL);
-        }
+        // The answer comes when the last messages are written.
+        let (answer, answered) = sync_channel(1);
+        self.order(Order::Listen(Vec::new(), answer));
+        let _ = answered.recv_timeout(FAREWELL);
     }
 
     /// Peers and their associations.
@@ -487,6 +727,7 @@ impl PspService {
                 receiving,
                 since: known.peer.sending_since(at).map(|since| since.elapsed()),
                 traffic: associations.traffic((number, at)),
+                idle_s: known.used.get(at).map(Use::idle_s).unwrap_or_default(),
                 selectors: known.peer.selectors(at),
                 fault: fault.map(str::to_owned),
             }
@@ -500,6 +741,7 @@ impl PspService {
             ids: known.ids.clone(),
             configured: known.configured,
             state: known.peer.state(),
+            reached_for: known.peer.reached_since().map(|since| since.elapsed()),
             children: (0..known.children.len()).map(|at| child(*number, known, at)).collect(),
             fault: known.fault.clone(),
         };
@@ -514,14 +756,14 @@ impl PspService {
 
     fn take(&mut self, now: Instant, report: Report, fabric: &mut dyn Fabric) {
         match report {
-            Report::Up { link, ticket, entry, local, remote, short } => {
+            Report::Up { link, ticket, entry, who, local, remote, short } => {
                 let number = match ticket {
                     Some(ticket) => self.tickets.remove(&ticket).filter(|number| self.is_at(*number, local)),
                     None => None,
                 };
                 let number = match number {
-                    Some(number) => Ok(number),
-                    None => self.find(now, &entry, local, remote, fabric),
+                    Some(number) => self.recognize(now, number, &who, fabric),
+                    None => self.find(now, &entry, &who, (local, remote), fabric),
                 };
                 match number {
                     Ok(number) => self.up(now, number, link, ticket.is_some(), short, fabric),
@@ -606,34 +848,110 @@ impl PspService {
         self.peers.get(&number).is_some_and(|known| known.local == local)
     }
 
-    /// The peer at the other end of a control connection; a new one where a connection admits it.
+    /// The peer that this host connected to has proven its identity. Another one than before takes its place: what was
+    /// agreed with the other one ends.
+    fn recognize(&mut self, now: Instant, number: u64, who: &Identity, fabric: &mut dyn Fabric) -> Result<u64, String> {
+        let Some(known) = self.peers.get_mut(&number) else { return Err("the connection was unloaded".to_owned()) };
+        let before = known.who.replace(who.clone());
+        if before.is_none_or(|before| before.is_same(who)) {
+            return Ok(number);
+        }
+        let (name, local, remote) = (known.connection.clone(), known.local, known.remote);
+        let at = self.connections.iter().position(|there| there.config.name == name);
+        let number = self.renew_peer(now, number, at.ok_or("the connection was unloaded")?, (local, remote), fabric)?;
+        self.peers.entry(number).and_modify(|known| known.who = Some(who.clone()));
+        Ok(number)
+    }
+
+    /// The peer at the other end of a control connection, by the identity of its certificate and its address; a new one
+    /// where a connection admits it.
     fn find(
         &mut self,
         now: Instant,
         entry: &Arc<Entry>,
-        local: IpAddr,
-        remote: IpAddr,
+        who: &Identity,
+        (local, remote): (IpAddr, IpAddr),
         fabric: &mut dyn Fabric,
     ) -> Result<u64, String> {
         let at = self.connections.iter().position(|connection| connection.entry == *entry);
         let at = at.ok_or("the connection was unloaded")?;
-        let name = &self.connections[at].config.name;
-        let of_peer = |known: &Known| known.connection == *name && known.remote == remote;
-        let found = self.peers.iter().find(|(_, known)| of_peer(known));
-        match found.map(|(number, known)| (*number, known.local, known.configured)) {
-            Some((number, there, _)) if there == local => Ok(number),
+        let name = self.connections[at].config.name.clone();
+        let is_same = |known: &Known| known.who.as_ref().is_none_or(|there| there.is_same(who));
+        let of_peer =
+            |known: &Known| known.connection == name && known.remote == remote && (known.configured || is_same(known));
+        let found = self.peers.iter().find(|(_, known)| of_peer(known)).map(|(number, known)| (*number, known.local));
+        let number = match found {
+            Some((number, there)) if there == local => self.recognize(now, number, who, fabric)?,
             // This host has moved; the SPIs of before are bound to where it was.
-            Some((number, _, configured)) => {
-                let wanted: Vec<usize> =
-                    self.peers.get(&number).map_or_else(Vec::new, |known| known.peer.wanted_children());
-                self.end_peer(now, number, fabric);
-                let number = self.make(at, local, remote, configured, fabric)?;
-                for child in wanted {
-                    self.with_peer(number, |peer, _| peer.want(now, child));
-                }
-                Ok(number)
+            Some((number, _)) => {
+                self.check_selectors(at, who, (local, remote), fabric)?;
+                self.renew_peer(now, number, at, (local, remote), fabric)?
             }
-            None => self.make(at, local, remote, false, fabric),
+            None => {
+                self.check_selectors(at, who, (local, remote), fabric)?;
+                self.make_room_for(now, &name, who, fabric);
+                self.make(at, local, remote, false, fabric)?
+            }
+        };
+        self.peers.entry(number).and_modify(|known| known.who = Some(who.clone()));
+        Ok(number)
+    }
+
+    /// Ends a peer and makes it again, with the same children wanted.
+    fn renew_peer(
+        &mut self,
+        now: Instant,
+        number: u64,
+        at: usize,
+        (local, remote): (IpAddr, IpAddr),
+        fabric: &mut dyn Fabric,
+    ) -> Result<u64, String> {
+        let known = self.peers.get(&number);
+        let configured = known.is_some_and(|known| known.configured);
+        let wanted: Vec<usize> = known.map_or_else(Vec::new, |known| known.peer.wanted_children());
+        self.end_peer(now, number, Peer::end, fabric);
+        let number = self.make(at, local, remote, configured, fabric)?;
+        for child in wanted {
+            self.with_peer(number, |peer, _| peer.want(now, child));
+        }
+        Ok(number)
+    }
+
+    /// Refuses a peer whose selectors another identity uses: it would take over the packets for that one.
+    fn check_selectors(
+        &self,
+        at: usize,
+        who: &Identity,
+        (local, remote): (IpAddr, IpAddr),
+        fabric: &dyn Fabric,
+    ) -> Result<(), String> {
+        for child in &self.connections[at].config.children {
+            let spec = child_spec(child, local, remote);
+            let selectors = pairs(&spec.local, &spec.remote);
+            let others = fabric.associations().peers_with(&selectors).filter_map(|number| self.peers.get(&number));
+            for other in others {
+                if let Some(there) = other.who.as_ref().filter(|there| !there.is_same(who)) {
+                    return Err(format!(
+                        "[{who}] is refused: [{there}] at {} uses the selectors of '{}'; write a connection with other \
+                         selectors for it",
+                        other.remote, child.name
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the oldest peer of an identity that comes from one address too many.
+    fn make_room_for(&mut self, now: Instant, connection: &str, who: &Identity, fabric: &mut dyn Fabric) {
+        let is_same = |known: &Known| known.who.as_ref().is_some_and(|there| there.is_same(who));
+        let of_identity = |known: &Known| !known.configured && known.connection == connection && is_same(known);
+        let same: Vec<u64> =
+            self.peers.iter().filter(|(_, known)| of_identity(known)).map(|(number, _)| *number).collect();
+        if same.len() >= MAX_PER_IDENTITY
+            && let Some(oldest) = same.first()
+        {
+            self.end_peer(now, *oldest, Peer::end, fabric);
         }
     }
 
@@ -645,13 +963,16 @@ impl PspService {
             if associations.sent((number, child)) >= section.rekey_packets {
                 known.peer.worn(now, child);
             }
+            if let Some(used) = known.used.get_mut(child) {
+                used.look(now, &associations.traffic((number, child)));
+            }
         }
     }
 
-    fn end_peer(&mut self, now: Instant, number: u64, fabric: &mut dyn Fabric) {
+    fn end_peer(&mut self, now: Instant, number: u64, end: fn(&mut Peer, usize), fabric: &mut dyn Fabric) {
         let children = self.peers.get(&number).map_or(0, |known| known.children.len());
         for child in 0..children {
-            self.with_peer(number, |peer, _| peer.end(child));
+            self.with_peer(number, |peer, _| end(peer, child));
         }
         self.drive(now, number, fabric);
         let (associations, keys) = fabric.psp(true);
@@ -741,22 +1062,41 @@ impl PspService {
     }
 
     fn order(&self, order: Order) {
-        // Without the thread there is nobody left to tell.
-        let _ = self.orders.send(order);
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        (self.send)(order);
     }
 }
 
-impl Drop for PspService {
+impl Sockets {
+    fn order(&self, order: Order) {
+        // Without the thread there is nobody left to tell.
+        let _ = self.orders.send(order);
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
+    }
+}
+
+impl Drop for Sockets {
     /// The thread with the sockets sees that there are no more orders.
     fn drop(&mut self) {
         let (nobody, _) = channel();
         self.orders = nobody;
-        let _ = rustix::io::write(&*self.wake, &1_u64.to_ne_bytes());
+        let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
 
+/// Children of a peer for which keys are wanted.
+struct Wanted {
+    connection: String,
+    remote: IpAddr,
+    children: Vec<String>,
+}
+
 impl Known {
+    fn wanted(&self) -> Wanted {
+        let named = |child: usize| self.children.get(child).map(|section| section.name.clone());
+        let children = self.peer.wanted_children().into_iter().filter_map(named).collect();
+        Wanted { connection: self.connection.clone(), remote: self.remote, children }
+    }
+
     fn told(&mut self, child: usize, why: &str) {
         let name = self.children.get(child).map_or("", |section| &section.name);
         tracing::error!(target: "psp", "{}.{name} {}: {why}", self.connection, self.remote);
@@ -800,7 +1140,10 @@ impl Known {
                 fault = Some(why.clone());
             }
             Event::GivenUp(tries) => {
-                let why = format!("not reached after {tries} tries: raise 'keyingtries', or 0 for without end");
+                let tried = if *tries == 1 { "1 attempt".to_owned() } else { format!("{tries} attempts") };
+                let why = format!(
+                    "not reached after {tried}, and not tried again: set 'keyingtries = 0' to try without end, or run 'weir initiate'"
+                );
                 tracing::error!(target: "psp", "{connection} {remote}: {why}");
                 fault = Some(why);
             }
@@ -823,6 +1166,22 @@ fn mode(child: &PspChild) -> Mode {
         PspMode::Tunnel => Mode::Tunnel,
         PspMode::Transport => Mode::Transport,
     }
+}
+
+/// Policies that drop the traffic of a connection while its peer has no address, one for each child.
+fn closed_policies(config: &PspConfig) -> Vec<Closed> {
+    let any = |ts: &TsConfig| {
+        let ranges = ts.addrs.map_or(vec![AddrRange::ANY_V4, AddrRange::ANY_V6], |range| vec![range]);
+        let ts = *ts;
+        ranges.into_iter().map(move |range| TrafficSelector { addrs: range, ..ts.resolve(range.start) })
+    };
+    let of = |child: &PspChild| {
+        let local: Vec<TrafficSelector> = child.local_ts.iter().flat_map(any).collect();
+        let fixed = child.remote_ts.iter().filter_map(|ts| ts.addrs.map(|range| ts.resolve(range.start)));
+        let selectors = pairs(&local, &fixed.collect::<Vec<_>>());
+        Closed { name: format!("{}.{}", config.name, child.name), mode: mode(child), selectors }
+    };
+    config.children.iter().map(of).filter(|closed| !closed.selectors.is_empty()).collect()
 }
 
 fn child_spec(child: &PspChild, local: IpAddr, remote: IpAddr) -> ChildSpec {
@@ -857,15 +1216,15 @@ fn shape(child: &PspChild, name: String, local: IpAddr, remote: IpAddr, (port_ke
     }
 }
 
-fn seed() -> Seed {
+fn seed(random: fn(&mut [u8])) -> Seed {
     let mut key = Zeroizing::new([0; 32]);
-    crypto::random(&mut *key);
-    Seed { key, first_spi: random_u64() as u32 }
+    random(&mut *key);
+    Seed { key, first_spi: random_u64(random) as u32 }
 }
 
-fn random_u64() -> u64 {
+fn random_u64(random: fn(&mut [u8])) -> u64 {
     let mut bytes = [0; 8];
-    crypto::random(&mut bytes);
+    random(&mut bytes);
     u64::from_ne_bytes(bytes)
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
 use dataplane::{Batch, Snapshot, Worker, WorkerConfig};
-use ike::config::{Auth, AuthMethod, StartAction};
+use ike::config::{Auth, AuthMethod, Host, StartAction};
 use ike::identity::IdPattern;
 use ipsec::Spd;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, KeyPair, KeyUsagePurpose};
@@ -18,7 +18,7 @@ use super::associations::Associations;
 use super::fizz::{self, Short};
 use super::message::{Code, TrafficKey};
 use super::service::{Fabric, PeerListing, PspService, Setup};
-use crate::config::{Host, PspChild, PspConfig, PspMode};
+use crate::config::{PspChild, PspConfig, PspMode};
 use crate::credentials::{CertificateUse, Credentials, Origin};
 use crate::negotiated::Assembly;
 
@@ -189,12 +189,7 @@ impl End {
     }
 
     fn load(&mut self) {
-        let faults = self.service.load(
-            Instant::now(),
-            std::slice::from_ref(&self.config),
-            &crate::config::resolve_name,
-            &mut self.bench,
-        );
+        let faults = self.service.load(Instant::now(), std::slice::from_ref(&self.config), &mut self.bench);
         assert_eq!(faults, [""; 0]);
     }
 
@@ -279,10 +274,14 @@ fn two_services_key_each_other_and_packets_pass_both_ways() {
     assert!(ends[1].bench.take(&late, false).is_some());
     let traffic = ends[0].peer().children[0].traffic;
     assert_eq!((traffic.packets_out, traffic.packets_in), (3, 1));
+    until(&mut ends, "a look at the packets", |ends| {
+        let idle = ends[0].peer().children[0].idle_s;
+        idle.0.is_some() && idle.1.is_some()
+    });
 
     // Unloaded, the policy is gone with everything else, and the peer is told.
     let [a, b] = &mut ends;
-    assert_eq!(a.service.load(Instant::now(), &[], &crate::config::resolve_name, &mut a.bench), [""; 0]);
+    assert_eq!(a.service.load(Instant::now(), &[], &mut a.bench), [""; 0]);
     assert_eq!(a.bench.associations.captured().count(), 0);
     let start = Instant::now();
     while b.sends() {
@@ -292,6 +291,203 @@ fn two_services_key_each_other_and_packets_pass_both_ways() {
     }
     assert_eq!(b.bench.take(&back, true), None, "never in the clear");
     assert_eq!(b.bench.associations.captured().count(), 1);
+}
+
+/// A reload of the end that did not ask for keys: with settings that old associations may go on with no packet is lost, and
+/// otherwise there are new keys at once.
+#[test]
+fn a_reload_of_a_changed_child_keeps_traffic_or_restores_it() {
+    let spis = |ends: &[End; 2]| {
+        ends.iter().map(|end| end.peer().children[0].sending.clone().map(|line| line.spi)).collect::<Vec<_>>()
+    };
+    let renewed = |ends: &[End; 2], before: &[Option<wire::psp::PspSpi>]| {
+        spis(ends).iter().zip(before).all(|(now, before)| now.is_some() && now != before)
+    };
+    type Change = fn(&mut PspChild);
+    let changes: [(Change, bool); 5] = [
+        (|child| child.rekey_time = 2 * HOUR, true),
+        (|child| child.replay_window = 256, true),
+        (|child| child.copy_df = false, true),
+        (|child| child.replay_window = 0, false),
+        (|child| child.versions = vec![0, 1], false),
+    ];
+    for (change, keeps) in changes {
+        let mut ends = pair();
+        ends.iter_mut().for_each(End::load);
+        let [a, _] = &mut ends;
+        assert_eq!(a.service.initiate(Instant::now(), "peer", Some("net"), &mut a.bench), 1);
+        until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
+        // A key at most every second.
+        std::thread::sleep(Duration::from_millis(1100));
+        let before = spis(&ends);
+        let [_, b] = &mut ends;
+        change(&mut b.config.children[0]);
+        b.load();
+        let start = Instant::now();
+        let mut lost = 0;
+        while !renewed(&ends, &before) {
+            assert!(start.elapsed() < Duration::from_secs(20), "{:?} {:?}", ends[0].peer(), ends[1].peer());
+            for from in [0, 1] {
+                let (mine, theirs) = ([10, 1 + from as u8, 0, 1], [10, 2 - from as u8, 0, 1]);
+                let sealed = ends[from].bench.take(&packet(mine, theirs), true);
+                let opened = sealed.and_then(|sealed| ends[1 - from].bench.take(&sealed, false));
+                lost += usize::from(opened.is_none());
+            }
+            ends.iter_mut().for_each(End::turn);
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        assert!(!keeps || lost == 0, "{lost} packets were lost");
+    }
+}
+
+#[test]
+fn a_peer_whose_name_has_no_address_is_closed_until_it_has_one() {
+    let mut ends = pair();
+    for (end, other) in ends.iter_mut().zip([B, A]) {
+        end.config.children[0].start_action.start = true;
+        end.config.remote = vec![Host::Name("other.test".into())];
+        end.load();
+        let there = packet([10, if other == B { 1 } else { 2 }, 0, 1], [10, if other == B { 2 } else { 1 }, 0, 1]);
+        let requests = end.service.requests();
+        assert_eq!(requests.len(), 1);
+        assert_eq!(end.bench.associations.captured().count(), 1, "closed before there is an answer");
+        let failed = end.service.resolved(Instant::now(), requests[0].0, Err("timed out".into()), &mut end.bench);
+        assert_eq!(failed, ["'other.test' has no address: timed out"]);
+        assert_eq!((end.bench.associations.captured().count(), end.bench.take(&there, true)), (1, None));
+        // A reload asks again, and so does time.
+        std::thread::sleep(Duration::from_millis(1100));
+        end.load();
+        let requests = end.service.requests();
+        assert_eq!(
+            end.service.resolved(Instant::now(), requests[0].0, Ok(vec![other.parse().unwrap()]), &mut end.bench),
+            [""; 0]
+        );
+        assert_eq!(end.bench.associations.captured().count(), 1, "one policy, that of the peer");
+    }
+    until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
+    // A reload while the resolver fails keeps the address.
+    let [a, _] = &mut ends;
+    std::thread::sleep(Duration::from_millis(1100));
+    a.load();
+    let request = a.service.requests().remove(0);
+    a.service.resolved(Instant::now(), request.0, Err("timed out".into()), &mut a.bench);
+    assert!(a.sends());
+}
+
+/// A hub for every certificate `*.test` in 127.0.71.0/24, and branches that connect to it, all with 10.2.0.0/16.
+struct Site {
+    authority: Authority,
+    hub: End,
+}
+
+impl Site {
+    fn new() -> Self {
+        let authority = Authority::new();
+        let port = free_port(A);
+        let mut hub = End::new(&authority, &authority, ("a.test", A, port), ("b.test", B, port));
+        hub.config.remote = vec![Host::Range(AddrRange::from_cidr(A.parse().unwrap(), 24).unwrap())];
+        hub.config.remote_auth = auth("*.test");
+        hub.load();
+        Self { authority, hub }
+    }
+
+    fn branch(&self, name: &str, addr: &str) -> End {
+        let (me, hub) = ((name, addr, free_port(addr)), ("a.test", A, self.hub.config.local_port));
+        let mut end = End::new(&self.authority, &self.authority, me, hub);
+        end.config.children[0].start_action.start = true;
+        end.load();
+        end
+    }
+
+    fn peers(&self) -> Vec<PeerListing> {
+        self.hub.service.listing(&self.hub.bench.associations)
+    }
+
+    /// Where the hub sends a packet for 10.2.0.1.
+    fn target(&mut self) -> Option<u8> {
+        self.hub.bench.take(&packet([10, 1, 0, 1], [10, 2, 0, 1]), true).map(|sealed| sealed[19])
+    }
+
+    fn until(&mut self, branch: &mut End, what: &str, done: impl Fn(&mut Self, &End) -> bool) {
+        let start = Instant::now();
+        while !done(self, branch) || !branch.sends() {
+            assert!(start.elapsed() < Duration::from_secs(20), "{what}: {:?}", self.peers());
+            self.turn(branch);
+        }
+        // What is under way arrives.
+        (0..20).for_each(|_| self.turn(branch));
+    }
+
+    fn turn(&mut self, branch: &mut End) {
+        self.hub.turn();
+        branch.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+#[test]
+fn a_peer_that_comes_from_another_address_gets_its_packets_there() {
+    let mut site = Site::new();
+    assert_eq!(site.target(), None, "closed before the first peer");
+    let captured = site.hub.bench.associations.captured().count();
+    assert!(captured > 0);
+    let mut first = site.branch("b.test", B);
+    site.until(&mut first, "the first address", |site, _| site.target() == Some(2));
+    // It vanishes, and is back at another address while its keys are good still.
+    drop(first);
+    let mut second = site.branch("b.test", "127.0.71.3");
+    site.until(&mut second, "the second address", |site, _| site.target() == Some(3));
+    assert_eq!(site.peers().len(), 2);
+    let sealed = site.hub.bench.take(&packet([10, 1, 0, 1], [10, 2, 0, 1]), true).unwrap();
+    assert!(second.bench.take(&sealed, false).is_some());
+    // It ends its associations: it is forgotten at once, and its traffic stays closed.
+    second.service.shutdown(Instant::now(), &mut second.bench);
+    drop(second);
+    let start = Instant::now();
+    while site.peers().iter().any(|peer| peer.remote.to_string() == "127.0.71.3") {
+        assert!(start.elapsed() < Duration::from_secs(20), "{:?}", site.peers());
+        site.hub.turn();
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // The deadline of the keys of the first address passes.
+    site.hub.service.turn(Instant::now() + 3 * HOUR, &mut site.hub.bench);
+    assert!(site.peers().is_empty(), "{:?}", site.peers());
+    assert_eq!(site.target(), None, "closed after the last peer");
+    assert_eq!(site.hub.bench.associations.captured().count(), captured);
+}
+
+#[test]
+fn another_identity_does_not_take_selectors_that_are_in_use() {
+    let mut site = Site::new();
+    let mut first = site.branch("b.test", B);
+    site.until(&mut first, "the first branch", |site, _| site.target() == Some(2));
+    // At another address, and at the same one.
+    for addr in ["127.0.71.4", B] {
+        let mut second = site.branch("c.test", addr);
+        let start = Instant::now();
+        while second.peer().fault.is_none() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            first.turn();
+            site.turn(&mut second);
+        }
+        assert!(!second.sends());
+        assert_eq!((site.target(), site.peers().len()), (Some(2), 1));
+    }
+    // What the first one had is free when it has ended that.
+    first.service.shutdown(Instant::now(), &mut first.bench);
+    drop(first);
+    let mut second = site.branch("c.test", "127.0.71.4");
+    site.until(&mut second, "the other branch", |site, _| site.target() == Some(4));
+}
+
+#[test]
+fn one_identity_has_a_bounded_number_of_addresses() {
+    let mut site = Site::new();
+    for last in 2..10 {
+        let mut branch = site.branch("b.test", &format!("127.0.71.{last}"));
+        site.until(&mut branch, "a branch", |site, _| site.target() == Some(last));
+    }
+    assert_eq!(site.peers().len(), super::service::MAX_PER_IDENTITY);
 }
 
 #[test]

@@ -9,20 +9,21 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crypto::Engine;
-use dataplane::port::SuperCount;
 use dataplane::{CoreCounters, Totals};
 use ipsec::{Drop as Reason, InboundSa, Mode, OutboundSa, SaCommon};
+use ports::SuperCount;
+use vici::Message;
 use wire::Selector;
 
+use super::connection::ConnectionStatus;
 use super::{
-    Asked, CoreStatus, Count, Entry, Head, Lane, LookUps, PastStackStatus, PolicyStatus, SaStatus, SuperStatus,
-    SupersStatus,
+    Asked, CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookUps, PastStackStatus, PolicyStatus, SaStatus,
+    SuperStatus, SupersStatus,
 };
 use crate::config::{self, PolicyAction};
 use crate::plane::Plane;
 use crate::state;
 use crate::up::Supers;
-use crate::vici::Message;
 
 /// Sub SAs listed per SA; the others are in its totals.
 const MAX_LANES: usize = 64;
@@ -38,9 +39,11 @@ pub(crate) struct View {
     counters: Vec<Arc<CoreCounters>>,
     supers: Vec<Supers>,
     past_stack: Vec<PastStackStatus>,
+    guard: Option<GuardStatus>,
     outbound: Vec<(Arc<OutboundSa>, String)>,
     inbound: Vec<(Arc<InboundSa>, String, String)>,
     policies: Vec<Policy>,
+    connections: Vec<ConnectionStatus>,
 }
 
 struct Policy {
@@ -52,7 +55,7 @@ struct Policy {
 
 impl View {
     /// Gathers it.
-    pub(crate) fn of(plane: &Plane, started: Instant) -> Self {
+    pub(crate) fn of(plane: &Plane, started: Instant, connections: Vec<ConnectionStatus>) -> Self {
         let gateway = &plane.config.gateway;
         let why = if gateway.engine.is_some() { "the configuration names it" } else { &Engine::choice().why };
         let mut view = Self {
@@ -65,9 +68,18 @@ impl View {
             counters: plane.runner().counters().to_vec(),
             supers: plane.supers.clone(),
             past_stack: plane.bypass.status(),
+            guard: plane.guard_counters().map(|counters| {
+                let count = |(packets, bytes)| Count { packets, bytes };
+                GuardStatus {
+                    clear_in: count(counters.clear_in),
+                    spoofed_in: count(counters.spoofed_in),
+                    clear_out: count(counters.clear_out),
+                }
+            }),
             outbound: Vec::new(),
             inbound: Vec::new(),
             policies: Vec::new(),
+            connections,
         };
         view.of_file(plane);
         view.of_connections(plane);
@@ -142,6 +154,7 @@ impl View {
             scheduler: self.scheduler.into(),
             threads: self.threads.clone(),
             past_stack: self.past_stack.clone(),
+            guard: self.guard,
             total: core(
                 &Totals::of(self.counters.iter().map(|core| &**core)),
                 self.supers.iter().map(Supers::read).fold(Default::default(), |a, b| (a.0 + b.0, a.1 + b.1)),
@@ -155,13 +168,20 @@ impl View {
         })
     }
 
-    /// SAs and policies, one after the other.
+    /// Connections with their IKE SAs, SAs and policies, one after the other.
     pub(crate) fn entries(self) -> impl Iterator<Item = Message> + Send + 'static {
         let outbound = self.outbound.into_iter().map(|(sa, suite)| Entry::Sa(outbound(&sa, &suite)));
         let inbound = self.inbound.into_iter().map(|(sa, suite, spi)| Entry::Sa(inbound(&sa, &suite, &spi)));
         let policies = self.policies.into_iter().map(|policy| Entry::Policy(policy.status()));
-        outbound.chain(inbound).chain(policies).map(|entry| Message::of(&entry))
+        let connections = self.connections.into_iter().flat_map(connection_entries);
+        connections.chain(outbound).chain(inbound).chain(policies).map(|entry| Message::of(&entry))
     }
+}
+
+/// A connection, then its IKE SAs: each fits into a message of its own.
+pub(super) fn connection_entries(mut connection: ConnectionStatus) -> impl Iterator<Item = Entry> + Send {
+    let sas = std::mem::take(&mut connection.ike_sas);
+    std::iter::once(Entry::Connection(connection)).chain(sas.into_iter().map(Entry::Ike))
 }
 
 impl Policy {
@@ -261,7 +281,8 @@ fn outbound(sa: &OutboundSa, suite: &str) -> SaStatus {
     let lanes = sa.lanes.iter().take(MAX_LANES).map(|lane| Lane {
         session: lane.session.0.into(),
         next: Some(lane.seq.next()),
-        saved: Some(lane.seq.saved()),
+        // Numbers of negotiated SAs are not saved: there is no next start for them.
+        saved: Some(lane.seq.saved()).filter(|saved| *saved != u64::MAX),
         top: None,
     });
     SaStatus {

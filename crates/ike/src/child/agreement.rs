@@ -7,6 +7,7 @@ use crypto::ike::Secret;
 use wire::{Spi, TrafficSelector};
 
 use super::{Child, ChildState, Nonces, Parent};
+use crate::claims::{Conflict, Newcomer};
 use crate::config::{ChildConfig, ChildMode, Life};
 use crate::context::Context;
 use crate::keymat;
@@ -45,8 +46,9 @@ impl Agreement {
         shared: &[Secret],
         outbound_now: bool,
     ) -> Child {
+        let suite = if self.config.sha256_96 { self.suite.truncated_to_96() } else { self.suite.clone() };
         let (to_responder, to_initiator) =
-            keymat::child_keys(parent.prf, parent.sk_d, shared, nonces.i, nonces.r, &self.suite);
+            keymat::child_keys(parent.prf, parent.sk_d, shared, nonces.i, nonces.r, &suite);
         let (inbound, outbound) =
             if self.initiator { (to_initiator, to_responder) } else { (to_responder, to_initiator) };
         ctx.out.push_back(Output::Install(Box::new(ChildSa {
@@ -55,7 +57,8 @@ impl Agreement {
             connection: parent.connection.clone(),
             config: self.config.clone(),
             remote_id: parent.remote_id.clone(),
-            suite: self.suite.clone(),
+            peer_id: parent.peer_id.clone(),
+            suite: suite.clone(),
             mode: self.mode,
             inbound: HalfSa { spi: self.spi_in, enc: inbound.enc, integ: inbound.integ },
             outbound: HalfSa { spi: self.spi_out, enc: outbound.enc, integ: outbound.integ },
@@ -71,11 +74,15 @@ impl Agreement {
             tfc: self.tfc,
             original: self.original,
         })));
-        self.tell(ctx, parent);
+        if let Some(Conflict::TakesOver(text) | Conflict::Refused(text)) = self.conflict(ctx, parent) {
+            let text = format!("child '{}' {{{}}} takes over: {text}", self.config.name, self.id.0);
+            ctx.log(Level::Warn, Subsystem::Child, Some(parent.ike), text);
+        }
+        self.tell(ctx, parent, &suite);
         let life = self.config.time;
         Child {
             id: self.id,
-            suite: self.suite,
+            suite,
             mode: self.mode,
             spi_in: self.spi_in,
             spi_out: self.spi_out,
@@ -95,8 +102,29 @@ impl Agreement {
         }
     }
 
-    fn tell(&self, ctx: &mut Context<'_>, parent: &Parent<'_>) {
-        let (name, suite) = (&self.config.name, self.suite.to_string());
+    /// A Child SA of another peer that uses the same selectors. A successor has those of the one that it replaces.
+    pub(crate) fn conflict(&self, ctx: &Context<'_>, parent: &Parent<'_>) -> Option<Conflict> {
+        let selectors = (&self.local_ts[..], &self.remote_ts[..]);
+        let old = parent.children.iter().find(|child| self.replaces == Some(child.id));
+        if old.is_some_and(|old| (&old.local_ts[..], &old.remote_ts[..]) == selectors) {
+            return None;
+        }
+        ctx.names.claims.conflict(&Newcomer::new(parent, &self.config, selectors, self.initiator))
+    }
+
+    /// The reason to refuse it because of another peer's Child SA.
+    pub(crate) fn refusal(&self, ctx: &Context<'_>, parent: &Parent<'_>) -> Option<String> {
+        match self.conflict(ctx, parent)? {
+            Conflict::TakesOver(_) => None,
+            Conflict::Refused(text) => Some(format!(
+                "child '{}': {text}; the newer peer takes over with 'ts_conflict = replace' in connection '{}'",
+                self.config.name, parent.connection.name
+            )),
+        }
+    }
+
+    fn tell(&self, ctx: &mut Context<'_>, parent: &Parent<'_>, suite: &ChildSuite) {
+        let (name, suite) = (&self.config.name, suite.to_string());
         let (local, remote) = (list(&self.local_ts), list(&self.remote_ts));
         let (spi_in, spi_out) = (self.spi_in.get(), self.spi_out.get());
         let text = format!(

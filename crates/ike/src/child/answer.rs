@@ -82,6 +82,11 @@ pub(crate) fn answer(
         match proposal::choose_child(&ours, sa, with_ke, &ctx.settings.code_points.ike) {
             Ok(chosen) => {
                 let mut answer = settle(ctx, parent, parts, old, candidate, chosen)?;
+                if let Some(reason) = answer.agreement.refusal(ctx, parent) {
+                    ctx.names.child_spis.remove(&answer.agreement.spi_in.get());
+                    refused.get_or_insert(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
+                    continue;
+                }
                 answer.additional &= several;
                 return Ok(answer);
             }

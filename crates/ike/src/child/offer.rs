@@ -167,7 +167,12 @@ impl Offer {
         parts: &Parts<'_>,
     ) -> Result<Agreement, ChildFault> {
         if let Some(error) = parts.error() {
-            let reason = format!("the peer answers {}", error.kind);
+            let mut reason = format!("the peer answers {}", error.kind);
+            if error.kind == NotifyType::TS_UNACCEPTABLE {
+                let (local, remote) = (super::list(&self.local_ts), super::list(&self.remote_ts));
+                reason +=
+                    &format!(" to {local} === {remote}: its configuration has others, or another peer uses these");
+            }
             return Err(self.fault(ctx, Some((error.kind, error.data.to_vec())), reason));
         }
         let wrong = |reason: &str| self.fault(ctx, None, reason.to_owned());
@@ -198,7 +203,7 @@ impl Offer {
             self.request.config.per_cpu_sas != PerCpuSas::No && parts.notify(NotifyType::SA_RESOURCE_INFO).is_some();
         let limits = EespLimits::read(ctx, parts, &suite);
         let eesp = suite.protocol == ChildProtocol::Eesp;
-        Ok(Agreement {
+        let agreement = Agreement {
             id: self.id,
             config: self.request.config.clone(),
             mode,
@@ -215,7 +220,11 @@ impl Offer {
             tfc: eesp || parts.notify(NotifyType::ESP_TFC_PADDING_NOT_SUPPORTED).is_none(),
             original,
             suite,
-        })
+        };
+        match agreement.refusal(ctx, parent) {
+            Some(reason) => Err(self.fault(ctx, None, reason)),
+            None => Ok(agreement),
+        }
     }
 
     /// The selectors of this side with the virtual addresses that are known by now.

@@ -1,5 +1,6 @@
 //! What the daemon tells the endpoint: connections, commands, what the data plane and the host see.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -8,35 +9,45 @@ use rand_core::CryptoRng;
 use wire::{Spi, TrafficSelector};
 
 use super::{Endpoint, IkeSpi, InitiateError};
-use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig, Version};
+use crate::config::{Action, AuthMethod, ChildConfig, ChildMode, Connection, PoolConfig};
 use crate::handshake::{Handshake, Redirects};
-use crate::nat::IKE_PORT;
 use crate::output::{ChildId, Event, IkeId, Output, Question};
 use crate::pool::Pools;
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
+use crate::task::reload::negotiates_alike;
 
 /// How old the trusted authorities of a connection may be when they are used.
 const AUTHORITIES_FRESH: Duration = Duration::from_secs(10);
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// Replaces the connections. Those that are the same stay untouched, IKE SAs of removed ones live
-    /// until they end; trap policies follow, and what is to start starts.
+    /// Replaces the connections. Those that are the same stay untouched, IKE SAs of changed ones follow them, and those of
+    /// removed ones live until they end; trap policies follow, and what is to start starts.
     pub fn load(&mut self, now: Instant, connections: Vec<Arc<Connection>>) {
         let old = std::mem::take(&mut self.shared.connections);
-        let same = |list: &[Arc<Connection>], one: &Arc<Connection>| list.iter().find(|other| *other == one).cloned();
+        // By name: a client may load thousands of connections, each with a call of this function.
+        let (before, after) = (by_name(&old), by_name(&connections));
+        let same = |list: &HashMap<&str, &Arc<Connection>>, one: &Arc<Connection>| {
+            let other = *list.get(one.name.as_str())?;
+            (Arc::ptr_eq(other, one) || other == one).then(|| Arc::clone(other))
+        };
         let mut stood = Vec::new();
-        for gone in old.iter().filter(|one| same(&connections, one).is_none()) {
+        for gone in old.iter().filter(|one| same(&after, one).is_none()) {
             stood.extend(self.remove_traps(gone));
             self.shared.names.authorities.remove(&gone.name);
             self.authorities_at.remove(&gone.name);
         }
         // Whoever compares by pointer finds the one that its IKE SAs have.
-        let loaded: Vec<Arc<Connection>> = connections.into_iter().map(|one| same(&old, &one).unwrap_or(one)).collect();
-        let fresh: Vec<Arc<Connection>> =
-            loaded.iter().filter(|one| !old.iter().any(|other| Arc::ptr_eq(other, one))).cloned().collect();
+        let loaded: Vec<Arc<Connection>> =
+            connections.iter().map(|one| same(&before, one).unwrap_or_else(|| Arc::clone(one))).collect();
+        let is_new = |one: &&Arc<Connection>| !before.get(one.name.as_str()).is_some_and(|old| Arc::ptr_eq(old, one));
+        let fresh: Vec<Arc<Connection>> = loaded.iter().filter(is_new).cloned().collect();
         self.shared.connections = loaded;
+        self.load_hosts(now);
         self.refresh_all_authorities(now);
         for connection in fresh {
+            for spi in self.spis_of(&connection.name) {
+                self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, &connection));
+            }
             for child in &connection.children {
                 let key = (connection.name.clone(), child.name.clone());
                 let left_behind =
@@ -76,6 +87,11 @@ impl<R: CryptoRng> Endpoint<R> {
     pub fn credentials_changed(&mut self, now: Instant) {
         self.authorities_at.clear();
         self.refresh_all_authorities(now);
+    }
+
+    /// Whether this host has post-quantum preshared keys: with any, USE_PPK is answered on every connection (RFC 8784).
+    pub fn set_has_ppks(&mut self, there: bool) {
+        self.shared.names.has_ppks = there;
     }
 
     /// Brings up a connection, or one Child SA of it. `command` is told in [`Event::CommandDone`] when that
@@ -173,6 +189,12 @@ impl<R: CryptoRng> Endpoint<R> {
             waiting.commands.extend(command);
             return Ok(());
         }
+        if let Some(at) = self.awaiting.iter().position(|(one, _)| one.connection.name == connection.name) {
+            let (mut waiting, redirects) = self.awaiting.swap_remove(at);
+            waiting.want(child, command);
+            self.initiate_now(now, waiting, redirects);
+            return Ok(());
+        }
         if self.sas.len() >= self.shared.settings.ike_sas_max {
             return Err(InitiateError::TooMany(self.sas.len()));
         }
@@ -186,7 +208,8 @@ impl<R: CryptoRng> Endpoint<R> {
             addresses: Vec::new(),
             commands: command.into_iter().collect(),
         };
-        if self.path_of(&initiation).is_none() {
+        let named = connection.remote_addrs.iter().any(|host| host.name().is_some());
+        if !named && self.path_of(&initiation).is_none() {
             return Err(InitiateError::NoRemoteAddress(connection.name.clone()));
         }
         self.initiate_now(now, initiation, Redirects::default());
@@ -207,7 +230,9 @@ impl<R: CryptoRng> Endpoint<R> {
 
     fn has_child(&self, connection: &str, request: &ChildRequest) -> bool {
         self.spis_of(connection).iter().any(|spi| match self.sas.get(spi).map(|slot| &slot.sa) {
-            Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| child.config.name == request.config.name),
+            Some(IkeSa::Established(sa)) => sa.children.iter().any(|child| {
+                child.config.name == request.config.name && negotiates_alike(&child.config, &request.config)
+            }),
             _ => false,
         })
     }
@@ -280,18 +305,6 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Answers [`Output::Resolve`]: an address of the host, or why there is none.
-    pub fn resolved(&mut self, now: Instant, number: u64, found: Result<IpAddr, String>) {
-        let Some((mut initiation, redirects)) = self.naming.remove(&number) else { return };
-        match found {
-            Ok(addr) => {
-                initiation.remote = Some((addr, IKE_PORT).into());
-                self.initiate_now(now, initiation, redirects);
-            }
-            Err(reason) => self.fail_initiation(&initiation, reason),
-        }
-    }
-
     /// All SPIs that somebody else on this host receives with, instead of those named before: no Child SA will choose one.
     pub fn reserve_spis(&mut self, spis: impl IntoIterator<Item = Spi>) {
         self.shared.names.reserve_spis(spis);
@@ -302,9 +315,11 @@ impl<R: CryptoRng> Endpoint<R> {
         self.closing = true;
         self.later.clear();
         self.naming.clear();
+        self.awaiting.clear();
+        self.held.clear();
         for spi in self.all_spis() {
             if self.with(now, &spi, |sa, ctx| sa.terminate(ctx, true, "", None)).is_none() {
-                self.cancel(now, &spi, "the endpoint is closing");
+                self.cancel(now, &spi, "weir is stopping");
             }
         }
         for connection in std::mem::take(&mut self.shared.connections) {
@@ -330,7 +345,7 @@ impl<R: CryptoRng> Endpoint<R> {
     pub(super) fn refresh_authorities(&mut self, now: Instant, connection: &Arc<Connection>) {
         let certs = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
         let wanted = connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method));
-        if !wanted || connection.version == Version::V1 {
+        if !wanted {
             return;
         }
         let at = self.authorities_at.get(&connection.name);
@@ -348,6 +363,11 @@ impl<R: CryptoRng> Endpoint<R> {
             self.refresh_authorities(now, &connection);
         }
     }
+}
+
+/// Connections by their names, which are unique.
+fn by_name(connections: &[Arc<Connection>]) -> HashMap<&str, &Arc<Connection>> {
+    connections.iter().map(|connection| (connection.name.as_str(), connection)).collect()
 }
 
 /// `pass` and `drop` are policies, not Child SAs.

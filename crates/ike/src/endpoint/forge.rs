@@ -19,7 +19,7 @@ impl<R: CryptoRng> Endpoint<R> {
             IkeSa::Established(sa) => (sa.path, Some(&mut sa.exchanges)),
         };
         let Some(exchanges) = exchanges else { return false };
-        let inner = Inner { first: PayloadType(first), bytes: payloads.to_vec() };
+        let inner = Inner::raw(PayloadType(first), payloads.to_vec());
         exchanges.forget_request();
         exchanges.request(&mut self.shared.context(now), &path, ExchangeType(exchange), inner);
         true

@@ -90,7 +90,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 return;
             }
         };
-        if !self.admit(now, path, header, &parts) {
+        if !self.admit(now, path, header, &parts) || self.hold_for_names(now, path, header.spi_i, datagram) {
             return;
         }
         // The initiator begins anew under its SPI (after a cookie that somebody else sent, say): one half-open

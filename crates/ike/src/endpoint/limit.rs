@@ -3,19 +3,26 @@
 use std::time::{Duration, Instant};
 
 /// So many per second, and as many at once.
-pub(super) struct Limit {
+pub(crate) struct Limit {
     per_second: u32,
     left: u32,
     since: Option<Instant>,
 }
 
+impl Default for Limit {
+    /// Five per second: enough for log lines of one fault, too few to fill a disk.
+    fn default() -> Self {
+        Self::new(5)
+    }
+}
+
 impl Limit {
-    pub(super) fn new(per_second: u32) -> Self {
+    pub(crate) fn new(per_second: u32) -> Self {
         Self { per_second, left: per_second, since: None }
     }
 
     /// Whether one more is allowed at `now`; counts it.
-    pub(super) fn allows(&mut self, now: Instant) -> bool {
+    pub(crate) fn allows(&mut self, now: Instant) -> bool {
         let second = Duration::from_secs(1);
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= second) {
             (self.since, self.left) = (Some(now), self.per_second);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 /// Limits and habits of an endpoint.
 #[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct Settings {
     /// Half-open IKE SAs above which initiators need a cookie (RFC 7296 §2.6).
     pub cookie_threshold: usize,
@@ -17,6 +18,8 @@ pub struct Settings {
     pub half_open_timeout: Duration,
     /// IKE SAs in all; about 40 KiB each at worst.
     pub ike_sas_max: usize,
+    /// Of these, IKE SAs that peers of one identity may start; with `unique = no` they are not replaced.
+    pub ike_sas_per_identity_max: usize,
     /// Interval of NAT keepalives; zero is never.
     pub keepalive: Duration,
     /// Largest datagram that is sent unfragmented over IPv4 and IPv6, in bytes with IP and UDP headers.
@@ -43,6 +46,7 @@ impl Default for Settings {
             half_open_max: 10_000,
             half_open_timeout: Duration::from_secs(30),
             ike_sas_max: 100_000,
+            ike_sas_per_identity_max: 10_000,
             keepalive: Duration::from_secs(20),
             fragment_size: 1280,
             reassembly_max: 65_536,
@@ -56,6 +60,7 @@ impl Default for Settings {
 
 /// Why nothing was started.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum InitiateError {
     /// No such connection or child.
     #[error("no connection '{0}' is loaded")]

@@ -1,5 +1,6 @@
 //! What a step of an IKE SA leads to outside of it.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rand_core::CryptoRng;
@@ -18,7 +19,7 @@ const BACK_OFF: Duration = Duration::from_secs(2);
 /// The longest.
 const BACK_OFF_MAX: Duration = Duration::from_secs(300);
 /// Attempts that wait for their time; as many as there are connections is usual.
-const LATER_MAX: usize = 16_384;
+pub(super) const LATER_MAX: usize = 16_384;
 
 /// The SPI that this host chose.
 fn own_spi(sa: &Established) -> IkeSpi {
@@ -101,6 +102,7 @@ impl<R: CryptoRng> Endpoint<R> {
             IkeSa::Handshake(handshake) => (handshake.id(), handshake.connection().cloned()),
             IkeSa::Established(sa) => (sa.id, Some(sa.connection.clone())),
         };
+        self.shared.names.end_contact(id);
         if self.by_id.get(&id) != Some(spi) {
             // A successor has the name.
             return;
@@ -117,6 +119,7 @@ impl<R: CryptoRng> Endpoint<R> {
         if let IkeSa::Established(sa) = &slot.sa {
             for child in &sa.children {
                 self.children.remove(&child.id);
+                self.shared.names.claims.leave(child.id);
             }
             self.shared.names.forget_peer(&sa.identities(), id);
         }
@@ -135,15 +138,22 @@ impl<R: CryptoRng> Endpoint<R> {
         self.by_connection.entry(connection.name.clone()).or_default().insert(id);
         let others: Vec<IkeId> = self.shared.names.with_peer(&key.0, &key.1).filter(|other| *other != id).collect();
         self.shared.names.peers.entry(key).or_default().push(id);
+        self.shared.names.end_contact(id);
         for command in commands {
             self.shared.out.push_back(Output::Event(Event::CommandDone(command, Ok(()))));
         }
         let addresses = self.shared.names.local_addresses.clone();
+        // It may have been loaded again during the handshake.
+        let loaded = self.shared.connections.iter().find(|one| one.name == connection.name);
+        let reloaded = loaded.filter(|one| !Arc::ptr_eq(one, &connection)).cloned();
         if let Some(old) = replaces.and_then(|old| self.by_id.get(&old).copied()) {
             self.with(now, &old, |sa, _| sa.inherited_by(id));
         }
         self.with(now, spi, |sa, ctx| {
             sa.announced_addresses(&addresses);
+            if let Some(connection) = &reloaded {
+                sa.reloaded(ctx, connection);
+            }
             for child in children {
                 sa.request_child(ctx, child);
             }
@@ -156,7 +166,12 @@ impl<R: CryptoRng> Endpoint<R> {
         }
         for other in others {
             let Some(other_spi) = self.by_id.get(&other).copied() else { continue };
-            if initial_contact {
+            // One that came up during the handshake is not forgotten: its messages were only faster.
+            let is_older = |began: Instant| match self.sas.get(&other_spi).map(|slot| &slot.sa) {
+                Some(IkeSa::Established(sa)) => sa.established < began,
+                _ => true,
+            };
+            if initial_contact.is_some_and(is_older) {
                 self.supersede(now, other, true, "the peer has forgotten it (INITIAL_CONTACT)");
             } else if connection.unique == Unique::Replace {
                 let same = |sa: &Established| sa.path.remote == remote;
@@ -254,6 +269,10 @@ impl<R: CryptoRng> Endpoint<R> {
             waiting.commands.extend(&initiation.commands);
             return true;
         }
+        if let Some((waiting, _)) = self.awaiting.iter_mut().find(|(waiting, _)| same(waiting)) {
+            return initiation.children.iter().all(|child| waiting.want(Some(child.clone()), None))
+                && initiation.commands.iter().all(|command| waiting.want(None, Some(*command)));
+        }
         for spi in self.spis_of(&initiation.connection.name) {
             if let Some(Slot { sa: IkeSa::Handshake(handshake), .. }) = self.sas.get_mut(&spi)
                 && let Handshake::Initiator(initiator) = handshake.as_mut()
@@ -269,9 +288,8 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Starts attempts whose time has come.
     pub(super) fn start_later(&mut self, now: Instant) {
         while let Some(at) = self.later.iter().position(|(at, ..)| *at <= now) {
-            let (_, initiation, redirects) = self.later.swap_remove(at);
-            let name = &initiation.connection.name;
-            if !self.shared.connections.iter().any(|connection| connection.name == *name) {
+            let (_, mut initiation, redirects) = self.later.swap_remove(at);
+            if !initiation.follow(&self.shared.connections) {
                 self.fail_initiation(&initiation, "its connection is not loaded any more".to_owned());
                 continue;
             }
@@ -293,9 +311,9 @@ impl<R: CryptoRng> Endpoint<R> {
         if self.naming.len() >= LATER_MAX {
             return self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
         }
-        self.next_name += 1;
-        self.naming.insert(self.next_name, (initiation, redirects));
-        self.shared.out.push_back(Output::Resolve(self.next_name, host));
+        let number = self.shared.names.hosts.number();
+        self.naming.insert(number, (initiation, redirects));
+        self.shared.out.push_back(Output::Resolve(number, host));
     }
 
     pub(super) fn fail_initiation(&mut self, initiation: &Initiation, reason: String) {
@@ -309,11 +327,12 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Starts an IKE SA as initiator.
     pub(super) fn initiate_now(&mut self, now: Instant, mut initiation: Initiation, redirects: Redirects) {
         if self.closing {
-            return self.fail_initiation(&initiation, "the endpoint is closing".to_owned());
+            return self.fail_initiation(&initiation, "weir is stopping".to_owned());
         }
         if let Some(host) = initiation.host.take() {
             return self.find_host(host, initiation, redirects);
         }
+        let Some((initiation, redirects)) = self.locate(now, initiation, redirects) else { return };
         if self.sas.len() >= self.shared.settings.ike_sas_max {
             let reason = format!("there are {} IKE SAs, which is the limit", self.sas.len());
             return self.fail_initiation(&initiation, reason);
@@ -345,10 +364,12 @@ impl<R: CryptoRng> Endpoint<R> {
     pub(super) fn path_of(&self, initiation: &Initiation) -> Option<Path> {
         let connection = &initiation.connection;
         let single = |range: &&wire::AddrRange| range.start == range.end;
+        let ranges = |hosts: &[crate::config::Host]| self.shared.names.hosts.ranges(hosts);
+        let (local_addrs, remote_addrs) = (ranges(&connection.local_addrs), ranges(&connection.remote_addrs));
         let mut remote = match initiation.remote {
             Some(remote) => remote,
             None => {
-                let addr = connection.remote_addrs.iter().find(single)?.start;
+                let addr = remote_addrs.iter().flatten().find(single)?.start;
                 (addr, connection.remote_port).into()
             }
         };
@@ -356,16 +377,17 @@ impl<R: CryptoRng> Endpoint<R> {
             remote.set_port(connection.remote_port);
         }
         let family = |addr: &std::net::IpAddr| addr.is_ipv4() == remote.is_ipv4();
-        let configured = connection.local_addrs.iter().filter(single).map(|range| range.start).find(family);
+        let configured = local_addrs.iter().flatten().filter(single).map(|range| range.start).find(family);
         let allowed = |addr: &std::net::IpAddr| {
-            connection.local_addrs.is_empty() || connection.local_addrs.iter().any(|range| range.contains(*addr))
+            local_addrs.as_ref().is_none_or(|ranges| ranges.iter().any(|range| range.contains(*addr)))
         };
         let known: Vec<std::net::IpAddr> = self.shared.names.local_addresses.iter().copied().filter(allowed).collect();
         let unspecified = match remote {
             std::net::SocketAddr::V4(_) => std::net::IpAddr::from([0u8; 4]),
             std::net::SocketAddr::V6(_) => std::net::IpAddr::from([0u8; 16]),
         };
-        let local = configured.or_else(|| best_local(&known, remote.ip())).unwrap_or(unspecified);
+        let routed = || (self.shared.sources)(remote.ip()).filter(|addr| family(addr) && allowed(addr));
+        let local = configured.or_else(routed).or_else(|| best_local(&known, remote.ip())).unwrap_or(unspecified);
         // A peer's port 4500 expects the marker, which only port 4500 of this host writes.
         let floated = remote.port() == NAT_PORT && connection.local_port == crate::nat::IKE_PORT;
         let port = if floated { NAT_PORT } else { connection.local_port };

@@ -6,7 +6,7 @@ use super::Endpoint;
 
 impl<R: CryptoRng> Endpoint<R> {
     /// How many entries each table has that grows with IKE SAs, Child SAs, attempts or questions.
-    pub fn tables(&self) -> [(&'static str, usize); 13] {
+    pub fn tables(&self) -> [(&'static str, usize); 16] {
         let names = &self.shared.names;
         [
             ("sas", self.sas.len()),
@@ -17,11 +17,14 @@ impl<R: CryptoRng> Endpoint<R> {
             ("timers", self.timers.len()),
             ("later", self.later.len()),
             ("naming", self.naming.len()),
+            ("awaiting", self.awaiting.len()),
+            ("held", self.held.len()),
             ("retiring", self.retiring.len()),
             ("asked", self.asked.len()),
             ("child_spis", names.spis_in_use()),
             ("tickets", names.tickets.len()),
             ("peers", names.peers.len()),
+            ("claims", names.claims.len()),
         ]
     }
 }

@@ -10,6 +10,7 @@ use wire::{Spi, TrafficSelector};
 use super::Endpoint;
 use crate::child::{Child, ChildState};
 use crate::config::{ChildConfig, ChildMode, Connection};
+use crate::exchange::Unanswered;
 use crate::handshake::Handshake;
 use crate::identity::Identity;
 use crate::output::{ChildId, IkeId, Path, Virtual};
@@ -18,6 +19,7 @@ use crate::sa::{Ending, Established, IkeSa, Role};
 
 /// State of an IKE SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum IkeState {
     /// Handshake.
     Connecting,
@@ -46,6 +48,7 @@ impl IkeState {
 
 /// One IKE SA. What a handshake does not know yet is `None`.
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct IkeView<'a> {
     pub id: IkeId,
     /// Of a responder that does not know its peer: `None`, or the best candidate.
@@ -64,6 +67,7 @@ pub struct IkeView<'a> {
     /// When it was authenticated.
     pub established: Option<Instant>,
     pub rekey_at: Option<Instant>,
+    /// By configuration or as the peer asked; the end of certificates is not listed.
     pub reauth_at: Option<Instant>,
     /// This host is behind a NAT; the peer is.
     pub nat: (bool, bool),
@@ -73,6 +77,8 @@ pub struct IkeView<'a> {
     pub virtual_local: &'a [Virtual],
     /// Virtual addresses of the peer, by pool.
     pub virtual_remote: &'a [(String, IpAddr)],
+    /// Request that the peer has not answered in time.
+    pub unanswered: Option<Unanswered>,
     /// Tasks that wait, and the one whose request is out.
     pub tasks_queued: Vec<&'static str>,
     pub tasks_active: Option<&'static str>,
@@ -81,6 +87,7 @@ pub struct IkeView<'a> {
 
 /// One Child SA.
 #[allow(missing_docs)]
+#[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct ChildView<'a> {
     pub id: ChildId,
     pub config: &'a Arc<ChildConfig>,
@@ -158,6 +165,7 @@ fn connecting(handshake: &Handshake) -> IkeView<'_> {
         ppk: false,
         virtual_local: &[],
         virtual_remote: &[],
+        unanswered: handshake.unanswered(),
         tasks_queued: Vec::new(),
         tasks_active: None,
         children: Vec::new(),
@@ -184,11 +192,12 @@ fn established(sa: &Established) -> IkeView<'_> {
         suite: Some(&sa.suite),
         established: Some(sa.established),
         rekey_at: sa.rekey_at,
-        reauth_at: sa.reauth_at,
+        reauth_at: sa.reauth_at.filter(|at| sa.certificates_end != Some(*at)),
         nat: sa.nat,
         ppk: sa.ppk,
         virtual_local: &sa.virtual_local,
         virtual_remote: &sa.virtual_remote,
+        unanswered: sa.exchanges.unanswered(),
         tasks_queued,
         tasks_active,
         children: sa.children.iter().map(|child| child_view(sa, child)).collect(),

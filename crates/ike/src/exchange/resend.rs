@@ -1,8 +1,11 @@
 //! A request that goes out again until it is answered (RFC 7296 §2.1).
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crate::config::Retransmit;
+use crate::context::Context;
+use crate::output::{IkeId, Level, Subsystem};
 
 /// No wait is longer, whatever the configuration's factor makes of it.
 const WAIT_MAX: Duration = Duration::from_secs(3600);
@@ -12,13 +15,15 @@ pub(crate) struct Resend {
     datagrams: Vec<Vec<u8>>,
     /// Retransmissions so far.
     sent_again: u32,
+    /// First transmission.
+    first: Instant,
     due: Instant,
 }
 
 impl Resend {
     /// They were sent at `now`.
     pub(crate) fn new(now: Instant, retransmit: &Retransmit, datagrams: Vec<Vec<u8>>) -> Self {
-        Self { datagrams, sent_again: 0, due: now + wait(retransmit, 0) }
+        Self { datagrams, sent_again: 0, first: now, due: now + wait(retransmit, 0) }
     }
 
     /// What to send.
@@ -33,7 +38,7 @@ impl Resend {
 
     /// As if they were sent for the first time at `now`.
     pub(crate) fn restart(&mut self, now: Instant, retransmit: &Retransmit) {
-        (self.sent_again, self.due) = (0, now + wait(retransmit, 0));
+        (self.sent_again, self.first, self.due) = (0, now, now + wait(retransmit, 0));
     }
 
     /// Counts one more retransmission at `now`; false when there were enough.
@@ -44,6 +49,37 @@ impl Resend {
         self.sent_again += 1;
         self.due = now + wait(retransmit, self.sent_again);
         true
+    }
+}
+
+/// Request without a response: for listings and the log.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Unanswered {
+    /// First transmission.
+    pub since: Instant,
+    /// Transmissions so far, at least 2.
+    pub attempts: u32,
+    /// Transmissions after which the peer is given up.
+    pub attempts_max: u32,
+}
+
+impl Resend {
+    /// State of the retransmission; `None` until the request is overdue and was sent again.
+    pub(crate) fn unanswered(&self, retransmit: &Retransmit) -> Option<Unanswered> {
+        let (attempts, attempts_max) = (self.sent_again + 1, retransmit.tries.saturating_add(1));
+        (self.sent_again > 0).then_some(Unanswered { since: self.first, attempts, attempts_max })
+    }
+
+    /// Logs a retransmission to `remote`: at info within a rate limit that all IKE SAs share, because a network outage
+    /// makes every peer silent at once.
+    pub(crate) fn log(&self, ctx: &mut Context<'_>, ike: IkeId, remote: SocketAddr, retransmit: &Retransmit) {
+        let Some(silence) = self.unanswered(retransmit) else { return };
+        let level = if ctx.names.retransmission_lines.allows(ctx.now) { Level::Info } else { Level::Debug };
+        let seconds = ctx.now.saturating_duration_since(silence.since).as_secs();
+        let Unanswered { attempts, attempts_max, .. } = silence;
+        let text =
+            format!("no answer from {remote} after {seconds} s, retransmitting (attempt {attempts} of {attempts_max})");
+        ctx.log(level, Subsystem::Net, Some(ike), text);
     }
 }
 

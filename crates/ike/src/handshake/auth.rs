@@ -6,7 +6,7 @@ use wire::ike::{
 };
 
 use crate::child::{Refused, syntax};
-use crate::identity::Identity;
+use crate::identity::{IdPattern, Identity};
 
 /// CERT payloads of one message: a path of this length is no path.
 const CERTS_MAX: usize = 16;
@@ -144,6 +144,14 @@ pub(super) fn parse_ppk_identity(data: &[u8]) -> Option<Identity> {
     Some(Identity { kind: wire::ike::IdType::KEY_ID, data: name.to_vec() })
 }
 
+/// True when `ppk_id` of a connection admits a name from the wire, which is read as text because it has no type.
+pub(super) fn admits_ppk(wanted: &IdPattern, name: &Identity) -> bool {
+    let as_text = std::str::from_utf8(&name.data).ok().and_then(|text| Identity::parse(text).ok());
+    wanted.exact().is_some_and(|wanted| wanted.data == name.data)
+        || wanted.matches(name).is_some()
+        || as_text.is_some_and(|id| wanted.matches(&id).is_some())
+}
+
 #[cfg(test)]
 mod tests {
     use wire::ike::{Chain, IdType};
@@ -188,6 +196,22 @@ mod tests {
     fn ppk_names_come_back() {
         let name = Identity { kind: IdType::FQDN, data: b"ppk@lab".to_vec() };
         assert_eq!(parse_ppk_identity(&ppk_identity(&name)).map(|name| name.data), Some(name.data));
+        let admits = |pattern: &str, name: &str| {
+            let name = Identity { kind: IdType::KEY_ID, data: name.as_bytes().to_vec() };
+            admits_ppk(&IdPattern::parse(pattern).expect("a pattern"), &name)
+        };
+        for (pattern, name) in [
+            ("%any", "anything"),
+            ("ppk@lab", "ppk@lab"),
+            ("*@strongswan.org", "carol@strongswan.org"),
+            ("*.lab", "a.lab"),
+            ("keyid:7", "7"),
+        ] {
+            assert!(admits(pattern, name), "{pattern} {name}");
+        }
+        for (pattern, name) in [("ppk@lab", "other@lab"), ("*@strongswan.org", "carol@weir.test"), ("*.lab", "lab")] {
+            assert!(!admits(pattern, name), "{pattern} {name}");
+        }
         assert_eq!(parse_ppk_identity(&[2]), None);
         assert_eq!(parse_ppk_identity(&[]), None);
     }

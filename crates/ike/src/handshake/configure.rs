@@ -7,7 +7,7 @@ use wire::ike::{Cfg, CfgAttr, CfgType, Chain, NotifyType};
 use crate::child::Refused;
 use crate::config::Connection;
 use crate::context::Context;
-use crate::output::Virtual;
+use crate::output::{Level, Subsystem, Virtual};
 use crate::pool::Client;
 
 /// Addresses and name servers that are taken of a gateway.
@@ -69,6 +69,46 @@ pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<Virtual> {
         first.dns = servers;
     }
     virtuals
+}
+
+/// The addresses that can be used; name servers go to the first one.
+///
+/// # Errors
+/// Each address that was given is refused, with the reasons.
+pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<Virtual>, String> {
+    let (mut usable, mut refused, mut dns) = (Vec::new(), Vec::new(), Vec::new());
+    for mut address in given {
+        dns.append(&mut address.dns);
+        match unusable(ctx, address.addr) {
+            Some(why) => refused.push(format!("virtual address {} refused: it is {why}", address.addr)),
+            None => usable.push(address),
+        }
+    }
+    match usable.first_mut() {
+        Some(first) => first.dns = dns,
+        None if refused.is_empty() => (),
+        None => return Err(refused.join("; ")),
+    }
+    for text in refused {
+        ctx.log(Level::Error, Subsystem::Ike, None, text);
+    }
+    Ok(usable)
+}
+
+/// Reason to refuse an address that a gateway gives: it would take traffic of this host that is not meant for the tunnel.
+fn unusable(ctx: &Context<'_>, addr: IpAddr) -> Option<String> {
+    let kind = match addr {
+        _ if addr.is_loopback() => "a loopback address",
+        _ if addr.is_multicast() => "a multicast address",
+        _ if addr.is_unspecified() => "unspecified",
+        IpAddr::V4(v4) if v4.is_link_local() => "a link-local address",
+        IpAddr::V4(v4) if v4.is_broadcast() => "the broadcast address",
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => "a link-local address",
+        IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => "an IPv4-mapped address",
+        _ if ctx.names.local_addresses.contains(&addr) => "an address of this host",
+        _ => return (ctx.owned)(addr).map(|network| format!("in {network}, a network of this host")),
+    };
+    Some(kind.to_owned())
 }
 
 /// An address; IPv6 with or without prefix length.

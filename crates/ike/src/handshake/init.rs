@@ -20,6 +20,8 @@ use crate::sa::PeerSupport;
 pub(crate) const INIT_MAX: usize = 4096;
 /// Hashes of authorities that are remembered of a peer, 20 bytes each.
 const AUTHORITIES_MAX: usize = 128;
+/// Hashes of authorities that are sent, 20 bytes each: IKE_SA_INIT stays below [`INIT_MAX`].
+const REQUESTED_MAX: usize = 64;
 /// Bytes of a nonce: at least half of the key of every PRF (RFC 7296 §2.10).
 const NONCE_LEN: usize = 32;
 
@@ -29,7 +31,24 @@ pub(super) struct Announced {
     pub(super) hashes: Vec<HashId>,
     pub(super) nat: Detection,
     /// CAs that it trusts, by the SHA-1 of their keys; `None` when it did not ask for a certificate.
-    pub(super) authorities: Option<Vec<[u8; 20]>>,
+    pub(super) authorities: Option<Requested>,
+}
+
+/// What CERTREQ payloads of a peer request.
+#[derive(Default)]
+pub(super) struct Requested {
+    /// A certificate of one of these authorities, named by the SHA-1 of their keys; of any when empty.
+    pub(super) authorities: Vec<[u8; 20]>,
+    /// OCSP responses about it (RFC 4806).
+    pub(super) ocsp: bool,
+}
+
+impl Requested {
+    /// Adds what another message requests.
+    pub(super) fn extend(&mut self, more: Self) {
+        self.authorities.extend(more.authorities);
+        self.ocsp |= more.ocsp;
+    }
 }
 
 impl Announced {
@@ -57,29 +76,48 @@ impl Announced {
 }
 
 /// The CERTREQ payloads of a message: `None` without any. An empty list accepts every authority.
-pub(super) fn certificate_requests(payloads: Payloads<'_>) -> Option<Vec<[u8; 20]>> {
+pub(super) fn certificate_requests(payloads: Payloads<'_>) -> Option<Requested> {
     let mut found = None;
     for payload in payloads.flatten().filter(|payload| payload.kind == PayloadType::CERTREQ) {
-        let list = found.get_or_insert_with(Vec::new);
-        if let Ok(request) = CertReq::parse(payload.body)
-            && request.encoding == CertEncoding::X509_SIGNATURE
-        {
-            let room = AUTHORITIES_MAX - list.len();
-            list.extend(request.hashes().take(room));
+        let requested = found.get_or_insert_with(Requested::default);
+        match CertReq::parse(payload.body) {
+            Ok(request) if request.encoding == CertEncoding::X509_SIGNATURE => {
+                let room = AUTHORITIES_MAX - requested.authorities.len();
+                requested.authorities.extend(request.hashes().take(room));
+            }
+            // Responders that the peer trusts may be named; the one of the CA is trusted always.
+            Ok(request) if request.encoding == CertEncoding::OCSP => requested.ocsp = true,
+            _ => {}
         }
     }
     found
 }
 
-/// Writes a CERTREQ for the authorities of a connection, where its peers may come with a certificate.
-pub(super) fn emit_certreq(ctx: &Context<'_>, connection: &Connection, chain: &mut Chain<'_>) {
+/// Writes a CERTREQ for the authorities of connections, where their peers may come with a certificate. A responder does not
+/// know yet which of several it will be.
+pub(super) fn emit_certreq<'a>(
+    ctx: &Context<'_>,
+    connections: impl IntoIterator<Item = &'a Connection>,
+    chain: &mut Chain<'_>,
+) {
     let wanted = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
-    if !connection.send_certreq || !connection.remote.iter().any(|auth| wanted(&auth.method)) {
-        return;
+    let (mut authorities, mut ocsp): (Vec<[u8; 20]>, bool) = (Vec::new(), false);
+    for connection in connections {
+        if !connection.send_certreq || !connection.remote.iter().any(|auth| wanted(&auth.method)) {
+            continue;
+        }
+        ocsp |= connection.ocsp.requests();
+        for authority in ctx.names.authorities.get(&connection.name).into_iter().flatten() {
+            if !authorities.contains(authority) && authorities.len() < REQUESTED_MAX {
+                authorities.push(*authority);
+            }
+        }
     }
-    let authorities = ctx.names.authorities.get(&connection.name).map_or(&[][..], |list| list);
     if !authorities.is_empty() {
         chain.certreq(CertEncoding::X509_SIGNATURE, authorities.as_flattened());
+    }
+    if ocsp {
+        chain.certreq(CertEncoding::OCSP, &[]);
     }
 }
 

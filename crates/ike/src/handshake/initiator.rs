@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{ExchangeType, Header, NotifyType, Payloads};
 
-use super::init::{self, Announced, status};
+use super::init::{self, Announced, Requested, status};
 use super::initiator_auth::Authenticating;
 use super::redirect;
 use super::{Gateway, Outcome, Over, Redirects, Secured, counters};
 use crate::child::Parts;
 use crate::config::Connection;
 use crate::context::Context;
-use crate::exchange::{Exchanges, Resend, send};
+use crate::exchange::{Exchanges, Resend, Unanswered, send};
 use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
 use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
@@ -165,6 +165,7 @@ impl Initiator {
                     ctx.count(counters::RETRANSMISSIONS);
                     let path = (self.start.path.local, self.start.path.remote);
                     send(ctx, path, connection.dscp, init.resend.datagrams());
+                    init.resend.log(ctx, self.start.id, path.1, &connection.retransmit);
                     return Outcome::Pending;
                 }
                 let reason = match init.failure.take() {
@@ -173,6 +174,14 @@ impl Initiator {
                 };
                 self.fail_init(ctx, &reason)
             }
+        }
+    }
+
+    /// Retransmission state of the outstanding request.
+    pub(crate) fn unanswered(&self) -> Option<Unanswered> {
+        match &self.phase {
+            Phase::Init(init) => init.resend.unanswered(&self.start.initiation.connection.retransmit),
+            Phase::Auth(auth) => auth.unanswered(),
         }
     }
 
@@ -222,21 +231,7 @@ impl Initiator {
 
     /// Adds what somebody wants from the IKE SA once it is up. False when it cannot take more.
     pub(crate) fn want(&mut self, child: Option<ChildRequest>, command: Option<u64>) -> bool {
-        /// Wishes that wait for one handshake, about 100 bytes each.
-        const WISHES_MAX: usize = 256;
-        let Initiation { children, commands, .. } = &mut self.start.initiation;
-        if children.len() + commands.len() >= WISHES_MAX {
-            return false;
-        }
-        commands.extend(command);
-        if let Some(child) = child {
-            let same = |other: &&mut ChildRequest| other.config.name == child.config.name && other.cpu == child.cpu;
-            match children.iter_mut().find(same) {
-                Some(_) if child.command.is_none() => (),
-                _ => children.push(child),
-            }
-        }
-        true
+        self.start.initiation.want(child, command)
     }
 
     /// What it is for.
@@ -317,7 +312,7 @@ enum Next {
     Wait,
     Redirect(Gateway),
     /// Keys, and the authorities that the responder asks for.
-    Secured(Box<Secured>, Option<Vec<[u8; 20]>>),
+    Secured(Box<Secured>, Option<Requested>),
 }
 
 impl Init {
@@ -339,7 +334,7 @@ impl Init {
             if connection.proposals.iter().any(|proposal| proposal.additional.iter().any(|list| !list.is_empty())) {
                 status(chain, NotifyType::INTERMEDIATE_EXCHANGE_SUPPORTED, &[]);
             }
-            if connection.ppk_id.is_some() {
+            if connection.ppk_id.as_ref().is_some_and(|id| id.exact().is_some()) {
                 status(chain, NotifyType::USE_PPK, &[]);
             }
         });

@@ -17,7 +17,7 @@ use wire::ike::{AuthMethodId, ExchangeType, Header, NotifyType};
 use self::eap::EapState;
 pub(super) use self::request::sends_cert;
 use super::auth::{AuthParts, IdPayload};
-use super::init::certificate_requests;
+use super::init::{Requested, certificate_requests};
 use super::initiator::Start;
 use super::secured::Claim;
 use super::{Outcome, Secured, counters, intermediate, redirect};
@@ -37,7 +37,7 @@ pub(super) struct Authenticating {
     /// The question that is out.
     wait: Option<Ticket>,
     /// What the peer's CERTREQ payloads named; `None` without any.
-    authorities: Option<Vec<[u8; 20]>>,
+    authorities: Option<Requested>,
     /// Round of this host that is going on, and of the peer that comes next.
     local_round: usize,
     remote_round: usize,
@@ -81,7 +81,7 @@ enum Ppk {
 }
 
 impl Authenticating {
-    pub(super) fn new(secured: Secured, authorities: Option<Vec<[u8; 20]>>) -> Self {
+    pub(super) fn new(secured: Secured, authorities: Option<Requested>) -> Self {
         Self {
             secured: Some(Box::new(secured)),
             step: Step::Sent,
@@ -114,6 +114,10 @@ impl Authenticating {
 
     pub(super) fn spis(&self) -> ([u8; 8], [u8; 8]) {
         self.secured.as_ref().map_or_else(Default::default, |secured| secured.spis)
+    }
+
+    pub(super) fn unanswered(&self) -> Option<crate::exchange::Unanswered> {
+        self.secured.as_ref()?.exchanges.unanswered()
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -192,13 +196,17 @@ impl Authenticating {
         let Some(secured) = &mut self.secured else { return Outcome::Pending };
         secured.auth_id = Some(secured.exchanges.next_request_id());
         let connection = start.connection();
-        match &connection.ppk_id {
+        match connection.ppk_id.as_ref().and_then(IdPattern::exact) {
             Some(name) if secured.peer.ppk => {
                 let question = Question::Ppk(name.clone());
                 self.ask(ctx, Step::AskedPpk, question)
             }
             Some(_) if connection.ppk_required => {
                 self.fail(ctx, start, "the peer knows no post-quantum preshared keys".to_owned(), false)
+            }
+            None if connection.ppk_required => {
+                let reason = "ppk_required needs a ppk_id that names one key to initiate".to_owned();
+                self.fail(ctx, start, reason, false)
             }
             _ => self.start_round(ctx, start),
         }
@@ -287,7 +295,7 @@ impl Authenticating {
             return self.fail(ctx, start, reason, false);
         }
         if let Some(authorities) = certificate_requests(response.payloads()) {
-            self.authorities.get_or_insert_with(Vec::new).extend(authorities);
+            self.authorities.get_or_insert_with(Requested::default).extend(authorities);
         }
         self.mobike |= parts.has(NotifyType::MOBIKE_SUPPORTED);
         if self.auth_sent

@@ -16,9 +16,10 @@ use super::initiator::derive;
 use super::responder_auth::Answering;
 use super::{Outcome, Secured, counters};
 use crate::child::Parts;
-use crate::config::{Childless, Connection, Version};
+use crate::config::{Childless, Connection};
 use crate::context::Context;
 use crate::exchange::{Arrival, Exchanges};
+use crate::hosts::Hosts;
 use crate::keymat::IntAuth;
 use crate::nat;
 use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
@@ -33,6 +34,8 @@ pub(crate) struct Responder {
     id: IkeId,
     spis: ([u8; 8], [u8; 8]),
     path: Path,
+    /// When IKE_SA_INIT came.
+    began: Instant,
     until: Instant,
     /// IKE_SA_INIT as received and as answered.
     request: Vec<u8>,
@@ -99,7 +102,7 @@ pub(crate) fn accept(
     };
     // The request does not know this host's SPI: NAT detection goes with zero (RFC 7296 §2.23).
     let said = Announced::read(parts, Payloads::new(header.next, body), (header.spi_i, [0; 8]), &path);
-    let connections = candidates(ctx.connections, &path);
+    let connections = candidates(ctx.connections, &ctx.names.hosts, &path);
     let Some(best) = connections.first() else {
         ctx.count(counters::INIT_NO_CONNECTION);
         let reason = format!("no connection is between {} and {}", from.0.ip(), from.1.ip());
@@ -133,13 +136,17 @@ pub(crate) fn accept(
         (Refusing::Silently, reason)
     })?;
     let nonce_r = init::nonce(ctx);
-    let with_ppk = said.peer.ppk && connections.iter().any(|connection| connection.ppk_id.is_some());
+    // Which connection it is shows only later, so any key is enough. Without the answer a peer that requires a PPK
+    // fails, and others go on without theirs.
+    let named = connections.iter().any(|connection| connection.ppk_id.is_some());
+    let with_ppk = said.peer.ppk && (named || ctx.names.has_ppks);
     let response = init::message(spis, true, |chain| {
         proposal::emit_ike_choice(chain, &suite, number, &[]);
         chain.ke(suite.ke.id(), &public);
         chain.nonce(&nonce_r);
         nat::emit(chain, spis, &path, connection.encap);
-        emit_certreq(ctx, connection, chain);
+        let possible = connections.iter().filter(|connection| admits(connection, &suite));
+        emit_certreq(ctx, possible.map(|connection| &**connection), chain);
         init::emit_features(connection, chain);
         status(chain, NotifyType::MULTIPLE_AUTH_SUPPORTED, &[]);
         if connection.childless != Childless::Never {
@@ -169,13 +176,12 @@ pub(crate) fn accept(
     let path = Path { encap, ..path };
     let phase = Phase::Half(Box::new(half));
     let connection = connection.clone();
-    Ok((Responder { id, spis, path, until, request: datagram.to_vec(), response, phase }, connection))
+    Ok((Responder { id, spis, path, began: ctx.now, until, request: datagram.to_vec(), response, phase }, connection))
 }
 
 fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), String> {
-    if peer_public.len() != method.initiator_public_len() {
-        return Err(format!("a public value of {} has not {} bytes", method.name(), peer_public.len()));
-    }
+    // The secret is computed when the peer has shown its address, but nothing is answered to a value that can have none.
+    method.check(peer_public).map_err(|error| error.to_string())?;
     if method.is_kem() {
         let (public, secret) = method.respond(peer_public).map_err(|error| error.to_string())?;
         return Ok((public, HalfKe::Secret(secret)));
@@ -186,13 +192,12 @@ fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), 
 
 /// The connections whose addresses admit a path, those that name it most narrowly first; among equals
 /// the order of the configuration.
-pub(super) fn candidates(connections: &[Arc<Connection>], path: &Path) -> Vec<Arc<Connection>> {
+pub(crate) fn candidates(connections: &[Arc<Connection>], hosts: &Hosts, path: &Path) -> Vec<Arc<Connection>> {
     let mut found: Vec<((u32, u32), &Arc<Connection>)> = connections
         .iter()
-        .filter(|connection| connection.version != Version::V1)
         .filter_map(|connection| {
-            let remote = width(&connection.remote_addrs, path.remote.ip())?;
-            let local = width(&connection.local_addrs, path.local.ip())?;
+            let remote = width(hosts.ranges(&connection.remote_addrs), path.remote.ip())?;
+            let local = width(hosts.ranges(&connection.local_addrs), path.local.ip())?;
             Some(((remote, local), connection))
         })
         .collect();
@@ -200,12 +205,10 @@ pub(super) fn candidates(connections: &[Arc<Connection>], path: &Path) -> Vec<Ar
     found.into_iter().map(|(_, connection)| connection.clone()).collect()
 }
 
-/// How many bits of an address the narrowest range around it leaves open; 129 without ranges, `None`
+/// How many bits of an address the narrowest range around it leaves open; 129 for any address, `None`
 /// when it is in none.
-fn width(ranges: &[wire::AddrRange], addr: std::net::IpAddr) -> Option<u32> {
-    if ranges.is_empty() {
-        return Some(129);
-    }
+fn width(ranges: Option<Vec<wire::AddrRange>>, addr: std::net::IpAddr) -> Option<u32> {
+    let Some(ranges) = ranges else { return Some(129) };
     let bits = |addr: std::net::IpAddr| match addr {
         std::net::IpAddr::V4(addr) => u128::from(addr.to_bits()),
         std::net::IpAddr::V6(addr) => addr.to_bits(),
@@ -278,7 +281,7 @@ impl Responder {
                 return Outcome::Pending;
             }
             if let Err(reason) = self.make_keys(ctx) {
-                return Outcome::over(reason);
+                return Outcome::over(format!("{}: {reason}", from.1));
             }
         }
         match &mut self.phase {
@@ -310,7 +313,7 @@ impl Responder {
             HalfKe::Pair(pair, peer_public) => pair.finish(&peer_public).map_err(|error| error.to_string())?,
             HalfKe::Secret(secret) => secret,
         };
-        let mut connections = candidates(ctx.connections, &self.path);
+        let mut connections = candidates(ctx.connections, &ctx.names.hosts, &self.path);
         connections.retain(|connection| admits(connection, &suite));
         let Some(best) = connections.first() else { return Err("its connection was unloaded".to_owned()) };
         let keys = derive(&suite, &nonce_i, &nonce_r, &self.spis, &shared);
@@ -337,7 +340,7 @@ impl Responder {
             auth_id: None,
             exchanges,
         };
-        self.phase = Phase::Auth(Box::new(Answering::new(secured, connections)));
+        self.phase = Phase::Auth(Box::new(Answering::new(secured, connections, self.began)));
         Ok(())
     }
 

@@ -9,14 +9,14 @@ mod finish;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crypto::ike::Secret;
 use wire::ike::{AuthMethodId, CertEncoding, Chain, Eap, ExchangeType, NotifyType, PayloadType};
 
 use self::eap::{EapState, eap_key};
-use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, IdPayload, parse_ppk_identity};
-use super::init::{certificate_requests, status};
+use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, IdPayload, admits_ppk, parse_ppk_identity};
+use super::init::{Requested, certificate_requests, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
 use super::secured::Claim;
 use super::{Outcome, Secured, counters};
@@ -34,6 +34,8 @@ pub(super) struct Answering {
     secured: Option<Box<Secured>>,
     /// Connections that are still possible, best first; one once the peer is known.
     candidates: Vec<Arc<Connection>>,
+    /// When IKE_SA_INIT came.
+    began: Instant,
     step: Step,
     /// The question that is out.
     wait: Option<Ticket>,
@@ -51,7 +53,7 @@ pub(super) struct Answering {
     /// IDr of the initiator.
     asked_id: Option<Identity>,
     /// What the peer's CERTREQ payloads named; `None` without any.
-    authorities: Option<Vec<[u8; 20]>>,
+    authorities: Option<Requested>,
     eap: EapState,
     eap_only: bool,
     mobike: bool,
@@ -87,11 +89,12 @@ struct Claimed {
 }
 
 impl Answering {
-    pub(super) fn new(secured: Secured, candidates: Vec<Arc<Connection>>) -> Self {
+    pub(super) fn new(secured: Secured, candidates: Vec<Arc<Connection>>, began: Instant) -> Self {
         let nowhere = (secured.path.local, secured.path.remote);
         Self {
             secured: Some(Box::new(secured)),
             candidates,
+            began,
             step: Step::Idle,
             wait: None,
             intermediates: 0,
@@ -257,7 +260,6 @@ impl Answering {
                 AuthMethod::Any => true,
                 AuthMethod::Eap(_) => eap,
                 AuthMethod::PublicKey(_) | AuthMethod::Psk => !eap,
-                AuthMethod::XAuth => false,
             };
             kind && more.is_none_or(|more| more == (connection.remote.len() > round + 1))
                 && remote.is_some_and(|id| auth.id.matches(id).is_some())
@@ -281,7 +283,18 @@ impl Answering {
         }
         let supported = self.secured.as_ref().is_some_and(|secured| secured.peer.ppk);
         match ppk {
-            Some(name) if supported && !self.ppk_settled => self.ask(ctx, Step::AskedPpk(claimed), Question::Ppk(name)),
+            Some(name) if supported && !self.ppk_settled => {
+                let admits = |connection: &Arc<Connection>| {
+                    connection.ppk_id.as_ref().is_none_or(|wanted| admits_ppk(wanted, &name))
+                };
+                self.candidates.retain(admits);
+                if self.candidates.is_empty() {
+                    let reason =
+                        format!("the peer uses the post-quantum preshared key '{name}', which 'ppk_id' does not match");
+                    return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+                }
+                self.ask(ctx, Step::AskedPpk(claimed), Question::Ppk(name))
+            }
             _ => self.verify_without_ppk(ctx, claimed),
         }
     }
@@ -417,7 +430,7 @@ impl Answering {
                 .or_else(|| (!matches!(method, AuthMethod::PublicKey(_))).then(|| address_id(secured.path.local)))
         });
         let remote_id = self.remote_id.as_ref().map(|id| id.id.clone());
-        let authorities = self.authorities.as_deref().unwrap_or_default();
+        let authorities = self.authorities.as_ref();
         let request = secured.sign_request(connection, round, (local_id, remote_id), authorities, msk, secured.ppk);
         self.ask(ctx, step, Question::Sign(Box::new(request)))
     }

@@ -6,6 +6,7 @@ use crypto::ike::Secret;
 use wire::ike::{AuthMethodId, CertEncoding, HashId};
 
 use super::counters;
+use super::init::Requested;
 use crate::config::Connection;
 use crate::context::Context;
 use crate::exchange::Exchanges;
@@ -112,7 +113,7 @@ impl Secured {
         connection: &Arc<Connection>,
         round: usize,
         ids: (Option<Identity>, Option<Identity>),
-        peer_authorities: &[[u8; 20]],
+        requested: Option<&Requested>,
         eap_msk: Option<Secret>,
         ppk: bool,
     ) -> SignRequest {
@@ -128,7 +129,8 @@ impl Secured {
             sk_p: self.sk_p(self.role, ppk).clone(),
             int_auth: self.int_auth(),
             peer_hashes: self.peer_hashes.clone(),
-            peer_authorities: peer_authorities.to_vec(),
+            peer_authorities: requested.map(|requested| requested.authorities.clone()).unwrap_or_default(),
+            peer_ocsp: requested.is_some_and(|requested| requested.ocsp),
             eap_msk,
         }
     }
@@ -194,6 +196,7 @@ impl Secured {
             rekey_at: None,
             reauth_at: None,
             over_at: None,
+            certificates_end: None,
             heard: ctx.now,
             keepalive_at: None,
             nat: self.nat,

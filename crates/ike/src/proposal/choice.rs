@@ -114,9 +114,10 @@ impl Rules<'_> {
 
     fn select_cipher(&self, ours: &[Transform], theirs: &[Transform]) -> Result<Vec<Transform>, Difference> {
         let integ = |aead: bool| {
-            // An AEAD takes no integrity algorithm: the other side must leave the type out or allow NONE.
+            // An AEAD takes no integrity algorithm. RFC 5282 §8 forbids one beside it, but peers mix ciphers in a proposal:
+            // the algorithm is then for the others.
             if aead {
-                first_or_none(&[], theirs, TransformType::INTEG)
+                Some(Transform::new(TransformType::INTEG, NONE))
             } else {
                 first_common(ours, theirs, TransformType::INTEG)
             }

@@ -41,6 +41,7 @@ pub fn enc_key_bits(enc: &EncAlg) -> Option<u16> {
 /// Name of an integrity algorithm: `HMAC_SHA2_256_128`.
 pub fn integ_name(integ: &IntegAlg) -> &'static str {
     match integ.kind {
+        IntegKind::HmacSha256 if integ.icv_len == 12 => "HMAC_SHA2_256_96",
         IntegKind::HmacMd5 => "HMAC_MD5_96",
         IntegKind::HmacSha1 => "HMAC_SHA1_96",
         IntegKind::HmacSha256 => "HMAC_SHA2_256_128",

@@ -99,7 +99,7 @@ fn what_is_left_out_is_implied_as_in_strongswan() {
     same("aes256gcm128-sha384-ecp384", "aes256gcm16-prfsha384-ecp384");
     same("aes128-aesxcbc-prfsha256-x25519", "aes128-aesxcbc96-prfsha256-x25519-x25519");
     let child = |text| ChildProposal::parse(ChildProtocol::Esp, text);
-    assert_eq!(child("aes256gcm16"), child("aes256gcm16-esn-noesn"));
+    assert_eq!(child("aes256gcm16"), child("aes256gcm16-noesn-esn"));
     assert_eq!(child("aes256gcm16-sha256-noesn"), child("aes256gcm16-noesn"));
     let eesp = |text| ChildProposal::parse(ChildProtocol::Eesp, text);
     assert_eq!(eesp("aes256gcm16"), eesp("aes256gcm16-sn64"));
@@ -114,6 +114,12 @@ fn refusals_name_the_word_and_the_way_out() {
         why("aes256gcm16-prfsha256-ke1_mlkem786"),
         "unknown algorithm 'ke1_mlkem786'; did you mean 'ke1_mlkem768'?"
     );
+    // Another kind of algorithm is no help, nor is an alias with another number.
+    assert_eq!(why("blowfish256-sha256-x25519"), "algorithm 'blowfish256' is not supported; use e.g. 'aes256gcm16'");
+    assert_eq!(why("aes256-sha256-ecp192"), "algorithm 'ecp192' is not supported; use e.g. 'ecp256'");
+    assert_eq!(why("aes256-sha256-ecp256bp"), "algorithm 'ecp256bp' is not supported; use e.g. 'ecp256'");
+    assert_eq!(why("aes128gcm99-prfsha256-x25519"), "unknown algorithm 'aes128gcm99'; did you mean 'aes128gcm16'?");
+    assert_eq!(why("aes-256-gcm"), "unknown algorithm '256'; did you mean 'aes256gcm16'?");
     assert!(why("aes256gcm16-x25519").contains("pseudo-random function is missing, e.g. 'prfsha256'"));
     assert!(why("aes256-x25519").contains("integrity algorithm is missing"));
     assert!(why("aes256-sha256").contains("key exchange is missing"));
@@ -171,7 +177,7 @@ fn reports_name_algorithms_as_strongswan_does() {
     );
     let esp = |text| child(ChildProtocol::Esp, text)[0].describe();
     assert_eq!(esp("chacha20poly1305-x25519-noesn"), "ESP:CHACHA20_POLY1305/CURVE_25519/NO_EXT_SEQ");
-    assert_eq!(esp("aes128gcm16iiv"), "ESP:AES_GCM_16_IIV_128/EXT_SEQ/NO_EXT_SEQ");
+    assert_eq!(esp("aes128gcm16iiv"), "ESP:AES_GCM_16_IIV_128/NO_EXT_SEQ/EXT_SEQ");
     let eesp = child(ChildProtocol::Eesp, "aes128gcm16-snnone-sskdfsha512")[0].describe();
     assert_eq!(eesp, "EESP:AES_GCM_16_128/NO_SEQ/SSKDF_HKDF_SHA2_512");
 }
@@ -268,7 +274,7 @@ fn long_lists_of_key_exchanges_are_searched_within_a_bound() {
 
 #[test]
 fn child_proposals_meet() {
-    assert_eq!(agreed_esp("aes128gcm16", "aes128gcm16", false).as_deref(), Some("ESP:AES_GCM_16_128/EXT_SEQ"));
+    assert_eq!(agreed_esp("aes128gcm16", "aes128gcm16", false).as_deref(), Some("ESP:AES_GCM_16_128/NO_EXT_SEQ"));
     assert_eq!(agreed_esp("aes128gcm16", "aes128gcm16-noesn", false).as_deref(), Some("ESP:AES_GCM_16_128/NO_EXT_SEQ"));
     assert_eq!(agreed_esp("aes128gcm16-esn", "aes128gcm16-noesn", false), None);
     // Key exchange is passed over in IKE_AUTH and counts afterwards.
@@ -278,22 +284,22 @@ fn child_proposals_meet() {
     assert_eq!(agreed_esp(plain, pfs, true), None);
     assert_eq!(
         agreed_esp(pfs, "aes128gcm16-none-x25519", true).as_deref(),
-        Some("ESP:AES_GCM_16_128/CURVE_25519/EXT_SEQ")
+        Some("ESP:AES_GCM_16_128/CURVE_25519/NO_EXT_SEQ")
     );
-    assert_eq!(agreed_esp("aes128gcm16-x25519-none", plain, true).as_deref(), Some("ESP:AES_GCM_16_128/EXT_SEQ"));
+    assert_eq!(agreed_esp("aes128gcm16-x25519-none", plain, true).as_deref(), Some("ESP:AES_GCM_16_128/NO_EXT_SEQ"));
     // Nothing additional without a first one.
     let extra = "aes128gcm16-none-x25519-ke1_mlkem768-ke1_none";
-    assert_eq!(agreed_esp(extra, extra, true).as_deref(), Some("ESP:AES_GCM_16_128/EXT_SEQ"));
+    assert_eq!(agreed_esp(extra, extra, true).as_deref(), Some("ESP:AES_GCM_16_128/NO_EXT_SEQ"));
     let ah = child(ChildProtocol::Ah, "sha256-sha512");
     assert_eq!(
         agreed_child(&ah, &child(ChildProtocol::Ah, "sha512"), false).as_deref(),
-        Some("AH:HMAC_SHA2_512_256/EXT_SEQ")
+        Some("AH:HMAC_SHA2_512_256/NO_EXT_SEQ")
     );
     // Protocols beside each other.
     let mut mixed = child(ChildProtocol::Eesp, "aes256gcm16");
     mixed.extend(child(ChildProtocol::Esp, "aes256gcm16"));
     let esp = child(ChildProtocol::Esp, "aes256gcm16");
-    assert_eq!(agreed_child(&esp, &mixed, false).as_deref(), Some("ESP:AES_GCM_16_256/EXT_SEQ"));
+    assert_eq!(agreed_child(&esp, &mixed, false).as_deref(), Some("ESP:AES_GCM_16_256/NO_EXT_SEQ"));
     assert_eq!(agreed_child(&mixed, &mixed, false).as_deref(), Some("EESP:AES_GCM_16_256/SEQ_64"));
     assert_eq!(agreed_child(&esp, &mixed[..1], false), None);
 }
@@ -347,7 +353,13 @@ fn transforms_that_are_not_exactly_ours_do_not_count() {
     assert!(with(chacha, &[]).is_some());
     assert!(with(chacha, &[none]).is_some(), "INTEG NONE beside an AEAD");
     assert!(with(chacha, &[sha256, none]).is_some());
-    assert_eq!(with(chacha, &[sha256]), None, "an AEAD that insists on a MAC");
+    // RFC 5282 §8 forbids this proposal; the MAC is for the other ciphers in it, and the answer is without.
+    let mixed = choose(&[&[chacha, aes.with_key_bits(128), sha256][..], &rest].concat());
+    assert_eq!(mixed, with(aes.with_key_bits(128), &[sha256]), "in the order of this host");
+    let gcm_first = ike("chacha20poly1305-prfsha256-x25519,aes128-sha256-x25519");
+    let body = raw_body(ProtocolId::IKE, &[], &[&[aes.with_key_bits(128), chacha, sha256][..], &rest].concat());
+    let (suite, ..) = choose_ike(&gcm_first, &SaPayload::parse(&body).unwrap()).unwrap();
+    assert!(suite.integ.is_none() && suite.to_string().contains("CHACHA20_POLY1305"), "{suite}");
     assert_eq!(with(chacha.with_key_bits(256), &[]), None, "ChaCha20 with key length");
     // An unknown type spoils the proposal, an unknown ID only itself.
     assert_eq!(choose(&[&[chacha, Transform::new(TransformType(99), 1)], &rest[..]].concat()), None);

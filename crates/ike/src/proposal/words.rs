@@ -15,6 +15,7 @@ use super::{ChildProposal, ChildProtocol, IkeProposal, SequenceNumbers};
 
 /// Words that make no proposal.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum ProposalError {
     /// No algorithm has this name.
     #[error("unknown algorithm '{word}'; did you mean '{nearest}'?")]
@@ -23,6 +24,14 @@ pub enum ProposalError {
         word: String,
         /// The known word closest to it.
         nearest: String,
+    },
+    /// An algorithm that exists and is not implemented here: a near word would be another algorithm.
+    #[error("algorithm '{word}' is not supported; use e.g. '{instead}'")]
+    Unsupported {
+        /// What was written.
+        word: String,
+        /// An algorithm of the same kind.
+        instead: &'static str,
     },
     /// A word that has no place in such a proposal.
     #[error("'{word}' does not belong into a proposal for {protocol}: {why}")]
@@ -63,7 +72,8 @@ const WHY_AH_ENC: &str = "AH encrypts nothing";
 const WHY_EESP_AEAD: &str = "EESP version 0 takes only ciphers that authenticate by themselves, e.g. 'aes256gcm16'";
 const WHY_ESP_WORD: &str = "it is for ESP and AH; write 'sn64' or nothing";
 const WHY_EESP_WORD: &str = "it is for EESP";
-const WHY_SHA256_96: &str = "write 'sha256' and set 'sha256_96 = yes' in the child: the number on the wire is the same";
+const WHY_SHA256_96: &str =
+    "write 'sha256' and set 'sha256_96 = yes' in the child: peers negotiate it under the number of 'sha256'";
 
 /// What one word says.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -85,7 +95,7 @@ fn vocabulary() -> Vec<(String, Word)> {
         add(&[alg.name], Word::Enc(alg));
         add(alg.aliases, Word::Enc(alg));
     }
-    for alg in IntegAlg::all() {
+    for alg in IntegAlg::all().filter(|alg| alg.is_negotiable()) {
         add(&[alg.name], Word::Integ(alg));
         add(alg.aliases, Word::Integ(alg));
     }
@@ -156,8 +166,17 @@ impl Sorted {
                 return refuse(WHY_SHA256_96);
             }
             let Some((_, word)) = vocabulary.iter().find(|(name, _)| *name == lower) else {
-                let fits = vocabulary.iter().filter(|(_, word)| misplaced(*word).is_none());
-                return Err(unknown(written, &lower, fits.map(|(name, _)| name.as_str())));
+                if let Some(instead) = instead_of(&lower) {
+                    return Err(ProposalError::Unsupported { word: shortened(written), instead });
+                }
+                // Aliases would be suggested for a word with a wrong number: 'aes128gcm96' for 'aes128gcm99'.
+                let fits =
+                    vocabulary.iter().filter(|(name, word)| misplaced(*word).is_none() && is_canonical(name, *word));
+                // 'aes-256-gcm' is one word, and '256' is near to none.
+                let joined = text.to_ascii_lowercase().replace('-', "");
+                let number = lower.bytes().all(|byte| byte.is_ascii_digit()) && !lower.is_empty();
+                let searched = if number { joined.as_str() } else { lower.as_str() };
+                return Err(unknown(written, searched, fits.map(|(name, _)| name.as_str())));
             };
             if let Some(why) = misplaced(*word) {
                 return refuse(why);
@@ -201,8 +220,49 @@ fn unknown<'a>(written: &str, lower: &str, known: impl Iterator<Item = &'a str>)
     let cut = |known: &str| lower.len() > 2 && known.starts_with(lower);
     let distance = |known: &&str| if cut(known) { 1 } else { crypto::edit_distance(lower, known) };
     let nearest = known.min_by_key(distance).unwrap_or("aes256gcm16").to_owned();
-    // The word may be a whole file that was pasted.
-    ProposalError::Unknown { word: written.chars().take(64).collect(), nearest }
+    ProposalError::Unknown { word: shortened(written), nearest }
+}
+
+/// The word may be a whole file that was pasted.
+fn shortened(written: &str) -> String {
+    written.chars().take(64).collect()
+}
+
+/// Whether this is the name of an algorithm rather than an alias.
+fn is_canonical(name: &str, word: Word) -> bool {
+    match word {
+        Word::Enc(alg) => alg.name == name,
+        Word::Integ(alg) => alg.name == name,
+        _ => true,
+    }
+}
+
+/// Beginnings of algorithms that strongSwan has and this host does not, and one of the same kind to use.
+const UNSUPPORTED: &[(&str, &str)] = &[
+    ("blowfish", "aes256gcm16"),
+    ("camellia", "aes256gcm16"),
+    ("cast128", "aes256gcm16"),
+    ("serpent", "aes256gcm16"),
+    ("twofish", "aes256gcm16"),
+    ("prfcamellia", "prfsha256"),
+    ("sha1_160", "sha256"),
+    ("sha3_", "sha256"),
+    ("ecp192", "ecp256"),
+    ("ecp224", "ecp256"),
+    ("ecp256bp", "ecp256"),
+    ("ecp384bp", "ecp384"),
+    ("ecp512bp", "ecp521"),
+    ("modp1024s160", "x25519"),
+    ("modp2048s224", "x25519"),
+    ("modp2048s256", "x25519"),
+    ("ntru", "x25519-ke1_mlkem768"),
+    ("newhope", "x25519-ke1_mlkem768"),
+    ("kyber", "x25519-ke1_mlkem768"),
+    ("frodo", "x25519-ke1_mlkem768"),
+];
+
+fn instead_of(word: &str) -> Option<&'static str> {
+    UNSUPPORTED.iter().find(|(start, _)| word.starts_with(start)).map(|(_, instead)| *instead)
 }
 
 /// The PRF that an integrity algorithm stands for in a proposal that names none.
@@ -282,10 +342,12 @@ impl ChildProposal {
             return refuse(why);
         }
         if sorted.sn.is_empty() {
+            // strongSwan takes a proposal without `esn` as `noesn`, and some peers return the first number that
+            // they read: the numbers that every peer has come first.
             sorted.sn = if eesp {
                 vec![SequenceNumbers::Bits64]
             } else {
-                vec![SequenceNumbers::Extended, SequenceNumbers::Bits32]
+                vec![SequenceNumbers::Bits32, SequenceNumbers::Extended]
             };
         }
         let Sorted { enc, integ, ke, additional, sn, sskdf, .. } = sorted;

@@ -63,12 +63,12 @@ impl Established {
         match (lost, self.peer.mobike, self.tasks.origin) {
             (true, true, Role::Initiator) => self.leave_path(ctx),
             (true, true, Role::Responder) => {
-                if let Some(local) = self.local_for(self.path.remote.ip()) {
+                if let Some(local) = self.local_for(ctx, self.path.remote.ip()) {
                     self.path.local.set_ip(local);
                 }
                 self.queue(ctx, Task::Addresses { update: false });
             }
-            (true, false, _) if self.local_for(self.path.remote.ip()).is_some() => {
+            (true, false, _) if self.local_for(ctx, self.path.remote.ip()).is_some() => {
                 self.log(ctx, Level::Info, "the local address is gone and the peer has no MOBIKE".to_owned());
                 self.reauthenticate(ctx, None);
             }
@@ -77,8 +77,13 @@ impl Established {
         }
     }
 
-    /// An address of this host that can reach `remote`: of its family, not link-local unless both are.
-    fn local_for(&self, remote: IpAddr) -> Option<IpAddr> {
+    /// An address of this host that can reach `remote`: that of the routing table, otherwise the first of its family, not
+    /// link-local unless both are.
+    fn local_for(&self, ctx: &Context<'_>, remote: IpAddr) -> Option<IpAddr> {
+        let routed = (ctx.sources)(remote).filter(|addr| self.tasks.addresses.local.contains(addr));
+        if routed.is_some() {
+            return routed;
+        }
         let fits =
             |addr: &&IpAddr| addr.is_ipv6() == remote.is_ipv6() && is_link_local(**addr) == is_link_local(remote);
         self.tasks.addresses.local.iter().find(fits).copied()
@@ -102,8 +107,14 @@ impl Established {
             addresses.tried.push(now);
         }
         let remotes = std::iter::once(now.1).chain(addresses.peer.clone());
-        let paths: Vec<(IpAddr, IpAddr)> =
-            remotes.flat_map(|remote| addresses.local.iter().map(move |local| (*local, remote))).collect();
+        let paths: Vec<(IpAddr, IpAddr)> = remotes
+            .flat_map(|remote| {
+                // First that of the routing table: the others may have no way to the peer.
+                let routed = (ctx.sources)(remote).filter(|addr| addresses.local.contains(addr));
+                let locals = routed.into_iter().chain(addresses.local.iter().copied());
+                locals.map(move |local| (local, remote)).collect::<Vec<_>>()
+            })
+            .collect();
         let fits = |(local, remote): &&(IpAddr, IpAddr)| {
             local.is_ipv6() == remote.is_ipv6() && is_link_local(*local) == is_link_local(*remote)
         };
@@ -244,6 +255,7 @@ impl Established {
         ctx.event(Event::IkeMoved(self.id));
         let text = format!("the IKE SA runs from {} to {} now", self.path.local, self.path.remote);
         self.log(ctx, Level::Info, text);
+        self.follow_addresses(ctx);
         self.put_off_keepalive(ctx);
     }
 

@@ -79,14 +79,14 @@ impl Established {
             matches!(&waiting.task, Task::CreateChild(other)
                 if other.config.name == request.config.name && other.cpu == request.cpu && other.packet == request.packet)
         };
-        if request.command.is_none() && self.tasks.queue.iter().any(same) {
+        if (request.command.is_none() && self.tasks.queue.iter().any(same)) || self.waits_for_grant(ctx.now, &request) {
             return;
         }
         self.queue(ctx, Task::CreateChild(request));
     }
 
     pub(super) fn start_create(&mut self, ctx: &mut Context<'_>, request: ChildRequest, attempt: u32) {
-        if self.has_child(&request) {
+        if self.has_child(&request) || self.waits_for_grant(ctx.now, &request) {
             return done(ctx, request.command, Ok(()));
         }
         if self.children.len() >= CHILDREN_MAX {
@@ -153,7 +153,7 @@ impl Established {
         self.send_create(ctx, offer, Some(child), attempt);
     }
 
-    fn send_create(&mut self, ctx: &mut Context<'_>, offer: Offer, rekeys: Option<ChildId>, attempt: u32) {
+    pub(super) fn send_create(&mut self, ctx: &mut Context<'_>, offer: Offer, rekeys: Option<ChildId>, attempt: u32) {
         let method = self.preferred_ke(&offer, rekeys);
         let create = Create {
             offer,
@@ -247,7 +247,7 @@ impl Established {
     fn install_created(&mut self, ctx: &mut Context<'_>, create: Box<Create>, agreement: Agreement, keys: &FollowUp) {
         let nonces = Nonces { i: &create.nonce, r: &keys.nonce_r };
         let won = create.rival.as_ref().is_none_or(|rival| !loses((nonces.i, nonces.r), rival));
-        let (new, command) = (agreement.id, create.command());
+        let (new, command, request) = (agreement.id, create.command(), create.offer.request.clone());
         let deleted = create.deleted.contains(&agreement.spi_out.get().to_be_bytes());
         let mut child = agreement.install(ctx, &self.parent(), nonces, &keys.secrets, won);
         child.replaces = None;
@@ -269,7 +269,10 @@ impl Established {
                 }
                 self.queue(ctx, Task::DeleteChild(new, None));
             }
-            (None, _) => (),
+            (None, _) => {
+                self.granted(ctx, &request, new);
+                self.followed(ctx, new);
+            }
         }
         if deleted {
             self.child_deleted_by_peer(ctx, new);
@@ -370,8 +373,11 @@ impl Established {
     fn create_failed(&mut self, ctx: &mut Context<'_>, create: Box<Create>, fault: ChildFault) {
         let command = create.command();
         let (rekeys, lost) = (create.rekeys, create.rival.is_some());
-        let config = create.offer.request.config.clone();
+        let (request, config) = (create.offer.request.clone(), create.offer.request.config.clone());
         create.abandon(ctx);
+        if rekeys.is_none() {
+            self.refused_to_packet(ctx.now, &request);
+        }
         if let Some((protocol, spi)) = fault.delete {
             self.queue(ctx, Task::DeleteSpi(protocol, spi));
         }
@@ -535,7 +541,7 @@ impl Established {
 }
 
 /// Every packet of `packet` is one of `selectors`.
-fn covers(selectors: &[wire::TrafficSelector], packet: &wire::TrafficSelector) -> bool {
+pub(super) fn covers(selectors: &[wire::TrafficSelector], packet: &wire::TrafficSelector) -> bool {
     crate::narrow::narrow(selectors, std::slice::from_ref(packet)).contains(packet)
 }
 

@@ -138,6 +138,13 @@ impl Established {
             return Err(Refused::new(NotifyType::STATE_NOT_FOUND, "no exchange waits for this IKE_FOLLOWUP_KE"));
         };
         let mut pending = self.tasks.followups.remove(at);
+        if let Purpose::Child { agreement, .. } = &pending.purpose
+            && let Some(reason) = agreement.refusal(ctx, &self.parent())
+        {
+            // Another peer was faster.
+            pending.abandon(ctx);
+            return Err(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
+        }
         match self.follow(&mut pending, parts) {
             Ok((method, public)) => {
                 chain.ke(method.id(), &public);

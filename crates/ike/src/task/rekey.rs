@@ -336,6 +336,7 @@ impl Established {
             rekey_at: None,
             reauth_at: self.reauth_at,
             over_at: None,
+            certificates_end: self.certificates_end,
             heard: ctx.now,
             keepalive_at: self.keepalive_at,
             nat: self.nat,
@@ -352,6 +353,7 @@ impl Established {
         new.virtual_local = std::mem::take(&mut self.virtual_local);
         new.virtual_remote = std::mem::take(&mut self.virtual_remote);
         new.tasks.full = std::mem::take(&mut self.tasks.full);
+        new.tasks.not_granted = std::mem::take(&mut self.tasks.not_granted);
         (new.tasks.heir, new.tasks.takes_over) = (self.tasks.heir.take(), self.tasks.takes_over.take());
         for pending in std::mem::take(&mut self.tasks.followups) {
             pending.abandon(ctx);

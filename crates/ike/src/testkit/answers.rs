@@ -23,7 +23,12 @@ pub struct EapFake {
     pub msk: bool,
     /// A server says Success before it has heard the client: an attack or a bug.
     pub hasty: bool,
+    /// A server requests the EAP identity, which belongs to the alternative of this name.
+    pub switch_to: Option<&'static str>,
 }
+
+/// Type of EAP-Identity.
+const IDENTITY: u8 = 1;
 
 /// Who a host is and whom it trusts.
 #[derive(Clone)]
@@ -50,7 +55,7 @@ pub struct Credentials {
 
 impl Default for Credentials {
     fn default() -> Self {
-        let eap = EapFake { method: 26, password: "password".to_owned(), msk: true, hasty: false };
+        let eap = EapFake { method: 26, password: "password".to_owned(), msk: true, hasty: false, switch_to: None };
         Self {
             psk: b"the shared key of the tests".to_vec(),
             key: None,
@@ -178,10 +183,20 @@ impl Credentials {
             if self.eap.hasty {
                 return EapAnswer::Success { packet: packet(Eap::SUCCESS, 1, &[]), msk: msk(), identity };
             }
-            return EapAnswer::Packet(packet(Eap::REQUEST, 1, &[self.eap.method]));
+            let kind = if self.eap.switch_to.is_some() { IDENTITY } else { self.eap.method };
+            return EapAnswer::Packet(packet(Eap::REQUEST, 1, &[kind]));
         }
         let Ok(got) = Eap::parse(&step.packet) else { return EapAnswer::Failure(Vec::new(), refuse("no EAP")) };
         match (step.client, got.code, got.method()) {
+            (true, Eap::REQUEST, Some(IDENTITY)) => EapAnswer::Packet(packet(Eap::RESPONSE, got.id, &[IDENTITY, b'x'])),
+            (false, Eap::RESPONSE, Some(IDENTITY)) => {
+                let request = packet(Eap::REQUEST, 2, &[self.eap.method]);
+                let is_it = |other: &&Arc<Connection>| Some(&*other.name) == self.eap.switch_to;
+                match step.alternatives.iter().find(is_it) {
+                    Some(other) => EapAnswer::Switch(other.clone(), request),
+                    None => EapAnswer::Failure(packet(Eap::FAILURE, got.id, &[]), refuse("no alternative")),
+                }
+            }
             (true, Eap::REQUEST, Some(method)) if method == self.eap.method => {
                 EapAnswer::Packet(packet(Eap::RESPONSE, got.id, &[&[method][..], &proof].concat()))
             }

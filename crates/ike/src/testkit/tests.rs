@@ -7,9 +7,14 @@ use std::rc::Rc;
 use super::*;
 
 mod anew;
+mod conflict;
 mod endpoint;
+mod granted;
 mod hostile;
+mod names;
+mod reload;
 mod scale;
+mod silence;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -22,6 +27,11 @@ fn pair(seed: u64, change: impl Fn(usize, &mut Connection)) -> Net {
     net.load(0, vec![a]);
     net.load(1, vec![b]);
     net
+}
+
+/// A pattern of identities.
+fn like(text: &str) -> IdPattern {
+    IdPattern::parse(text).expect("a pattern")
 }
 
 /// Host 0 brings its child up.
@@ -220,6 +230,36 @@ fn eap_pair(seed: u64) -> Net {
 }
 
 #[test]
+fn the_eap_identity_switches_the_connection() {
+    let run = |change: fn(&mut Connection)| {
+        let mut net = eap_pair(8);
+        let first = Connection::clone(&net.hosts[1].endpoint.connections()[0]);
+        let mut other = Connection { name: "other".to_owned(), ..first.clone() };
+        other.remote[0].eap_id = Some(IdPattern::Any);
+        change(&mut other);
+        net.load(1, vec![first, other]);
+        net.hosts[1].credentials.eap.switch_to = Some("other");
+        initiate(&mut net);
+        net.run(SECOND);
+        net
+    };
+    let net = run(|_| ());
+    check_up(&net);
+    let name = net.hosts[1].endpoint.ike_sas().next().and_then(|sa| sa.connection.map(|found| found.name.clone()));
+    assert_eq!(name.as_deref(), Some("other"));
+    // No alternative: one that asks for no EAP identity, and one under which this host is somebody else.
+    for change in [
+        (|other| other.remote[0].eap_id = None) as fn(&mut Connection),
+        |other| other.local[0].id = IdPattern::Any,
+        |other| other.remote[0].method = AuthMethod::Psk,
+    ] {
+        let net = run(change);
+        assert!(net.hosts.iter().all(|host| host.up().is_empty()));
+        assert!(net.hosts[1].log(Level::Warn).contains("no alternative"));
+    }
+}
+
+#[test]
 fn a_wrong_password_ends_eap() {
     let mut net = eap_pair(9);
     net.hosts[0].credentials.eap.password = "wrong".to_owned();
@@ -357,7 +397,7 @@ fn post_quantum_preshared_keys() {
     for (at, (a, b, want)) in cases.into_iter().enumerate() {
         let mut net = pair(18, |host, connection| {
             let (_, required) = [a, b][host];
-            connection.ppk_id = Some(id("ppk@test"));
+            connection.ppk_id = Some(like("ppk@test"));
             connection.ppk_required = required;
         });
         for (host, (has, _)) in [a, b].into_iter().enumerate() {
@@ -378,14 +418,105 @@ fn post_quantum_preshared_keys() {
 }
 
 #[test]
+fn the_name_of_a_post_quantum_key_has_to_match() {
+    // What the responder's connection wants, and whether it requires one -> up with a PPK.
+    let run = |wanted: Option<&'static str>, required: bool, known: bool| {
+        let mut net = pair(18, |host, connection| {
+            let pattern = if host == 0 { Some("carol@test") } else { wanted };
+            connection.ppk_id = pattern.map(like);
+            connection.ppk_required = host == 0 || required;
+        });
+        for host in &mut net.hosts {
+            host.credentials.ppks.insert(b"carol@test".to_vec(), b"quantum".to_vec());
+            host.endpoint.set_has_ppks(known);
+        }
+        initiate(&mut net);
+        net.run(SECOND);
+        let up = net.hosts.iter().all(|host| host.up().len() == 1);
+        (up && net.hosts.iter().all(|host| host.endpoint.ike_sas().all(|sa| sa.ppk)), net.hosts[1].log(Level::Trace))
+    };
+    assert!(run(Some("carol@test"), true, false).0 && run(Some("*@test"), true, false).0);
+    assert!(run(Some("%any"), false, false).0);
+    // A key that the host has, without a name in the connection.
+    assert!(run(None, false, true).0);
+    assert!(!run(None, false, false).0);
+    let (up, log) = run(Some("dave@test"), true, true);
+    assert!(!up && log.contains("'carol@test'"), "{log}");
+    assert!(!run(Some("*@other"), false, true).0);
+}
+
+#[test]
+fn one_identity_does_not_use_all_ike_sas() {
+    use crate::config::Unique;
+    // (what a second IKE SA means, limit) -> up; Never sends no INITIAL_CONTACT and replaces nothing.
+    for (unique, limit, up) in [(Unique::Never, 0, false), (Unique::Never, 1, true), (Unique::Replace, 0, true)] {
+        let settings = Settings { ike_sas_per_identity_max: limit, ..Settings::default() };
+        let mut net = Net::with_settings(20, 2, &settings);
+        for (host, mut one) in [connection(1, 2), connection(2, 1)].into_iter().enumerate() {
+            one.unique = unique;
+            net.load(host, vec![one]);
+        }
+        initiate(&mut net);
+        net.run(SECOND);
+        assert_eq!(net.hosts[1].up().len() == 1, up, "{unique:?} {limit}");
+        assert_eq!(net.hosts[1].log(Level::Warn).contains("which is the limit"), !up);
+    }
+}
+
+#[test]
 fn different_post_quantum_keys_do_not_authenticate() {
-    let mut net = pair(19, |_, connection| connection.ppk_id = Some(id("ppk@test")));
+    let mut net = pair(19, |_, connection| connection.ppk_id = Some(like("ppk@test")));
     for (host, key) in [b"one", b"two"].into_iter().enumerate() {
         net.hosts[host].credentials.ppks.insert(b"ppk@test".to_vec(), key.to_vec());
     }
     initiate(&mut net);
     net.run(SECOND);
     assert!(net.hosts.iter().all(|host| host.up().is_empty()));
+}
+
+/// A gateway gives what would take other traffic of the client into the tunnel.
+#[test]
+fn a_client_refuses_virtual_addresses_that_are_not_for_a_tunnel() {
+    for (pool, reason) in [
+        ("127.0.0.5", Some("a loopback address")),
+        ("224.0.0.9", Some("a multicast address")),
+        ("169.254.1.1", Some("a link-local address")),
+        ("255.255.255.255", Some("the broadcast address")),
+        ("10.0.0.1", Some("an address of this host")),
+        ("10.77.0.9", Some("in 10.77.0.0/16, a network of this host")),
+        ("10.78.0.9", None),
+        ("fe80::5", Some("a link-local address")),
+        ("::1", Some("a loopback address")),
+        ("::ffff:10.0.0.9", Some("an IPv4-mapped address")),
+        ("fd00::5", None),
+    ] {
+        let v6 = pool.contains(':');
+        let mut net = pair(22, |host, connection| {
+            if host == 0 {
+                connection.vips = vec![if v6 { IpAddr::from([0u16; 8]) } else { IpAddr::from([0u8; 4]) }];
+                let theirs = if v6 { "fd02::/16" } else { "10.2.0.0/16" };
+                connection.children = vec![Arc::new(child("net", "dynamic", theirs))];
+            } else {
+                connection.pools = vec!["pool".to_owned()];
+                let ours = if v6 { "fd02::/16" } else { "10.2.0.0/16" };
+                connection.children = vec![Arc::new(child("net", ours, "dynamic"))];
+            }
+        });
+        let own = range("10.77.0.0/16");
+        net.hosts[0].endpoint.look_up_networks(move |addr| own.contains(addr).then_some(own));
+        let pool = PoolConfig { name: "pool".to_owned(), addrs: range(pool), attributes: Vec::new() };
+        net.hosts[1].endpoint.load_pools(vec![pool.clone()]);
+        initiate(&mut net);
+        net.run(SECOND);
+        let log = net.hosts[0].log(Level::Trace);
+        assert_eq!(net.hosts[0].virtuals.is_empty(), reason.is_some(), "{log}");
+        assert_eq!(net.hosts[0].live().count(), usize::from(reason.is_none()), "{log}");
+        if let Some(reason) = reason {
+            assert!(log.contains(&format!("refused: it is {reason}")), "{log}");
+            // The gateway learns that nothing came of it.
+            assert_eq!(net.hosts[1].live().count(), 0);
+        }
+    }
 }
 
 #[test]

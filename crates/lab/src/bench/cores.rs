@@ -159,7 +159,7 @@ pub struct CoresOptions {
 
 impl Default for CoresOptions {
     fn default() -> Self {
-        let here = dataplane::cpus::allowed().len().max(1);
+        let here = ports::cpus::allowed().len().max(1);
         Self {
             cores: (0..).map(|n| 1 << n).take_while(|n| *n <= here).collect(),
             sizes: vec![64, 512, 1280],
@@ -493,13 +493,17 @@ mod tests {
 
     #[test]
     fn every_way_keeps_the_order_and_loses_nothing() {
-        let report = run(&small(), &mut |_, _| {}).unwrap();
+        let passed = |outcome: &CoresOutcome| outcome.trials.iter().sum::<f64>() > 0.0;
+        // On a busy machine all short trials of a case may pass no packet; longer ones must pass some.
+        let report = [10, 100, 500]
+            .into_iter()
+            .map(|ms| run(&CoresOptions { trial: Duration::from_millis(ms), ..small() }, &mut |_, _| {}).unwrap())
+            .find(|report| report.outcomes.iter().all(passed))
+            .expect("packets pass in each case");
         // Two schedulers, 1 and 2 cores, and 4 or 2 sets by suite, for 2 numbers of flows; gateways apart have no scheduler.
         assert_eq!(report.outcomes.len(), 2 * 2 * (4 + 2) * 2 + 2 * 2 * 2);
         for outcome in &report.outcomes {
             assert_eq!((outcome.disordered, outcome.lost), (0, 0), "{:?}", outcome.case);
-            // A busy machine may let nothing through in one so short trial, not in all.
-            assert!(outcome.trials.iter().sum::<f64>() > 0.0, "{:?}", outcome.case);
             assert!((outcome.jain - 1.0).abs() < 1e-9 || outcome.case.cores > 1);
         }
         // Without those of which a trial let nothing through.

@@ -10,8 +10,8 @@ use std::time::Duration;
 use comfy_table::{CellAlignment, Table, presets};
 use crypto::{CryptoOp, DerivedKeys, Engine, KeyTable, Keys};
 use dataplane::Batch;
-use dataplane::clock::ticks_per_second;
 use ipsec::Protocol;
+use ports::clock::ticks_per_second;
 
 mod afar;
 
@@ -127,7 +127,7 @@ pub fn run_engines(
     let total = suites.len() * options.sizes.len() * options.batches.len();
     let (mut rng, mut outcomes, mut done) = (Rng::new(options.seed), Vec::new(), 0);
     let mut alone = Alone::new(options.patience);
-    let cpus = dataplane::cpus::allowed();
+    let cpus = ports::cpus::allowed();
     for suite in suites {
         let mut rigs = Vec::new();
         for place in places(options) {

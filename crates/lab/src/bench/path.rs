@@ -4,18 +4,23 @@
 //! receiver's. The same buffers then make the round trip through the engine alone, with
 //! operations of the same shape. Both are timed in every round, in random order, so that drift of
 //! the machine meets both alike; the ratio is taken per round.
+//!
+//! Packets of several flows or SAs are interleaved: each packet belongs to another one than the packet before. Ports and
+//! addresses are rewritten outside the timed part. With a working set larger than one batch a protected batch waits until
+//! all other memory of the set was touched before it is opened, so that both directions start from cold packets.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crypto::{CryptoOp, DerivedKeys, Engine, Job, Keys};
-use dataplane::clock::{ticks, ticks_per_second};
 use dataplane::{Batch, HEADROOM, Packet, Snapshot, TAILROOM, Worker, WorkerConfig};
 use ipsec::{Frame, Protocol, prepare_out};
+use ports::clock::{ticks, ticks_per_second};
 use wire::{IpPacket, IpProto, SeqNo};
 
 use super::alone::{self, Alone};
+use crate::many::{ManyError, stride};
 use crate::pair::{PairError, Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval};
 
@@ -40,6 +45,10 @@ pub struct Options {
     /// Memory that the packets take in all, in MB, of which each round works on one batch; 0 is a batch that stays in
     /// the second-level cache. Only that when empty.
     pub working_sets: Vec<usize>,
+    /// Numbers of interleaved inner flows, only one flow when empty.
+    pub flows: Vec<u32>,
+    /// Numbers of SAs that packets go through in turn, only one SA when empty. Several SAs: tunnel mode over IPv4 only.
+    pub sas: Vec<u32>,
     /// Seed of order and bootstrap.
     pub seed: u64,
     /// IPv6 inside and outside.
@@ -60,6 +69,8 @@ impl Default for Options {
             batch: 256,
             batches: vec![],
             working_sets: vec![],
+            flows: vec![],
+            sas: vec![],
             seed: 1,
             v6: false,
             engine: Engine::best(),
@@ -83,6 +94,10 @@ pub struct Case {
     pub batch: usize,
     /// Memory of all packets in MB, 0 for one batch.
     pub working_set_mb: usize,
+    /// Interleaved inner flows.
+    pub flows: u32,
+    /// SAs that packets go through in turn.
+    pub sas: u32,
 }
 
 /// One direction of a case. Times in ticks per packet.
@@ -122,21 +137,23 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 /// Measures every case.
 ///
 /// # Errors
-/// A suite that is none, or a combination that cannot be built.
-pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcome>), PairError> {
+/// An unknown suite, a combination that cannot be built, or more SAs than fit into memory.
+pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcome>), ManyError> {
     let hz = ticks_per_second();
-    let subjects = subjects(options);
+    let loads = loads(options);
+    let mut subjects = subjects(options);
+    if loads.iter().any(|load| load.sas > 1) {
+        subjects.retain(|subject| subject.shape == Shape::Tunnel);
+    }
     let sizes = if options.sizes.is_empty() { SIZES.to_vec() } else { options.sizes.clone() };
-    let batches = if options.batches.is_empty() { vec![options.batch] } else { options.batches.clone() };
-    let sets = if options.working_sets.is_empty() { vec![0] } else { options.working_sets.clone() };
-    let total = subjects.len() * sizes.len() * batches.len() * sets.len();
+    let total = subjects.len() * sizes.len() * loads.len();
     let mut rng = Rng::new(options.seed);
     let mut alone = Alone::new(options.patience);
     let mut outcomes = Vec::with_capacity(total);
     for subject in &subjects {
-        for (batch, set) in batches.iter().flat_map(|batch| sets.iter().map(|set| (*batch, *set))) {
-            let options = Options { batch, ..options.clone() };
-            let mut ends = Ends::with_set(subject, &options, set)?;
+        for load in &loads {
+            let options = Options { batch: load.batch, ..options.clone() };
+            let mut ends = Ends::with_load(subject, load)?;
             for &size in &sizes {
                 progress(outcomes.len(), total);
                 outcomes.push(ends.measure(subject, size, &options, hz, &mut rng, &mut alone));
@@ -144,6 +161,34 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
         }
     }
     Ok((hz, outcomes))
+}
+
+/// What the packets of a case are like, besides their size.
+#[derive(Clone, Copy, Debug)]
+struct Load {
+    /// Packets per batch.
+    batch: usize,
+    /// Memory of all packets in MB, 0 for one batch.
+    set_mb: usize,
+    flows: u32,
+    sas: u32,
+}
+
+/// Every combination that `options` asks for.
+fn loads(options: &Options) -> Vec<Load> {
+    let or = |list: &[usize], one: usize| if list.is_empty() { vec![one] } else { list.to_vec() };
+    let or_one = |list: &[u32]| if list.is_empty() { vec![1] } else { list.to_vec() };
+    let (batches, sets) = (or(&options.batches, options.batch), or(&options.working_sets, 0));
+    let (flows, sas) = (or_one(&options.flows), or_one(&options.sas));
+    let mut loads = Vec::new();
+    for &batch in &batches {
+        for &set_mb in &sets {
+            for &sas in &sas {
+                loads.extend(flows.iter().map(|&flows| Load { batch, set_mb, flows, sas }));
+            }
+        }
+    }
+    loads
 }
 
 /// The ways of protecting that `options` asks for.
@@ -190,9 +235,15 @@ pub(super) struct Ends {
     receiver: Worker,
     sending: Snapshot,
     receiving: Snapshot,
-    /// The batch in hand is the first; the others wait for their turn.
-    batches: VecDeque<Batch>,
-    set_mb: usize,
+    load: Load,
+    /// Clear batches; the first is the next one.
+    clear: VecDeque<Batch>,
+    /// Batches that the path has protected and not opened yet. Empty between rounds unless there is a working set.
+    protected: VecDeque<Batch>,
+    /// Batches that the bare engine has sealed and not opened yet, with the number of their first IV.
+    sealed: VecDeque<(Batch, u64)>,
+    /// Packets that were stamped so far.
+    stamped: u64,
     replies: Batch,
     bare: Bare,
     derived: DerivedKeys,
@@ -200,40 +251,81 @@ pub(super) struct Ends {
 
 impl Ends {
     pub(super) fn new(subject: &Subject, options: &Options) -> Result<Self, PairError> {
-        Self::with_set(subject, options, 0)
+        let load = Load { batch: options.batch, set_mb: 0, flows: 1, sas: 1 };
+        Ok(Self::with_tables(subject.tables()?, subject.engine, &load))
     }
 
-    /// With packets that take `set_mb` MB in all.
-    fn with_set(subject: &Subject, options: &Options, set_mb: usize) -> Result<Self, PairError> {
-        let [sending, receiving] = subject.tables()?;
-        let config = WorkerConfig { batch: options.batch, engine: subject.engine, ..WorkerConfig::default() };
+    fn with_load(subject: &Subject, load: &Load) -> Result<Self, ManyError> {
+        let tables = if load.sas == 1 { subject.tables()? } else { many_tables(subject, load.sas)? };
+        Ok(Self::with_tables(tables, subject.engine, load))
+    }
+
+    fn with_tables([sending, receiving]: [Snapshot; 2], engine: Engine, load: &Load) -> Self {
+        let config = WorkerConfig { batch: load.batch, engine, ..WorkerConfig::default() };
         let packet_bytes = config.packet_bytes;
-        let bytes = options.batch * (HEADROOM + packet_bytes + TAILROOM);
-        let batches = (set_mb * 1_000_000).div_ceil(bytes).max(1);
-        Ok(Self {
+        let bytes = load.batch * (HEADROOM + packet_bytes + TAILROOM);
+        let batches = (load.set_mb * 1_000_000).div_ceil(bytes).max(1);
+        Self {
             sender: Worker::new(config.clone()).0,
             receiver: Worker::new(config).0,
             sending,
             receiving,
-            batches: (0..batches).map(|_| Batch::new(options.batch, packet_bytes)).collect(),
-            set_mb,
+            load: *load,
+            clear: (0..batches).map(|_| Batch::new(load.batch, packet_bytes)).collect(),
+            protected: VecDeque::new(),
+            sealed: VecDeque::new(),
+            stamped: 0,
             replies: Batch::new(4, packet_bytes),
             bare: Bare::new(),
             derived: DerivedKeys::new(2),
-        })
+        }
     }
 
-    /// Fills the batch with clear packets of `size` bytes; returns one of them.
+    /// Fills the batches with clear packets of `size` bytes; returns one of them.
     pub(super) fn fill(&mut self, subject: &Subject, size: usize, packets: usize) -> Vec<u8> {
+        let waiting = self.protected.drain(..).chain(self.sealed.drain(..).map(|(batch, _)| batch));
+        self.clear.extend(waiting);
         let [src, dst] = subject.packet_addresses();
         let template = udp_packet(src, dst, size);
-        for batch in &mut self.batches {
+        for batch in &mut self.clear {
             batch.clear();
             for _ in 0..packets {
                 batch.push_with(|packet| packet.set(&template));
             }
         }
+        for _ in 0..self.clear.len() {
+            self.clear.rotate_left(1);
+            self.stamp(subject, size);
+        }
         template
+    }
+
+    /// Gives the packets of the last clear batch, which have `size` bytes, their flows and SAs.
+    fn stamp(&mut self, subject: &Subject, size: usize) {
+        let Load { flows, sas, .. } = self.load;
+        let (1.., Some(batch)) = (flows.max(sas) - 1, self.clear.back_mut()) else { return };
+        let [src, one] = subject.packet_addresses();
+        let stride = u64::from(stride(sas));
+        for packet in batch.packets_mut() {
+            let dst = if sas > 1 { Subject::address_of((self.stamped * stride % u64::from(sas)) as u32) } else { one };
+            let port = FIRST_PORT + (self.stamped % u64::from(flows)) as u16;
+            assert!(packet.set(&crate::packet::udp(src, dst, port, 4001, size, IpProto::UDP)));
+            self.stamped += 1;
+        }
+    }
+
+    /// Protects a third of the batches by the path and a third by the engine, so that what is opened was written long ago.
+    fn spread(&mut self, subject: &Subject, shape: &(CryptoOp, usize)) {
+        let third = self.clear.len() / 3;
+        for mut batch in self.clear.drain(..third) {
+            self.sender.outbound(&self.sending, &mut batch, &mut self.replies);
+            self.protected.push_back(batch);
+        }
+        let keys = Keys { table: &self.sending.keys, derived: &self.derived };
+        for mut batch in self.clear.drain(..third) {
+            let (first, _) = self.bare.seal(subject.engine, keys, batch.packets_mut(), &[], shape);
+            self.sealed.push_back((batch, first));
+        }
     }
 
     fn measure(
@@ -250,21 +342,21 @@ impl Ends {
         let template = self.fill(subject, size, batch);
         let n = batch as f64;
         let shape = Bare::shape(&self.sending, &template);
+        self.spread(subject, &shape);
         let mut samples: [Vec<f64>; 4] = Default::default();
         for round in 0..options.rounds + WARM_UP {
             let path_first = rng.next_u64() & 1 == 0;
             alone.begin();
-            let (path, bare) = if path_first {
-                let path = self.path_round(0.0);
-                self.turn();
-                (path, self.bare_round(subject, &shape, &template))
-            } else {
-                let bare = self.bare_round(subject, &shape, &template);
-                self.turn();
-                (self.path_round(0.0), bare)
-            };
-            self.turn();
-            assert_eq!(self.packets(), batch, "{subject:?} at {size} bytes lost packets");
+            let (mut path, mut bare) = ([0; 2], [0; 2]);
+            for is_path in [path_first, !path_first] {
+                if is_path {
+                    path = self.path_round(0.0);
+                    assert_eq!(self.packets(), batch, "{subject:?} at {size} bytes lost packets");
+                } else {
+                    bare = self.bare_round(subject, &shape, &template);
+                }
+                self.stamp(subject, size);
+            }
             if round >= WARM_UP {
                 alone.end();
                 for (samples, ticks) in samples.iter_mut().zip([path[0], bare[0], path[1], bare[1]]) {
@@ -292,7 +384,9 @@ impl Ends {
                 suite: subject.suite.clone(),
                 size,
                 batch,
-                working_set_mb: self.set_mb,
+                working_set_mb: self.load.set_mb,
+                flows: self.load.flows,
+                sas: self.load.sas,
             },
             outbound: direction(&samples[0], &samples[1], rng),
             inbound: direction(&samples[2], &samples[3], rng),
@@ -301,39 +395,57 @@ impl Ends {
         }
     }
 
-    /// The next batch of the working set.
-    fn turn(&mut self) {
-        self.batches.rotate_left(1);
-    }
-
-    /// The same buffers through the sender's key alone.
+    /// One batch sealed and one opened with the sender's key alone; ticks of each.
     fn bare_round(&mut self, subject: &Subject, shape: &(CryptoOp, usize), template: &[u8]) -> [u64; 2] {
         let keys = Keys { table: &self.sending.keys, derived: &self.derived };
-        let ticks = self.bare.round(subject.engine, keys, self.batches[0].packets_mut(), &[], shape);
+        let Some(mut batch) = self.clear.pop_front() else { return [0; 2] };
+        let (first, seal) = self.bare.seal(subject.engine, keys, batch.packets_mut(), &[], shape);
+        self.sealed.push_back((batch, first));
+        let Some((mut batch, first)) = self.sealed.pop_front() else { return [0; 2] };
+        let open = Bare::open(subject.engine, keys, batch.packets_mut(), first, shape);
         if subject.protocol == Protocol::Ah {
             // AH's ICV stands where the IP header of the clear packet is.
-            for packet in self.batches[0].packets_mut() {
+            for packet in batch.packets_mut() {
                 packet.bytes_mut()[..64.min(template.len())].copy_from_slice(&template[..64.min(template.len())]);
             }
         }
-        ticks
+        self.clear.push_back(batch);
+        [seal, open]
     }
 
     /// One round trip of the batch; ticks of each direction, longer by the share `slow_down` of them.
     pub(super) fn path_round(&mut self, slow_down: f64) -> [u64; 2] {
+        let Some(mut batch) = self.clear.pop_front() else { return [0; 2] };
         let t0 = ticks();
-        self.sender.outbound(&self.sending, &mut self.batches[0], &mut self.replies);
-        let t1 = stretched(t0, slow_down);
-        self.receiver.inbound(&self.receiving, &mut self.batches[0]);
-        let t2 = stretched(t1, slow_down);
-        [t1 - t0, t2 - t1]
+        self.sender.outbound(&self.sending, &mut batch, &mut self.replies);
+        let out = stretched(t0, slow_down) - t0;
+        self.protected.push_back(batch);
+        let Some(mut batch) = self.protected.pop_front() else { return [0; 2] };
+        let t1 = ticks();
+        self.receiver.inbound(&self.receiving, &mut batch);
+        let inbound = stretched(t1, slow_down) - t1;
+        self.clear.push_back(batch);
+        [out, inbound]
     }
 
-    /// Packets that are in the batch.
+    /// Packets in the batch that made the last round trip.
     pub(super) fn packets(&self) -> usize {
-        self.batches[0].len()
+        self.clear.back().map_or(0, Batch::len)
     }
 }
+
+/// Tables of a sender and a receiver with `sas` SAs.
+fn many_tables(subject: &Subject, sas: u32) -> Result<[Snapshot; 2], ManyError> {
+    let mut subject = subject.clone();
+    if subject.protocol == Protocol::Psp {
+        subject.window = 0; // PSP keeps replay windows for fewer SPIs only
+    }
+    crate::many::check(sas)?;
+    Ok([subject.many_outbound(sas)?, subject.many_inbound(sas)?])
+}
+
+/// Source port of the first flow; the others follow.
+const FIRST_PORT: u16 = 4000;
 
 /// The time now, after waiting for the share `slow_down` of what passed since `from`: a slow-down of known size.
 fn stretched(from: u64, slow_down: f64) -> u64 {
@@ -386,37 +498,105 @@ impl Bare {
         source: &[u8],
         shape: &(CryptoOp, usize),
     ) -> [u64; 2] {
+        let (first, seal) = self.seal(engine, keys, packets, source, shape);
+        [seal, Self::open(engine, keys, packets, first, shape)]
+    }
+
+    /// Seals every packet. Returns the number of the first IV, and ticks.
+    fn seal(
+        &self,
+        engine: Engine,
+        keys: Keys<'_>,
+        packets: &mut [Packet],
+        source: &[u8],
+        shape: &(CryptoOp, usize),
+    ) -> (u64, u64) {
         let first_iv = self.next_iv.get();
         self.next_iv.set(first_iv + packets.len() as u64);
-        let (op, before) = shape;
-        let size = source.len() / packets.len();
-        let mut jobs: Vec<Job<'_>> = packets
-            .iter_mut()
-            .zip(first_iv..)
-            .map(|(packet, iv)| {
-                let mut op = *op;
-                op.iv[..8].copy_from_slice(&iv.to_be_bytes());
-                Job::new(op, packet.around(*before, op.icv.end.max(op.body.end) as usize))
-            })
-            .collect();
-        if size > 0 {
-            jobs = jobs
-                .into_iter()
-                .zip(source.chunks_exact(size))
-                .map(|(job, source)| Job::from_source(job.op, source, job.packet))
-                .collect();
-        }
-        let t0 = ticks();
+        let mut jobs = jobs(packets, source, first_iv, shape);
+        let start = ticks();
         engine.seal(keys, &mut jobs);
-        let t1 = ticks();
-        engine.open(keys, &mut jobs);
-        let t2 = ticks();
-        assert!(jobs.iter_mut().all(|job| job.take_ok().is_some()), "the bare engine refused its own packet");
-        [t1 - t0, t2 - t1]
+        (first_iv, ticks() - start)
     }
+
+    /// Opens packets that were sealed with IVs from `first_iv` on; ticks.
+    fn open(engine: Engine, keys: Keys<'_>, packets: &mut [Packet], first_iv: u64, shape: &(CryptoOp, usize)) -> u64 {
+        let mut jobs = jobs(packets, &[], first_iv, shape);
+        let start = ticks();
+        engine.open(keys, &mut jobs);
+        let took = ticks() - start;
+        assert!(jobs.iter_mut().all(|job| job.take_ok().is_some()), "the bare engine refused its own packet");
+        took
+    }
+}
+
+/// One operation of the given shape for each packet.
+fn jobs<'p>(
+    packets: &'p mut [Packet],
+    source: &'p [u8],
+    first_iv: u64,
+    (op, before): &(CryptoOp, usize),
+) -> Vec<Job<'p>> {
+    let size = source.len() / packets.len().max(1);
+    let numbered = packets.iter_mut().zip(first_iv..).enumerate();
+    let job = |(i, (packet, iv)): (usize, (&'p mut Packet, u64))| {
+        let mut op = *op;
+        op.iv[..8].copy_from_slice(&iv.to_be_bytes());
+        let packet = packet.around(*before, op.icv.end.max(op.body.end) as usize);
+        Job::from_source(op, &source[i * size..][..size], packet)
+    };
+    numbered.map(job).collect()
 }
 
 /// A UDP packet of `size` bytes in all, with checksums.
 pub(super) fn udp_packet(src: std::net::IpAddr, dst: std::net::IpAddr, size: usize) -> Vec<u8> {
-    crate::packet::udp(src, dst, 4000, 4001, size, IpProto::UDP)
+    crate::packet::udp(src, dst, FIRST_PORT, 4001, size, IpProto::UDP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flows_sas_and_a_cold_set_lose_no_packet() {
+        let options = Options {
+            protocols: vec![Protocol::Esp],
+            suites: vec!["aes128gcm16".into()],
+            sizes: vec![100],
+            rounds: 3,
+            batch: 32,
+            working_sets: vec![0, 1],
+            flows: vec![1, 48],
+            sas: vec![1, 40],
+            engine: Engine::AwsLc,
+            patience: Duration::ZERO,
+            ..Options::default()
+        };
+        // `measure` asserts that every packet of every round came out.
+        let (_, outcomes) = run(&options, &mut |_, _| ()).unwrap();
+        let loads: Vec<_> = outcomes.iter().map(|o| (o.case.working_set_mb, o.case.sas, o.case.flows)).collect();
+        let expected = [(0, 1, 1), (0, 1, 48), (0, 40, 1), (0, 40, 48), (1, 1, 1), (1, 1, 48), (1, 40, 1), (1, 40, 48)];
+        assert_eq!(loads, expected);
+        assert!(outcomes.iter().all(|o| o.case.mode == Shape::Tunnel), "several SAs need tunnel mode");
+    }
+
+    #[test]
+    fn packets_are_stamped_in_turn() {
+        let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::AwsLc);
+        let mut ends = Ends::with_load(&subject, &Load { batch: 8, set_mb: 0, flows: 3, sas: 5 }).unwrap();
+        ends.fill(&subject, 64, 8);
+        let stamps = |ends: &Ends| -> Vec<(u16, u8)> {
+            let bytes = ends.clear[0].packets().iter().map(Packet::bytes);
+            bytes.map(|packet| (u16::from_be_bytes([packet[20], packet[21]]) - FIRST_PORT, packet[19])).collect()
+        };
+        let first = stamps(&ends);
+        assert_eq!(first.iter().map(|(port, _)| *port).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0, 1]);
+        let mut sas: Vec<u8> = first.iter().take(5).map(|(_, sa)| *sa).collect();
+        assert!(first.windows(2).all(|pair| pair[0].1 != pair[1].1), "no two packets in a row are of one SA");
+        sas.sort_unstable();
+        sas.dedup();
+        assert_eq!(sas.len(), 5);
+        ends.stamp(&subject, 64);
+        assert_eq!(stamps(&ends)[0].0, 2, "the next batch continues where the last one ended");
+    }
 }

@@ -9,10 +9,14 @@ use super::{Options, Outcome, alone};
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let sweep = outcomes.iter().any(|o| (o.case.batch, o.case.working_set_mb) != (outcomes[0].case.batch, 0));
+    let memory = outcomes.iter().any(|o| (o.case.batch, o.case.working_set_mb) != (outcomes[0].case.batch, 0));
+    let many = outcomes.iter().any(|o| (o.case.flows, o.case.sas) != (1, 1));
+    let sweep = memory || many;
     let ratio = if sweep { "ratio" } else { "ratio (95 %)" };
     let header = ["way", "size", "out", "bare", "over", ratio, "in", "bare", "over", ratio];
-    table.set_header(header.iter().copied().chain(if sweep { &["batch", "MB"][..] } else { &[] }.iter().copied()));
+    let of_memory = if memory { &["batch", "MB"][..] } else { &[] };
+    let of_many = if many { &["flows", "SAs"][..] } else { &[] };
+    table.set_header(header.iter().chain(of_memory).chain(of_many).copied());
     for o in outcomes {
         let ratio = |d: &super::path::Direction| match sweep {
             true => format!("{:.2}", d.ratio.value),
@@ -35,8 +39,10 @@ pub fn table(outcomes: &[Outcome]) -> String {
             format!("{:.0}", o.inbound.over.value),
             ratio(&o.inbound),
         ];
-        let of_sweep = if sweep { vec![o.case.batch.to_string(), o.case.working_set_mb.to_string()] } else { vec![] };
-        table.add_row(row.into_iter().chain(of_sweep));
+        let of_memory = [o.case.batch.to_string(), o.case.working_set_mb.to_string()];
+        let of_many = [o.case.flows.to_string(), o.case.sas.to_string()];
+        let shown = |columns: [String; 2], are_shown: bool| columns.into_iter().filter(move |_| are_shown);
+        table.add_row(row.into_iter().chain(shown(of_memory, memory)).chain(shown(of_many, many)));
     }
     for column in table.column_iter_mut() {
         column.set_padding((0, 1));
@@ -86,7 +92,7 @@ mod tests {
         let ticks = of(2345.0, 2345.0, 2345.0);
         let over = of(345.0, 345.0, 345.0);
         let direction = Direction { path: ticks, engine: ticks, ratio: of(1.57, 1.42, 12.40), over, pps: 1_234_567.0 };
-        let outcome = |size, working_set_mb| Outcome {
+        let outcome = |size, working_set_mb, flows| Outcome {
             case: Case {
                 protocol: "eesp",
                 mode: Shape::Tunnel,
@@ -94,16 +100,21 @@ mod tests {
                 size,
                 batch: 1024,
                 working_set_mb,
+                flows,
+                sas: flows,
             },
             outbound: direction,
             inbound: direction,
             free_rounds: 41,
             alone: true,
         };
-        let plain = table(&[outcome(1400, 0)]);
+        let plain = table(&[outcome(1400, 0, 1)]);
         assert_narrow(&plain);
-        let sweep = table(&[outcome(1400, 0), outcome(1400, 4096)]);
+        let sweep = table(&[outcome(1400, 0, 1), outcome(1400, 4096, 1)]);
         assert_narrow(&sweep);
-        assert!(!plain.contains("MB") && sweep.contains("4096"), "{sweep}");
+        assert!(!plain.contains("MB") && sweep.contains("4096") && !sweep.contains("SAs"), "{sweep}");
+        let many = table(&[outcome(1400, 0, 1), outcome(1400, 4096, 60_000)]);
+        assert_narrow(&many);
+        assert!(many.contains("flows") && many.contains("60000"), "{many}");
     }
 }

@@ -67,7 +67,7 @@ impl Environment {
         Self {
             hash: short_hash(&text),
             fixed,
-            tsc_hz: dataplane::clock::ticks_per_second().round(),
+            tsc_hz: ports::clock::ticks_per_second().round(),
             load_before: load(),
             steal_percent: steal_percent(&fs::read_to_string("/proc/stat").unwrap_or_default()),
             at_ms: now_ms(),

@@ -153,12 +153,13 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         of_tcp(&keys, &study)?;
     }
     let no_loads = match kind {
-        _ if pings => "pings go one after the other, at no share of a capacity".to_owned(),
-        _ if kind.has_loads() => String::new(),
-        _ => format!("a study '{}' offers as much as goes, or chooses itself", kind.name()),
+        _ if study.loads.is_empty() => None,
+        _ if pings => Some("pings go one after the other, at no share of a capacity".to_owned()),
+        _ if kind.has_loads() => None,
+        _ => Some(format!("a study '{}' offers as much as goes, or chooses itself", kind.name())),
     };
-    if !study.loads.is_empty() && !no_loads.is_empty() {
-        return Err(source.error(keys.at("loads"), format!("loads: {no_loads}: leave the key out")));
+    if let Some(why) = no_loads {
+        return Err(source.error(keys.at("loads"), format!("loads: {why}: leave the key out")));
     }
     Ok((study, entry.span()))
 }

@@ -51,7 +51,7 @@ impl Scaling {
     pub(super) fn open(subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
         own(subject)?;
         let pair = tunnel(&cell.subject).ok_or_else(|| Missing("is no tunnel of ESP, EESP or PSP over IPv4".into()))?;
-        let here = dataplane::cpus::allowed().len().min(dataplane::MAX_PLACES);
+        let here = ports::cpus::allowed().len().min(dataplane::MAX_PLACES);
         if cell.cores as usize > here {
             return Err(Missing(format!("{} cores: {here} may be used here", cell.cores)));
         }
@@ -149,7 +149,7 @@ mod tests {
         // One core: sets by schedulers, of which gateways apart have one. Two cores: as many, and again spread otherwise where
         // that makes a difference.
         assert_eq!(cells.len(), 9 + 9 + 6);
-        let here = dataplane::cpus::allowed().len() as u32;
+        let here = ports::cpus::allowed().len() as u32;
         for cell in cells.iter().filter(|cell| cell.cores <= here) {
             let mut runner = Scaling::open(&Subject::parse(&cell.subject).unwrap(), cell).ok().unwrap();
             // A busy machine may let nothing through in so little time.

@@ -93,7 +93,7 @@ impl CoresArgs {
     /// A suite that is none, more cores than there are, or packets that were lost or out of order.
     pub(super) fn run(&self) -> anyhow::Result<()> {
         let options = self.options();
-        let here = dataplane::cpus::allowed().len();
+        let here = ports::cpus::allowed().len();
         let most = options.cores.iter().copied().max().unwrap_or(1);
         anyhow::ensure!(
             most <= here,

@@ -305,6 +305,12 @@ pub struct PathArgs {
     /// Memory in MB over which the packets of all rounds are spread; 0: one batch, in the second-level cache
     #[arg(long, default_value = "0", value_delimiter = ',', value_parser = clap::value_parser!(u16).range(0..=1000))]
     working_set: Vec<u16>,
+    /// Inner flows, interleaved: each packet is of another flow than the one before
+    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=60_000))]
+    flows: Vec<u32>,
+    /// SAs that packets go through in turn, each with a policy of its own (tunnel mode over IPv4 only)
+    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    sas: Vec<u32>,
     /// IPv6 inside and outside
     #[arg(long)]
     v6: bool,
@@ -477,6 +483,8 @@ fn run_path(args: PathArgs) -> anyhow::Result<()> {
         batch: args.batch.first().copied().unwrap_or(256).into(),
         batches: args.batch.iter().copied().map(usize::from).collect(),
         working_sets: args.working_set.iter().copied().map(usize::from).collect(),
+        flows: args.flows,
+        sas: args.sas,
         seed: args.seed,
         v6: args.v6,
         engine: args.engine,

@@ -537,7 +537,7 @@ fn fit(args: &FitArgs) -> Result<bool, String> {
     let basis = Basis { size_fn: size_fn(args.sizes.as_deref(), layout.as_ref())?, cost };
     let machine = Machine {
         cpu: crate::host::cpu_model(),
-        tsc_hz: dataplane::clock::ticks_per_second(),
+        tsc_hz: ports::clock::ticks_per_second(),
         commit: crate::host::commit(),
     };
     let family = args.form.map(FormName::family);

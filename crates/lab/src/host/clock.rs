@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, clock_gettime};
 
-use dataplane::clock::ticks;
+use ports::clock::ticks;
 
 /// Nanoseconds of CLOCK_MONOTONIC_RAW: NTP neither steps nor slews it.
 pub fn raw_ns() -> u64 {

@@ -10,7 +10,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dataplane::clock::ticks;
+use ports::clock::ticks;
 
 /// Steps of the one chain: a quarter of a microsecond.
 const CHAIN_STEPS: u32 = 450;

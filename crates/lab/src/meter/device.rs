@@ -5,9 +5,9 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use crypto::{CryptoOp, DerivedKeys, Engine, Job, KeyTable, Keys};
-use dataplane::clock::ticks;
 use dataplane::{Batch, CoreCounters, HEADROOM, Snapshot, TAILROOM, Totals, Worker, WorkerConfig};
 use ipsec::{Action, Drop, Frame, Policy, Protocol, Spd, prepare_out};
+use ports::clock::ticks;
 use wire::registry::CodePoints;
 use wire::{AddrRange, IpPacket, PortRange, Selector, SeqNo};
 

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use dataplane::port::{MemoryPort, memory_pair};
 use dataplane::{Batch, Port};
+use ports::{MemoryPort, memory_pair};
 
 use super::device::{Device, MemorySubject};
 use super::latency::Latency;

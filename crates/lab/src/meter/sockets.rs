@@ -11,8 +11,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use dataplane::port::Refused;
-use dataplane::{Batch, Port};
+use dataplane::{Batch, Port, Refused};
 use rustix::net::sockopt;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use wire::IpProto;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crypto::{Aad, CipherKind, CryptoOp, DerivedKeys, Engine, Job, Keys, Span, Suite};
 use dataplane::Batch;
-use dataplane::clock::{ticks, ticks_per_second};
 use ipsec::Protocol;
+use ports::clock::{ticks, ticks_per_second};
 
 use super::cost::{CostError, CostTable};
 use crate::host::Gauge;

@@ -3,7 +3,7 @@
 //!
 //! An echo request of 736 bytes comes in, is answered, and the reply goes out, one packet at a time.
 
-use dataplane::clock::ticks;
+use ports::clock::ticks;
 use wire::ip::IPV4_HEADER;
 use wire::{IpProto, checksum};
 

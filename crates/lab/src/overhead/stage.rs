@@ -87,12 +87,12 @@ pub(crate) struct Stamps {
 impl Probe for Stamps {
     #[inline(always)]
     fn begin(&mut self) {
-        self.last = dataplane::clock::ticks();
+        self.last = ports::clock::ticks();
     }
 
     #[inline(always)]
     fn end(&mut self, at: usize) {
-        let now = dataplane::clock::ticks();
+        let now = ports::clock::ticks();
         self.ticks[at] += now - self.last;
         self.stamps[at] += 1;
         self.last = now;

@@ -6,9 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use dataplane::clock::ticks;
-use dataplane::port::memory_pair;
 use dataplane::{Batch, Port};
+use ports::clock::ticks;
+use ports::memory_pair;
 
 use super::skeleton::{LADDER, Skeleton, Slot};
 use super::stage::{IN, OUT, Stamps, Unprobed};

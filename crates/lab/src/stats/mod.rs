@@ -107,11 +107,6 @@ impl Estimate {
     pub fn map(self, grows: impl Fn(f64) -> f64) -> Self {
         Self { value: grows(self.value), low: grows(self.low), high: grows(self.high) }
     }
-
-    /// Half the width of the interval.
-    pub fn half_width(self) -> f64 {
-        (self.high - self.low) / 2.0
-    }
 }
 
 /// Resamples for a bootstrap interval.

@@ -4,7 +4,6 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use dataplane::port::MAX_FILE_BYTES;
 use wire::ip::{DONT_FRAGMENT, Ipv4Header, Ipv6Header};
 use wire::pcap::{PcapSlice, ip_payload};
 use wire::udp::{self, UdpHeader};
@@ -14,6 +13,8 @@ use super::content::{DST_PORT, FIRST_SRC_PORT, headers};
 use super::{Checker, Content, MAX_FLOWS, MIN_SIZE, Rate, Sizes, Traffic};
 use crate::stats::Rng;
 
+/// Maximum size of a capture; it is held in memory.
+const MAX_FILE_BYTES: u64 = 4 << 30;
 /// Most packets of a capture that are used: 24 MiB of sizes and times.
 const MAX_RECORDS: usize = 1_500_000;
 

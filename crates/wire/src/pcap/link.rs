@@ -27,6 +27,7 @@ impl LinkType {
 
 /// Why a record has no IP packet to look at.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum LinkError {
     /// The record carries something else, such as ARP: not a fault.
     #[error("not an IP packet (link-layer protocol {0:#06x})")]

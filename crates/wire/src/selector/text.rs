@@ -10,6 +10,7 @@ use crate::IpProto;
 
 /// Why a selector is not accepted. Only made for configuration, so it may hold text.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[non_exhaustive]
 pub enum SelectorError {
     /// Not an address, network or range.
     #[error("'{0}' is no address; write 10.1.0.0/16, 10.0.0.1-10.0.0.9, 10.0.0.1 or their IPv6 likes")]

@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::ptr::{self, NonNull};
 use std::sync::OnceLock;
 
+use super::ways::Ways;
 use crate::engine::aws_lc::{cleanse, equal};
 
 /// `sizeof(struct gcm_key_data)`, checked by the shim.
@@ -344,8 +345,9 @@ impl<'p> Op<'p> {
         };
     }
 
-    /// What became of it: writes the ICV, or compares it. `None` when the library did not run it; the packet
-    /// is as it was then.
+    /// Writes the ICV, or compares it. `None` when the library did not verify and decrypt: the packet is as it
+    /// was then, and another engine may try. A failed encryption is `Some(false)`: the library may have changed
+    /// the body already, and the same key stream over it again would restore the plaintext.
     pub(super) fn finish(&mut self) -> Option<bool> {
         let len = usize::from(self.tag_len);
         // SAFETY: `on` checked that the span lies within the packet, which is borrowed exclusively for as
@@ -357,7 +359,7 @@ impl<'p> Op<'p> {
         } else {
             icv.copy_from_slice(saved);
         }
-        self.done.then(|| self.encrypt || equal(made, saved))
+        if self.encrypt { Some(self.done) } else { self.done.then(|| equal(made, saved)) }
     }
 }
 
@@ -414,6 +416,8 @@ pub(super) struct Library {
     pub(super) version: String,
     /// E.g. `avx512`.
     pub(super) arch: String,
+    /// The calls to use on this processor.
+    pub(super) ways: Ways,
     /// By key length 16, 24, 32: encrypt and decrypt.
     gcm: [[GcmFn; 2]; 3],
 }
@@ -441,10 +445,12 @@ impl Library {
         // SAFETY: the manager is set up; returns a function that lives as long as the program.
         let gcm = |len, encrypt| unsafe { weir_mb_gcm(functions.0.as_ptr(), len, encrypt) };
         let both = |len| Some([gcm(len, 0)?, gcm(len, 1)?]);
+        // "v1.3.0" or "1.3.0"
+        let version = version.to_string_lossy().trim_start_matches('v').to_owned();
         Some(Self {
             gcm: [both(16)?, both(24)?, both(32)?],
-            // "v1.3.0" or "1.3.0"
-            version: version.to_string_lossy().trim_start_matches('v').to_owned(),
+            ways: Ways::find(&arch, &version),
+            version,
             arch,
             functions,
         })
@@ -577,5 +583,23 @@ impl Gcm {
             Err(_) if tag.is_empty() => false,
             Err(_) => made.get(..tag.len()).is_some_and(|made| equal(made, tag)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_operation_that_did_not_run_fails_for_good_only_when_it_encrypts() {
+        let mut packet = [7_u8; 64];
+        let mut outcome = |encrypt| {
+            let mut op = Op::on(&mut packet, encrypt, &(16..48), &(48..64), &[0; 12]).unwrap();
+            // Never handed to the library: the same as a job that it did not complete.
+            op.finish()
+        };
+        assert_eq!(outcome(true), Some(false), "another engine must not encrypt what may be encrypted already");
+        assert_eq!(outcome(false), None, "another engine may verify it");
+        assert_eq!(packet, [7; 64], "the ICV is as it was");
     }
 }

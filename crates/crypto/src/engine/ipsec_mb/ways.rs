@@ -1,17 +1,14 @@
-//! Which of several ways through the library is the fastest on this processor.
+//! Which of several library calls each suite uses, by processor and version of the library.
 //!
-//! Version 1.3 seals GCM faster as jobs, version 2 by direct calls; a lane of many is slower than code for
-//! one packet. So the ways are timed once, before the first key is made: about 2 ms.
+//! A lane of many packets is slower than code for one packet when there are few, and the direct calls for GCM are faster
+//! than jobs where the processor has VAES. The choice is a table, not a timing at the start: a timing picked other calls
+//! from one start to the next, so that two runs of one build could not be compared.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
-use std::time::Instant;
 
-use super::expand_now;
-use crate::engine::protect::State;
-use crate::{Aad, CryptoOp, DerivedKeys, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
+use super::sys::Library;
 
-/// What was found.
+/// The calls to use.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Ways {
     /// AES-GCM goes in bursts, not by direct calls.
@@ -22,46 +19,32 @@ pub(super) struct Ways {
     pub(super) fewest: usize,
 }
 
-/// Jobs of a timing, as many as the packet path hands over at once.
-const JOBS: usize = 16;
-/// Timings of each way, of which the quickest counts: whatever disturbs makes it longer.
-const TIMES: usize = 12;
-/// A way that is not the usual one has to be faster by this factor.
-const CLEARLY: f64 = 0.97;
+/// A row of the table: instruction set as the library names it, first major version that it is for, calls.
+struct Row(&'static str, u32, Ways);
 
-const DIRECT: Ways = Ways { gcm_in_bursts: false, chacha_from: usize::MAX, fewest: usize::MAX };
-const BURSTS: Ways = Ways { gcm_in_bursts: true, chacha_from: 0, fewest: 1 };
+/// The first row that fits is used; the last one fits always.
+const TABLE: [Row; 6] = [
+    Row("avx512 with vaes", 0, Ways { gcm_in_bursts: false, chacha_from: 256, fewest: 8 }),
+    Row("avx512", 2, Ways { gcm_in_bursts: false, chacha_from: 256, fewest: 8 }),
+    // Version 1 seals small packets faster as jobs where there is no VAES.
+    Row("avx512", 0, Ways { gcm_in_bursts: true, chacha_from: 256, fewest: 8 }),
+    Row("avx2 with vaes", 0, Ways { gcm_in_bursts: false, chacha_from: 512, fewest: 8 }),
+    Row("avx2", 0, Ways { gcm_in_bursts: false, chacha_from: 512, fewest: 8 }),
+    Row("", 0, Ways { gcm_in_bursts: false, chacha_from: usize::MAX, fewest: 16 }),
+];
 
 impl Ways {
-    /// The ways for this processor, timed once per process.
+    /// The calls for this processor and library.
     #[inline]
     pub(super) fn get() -> &'static Self {
-        static WAYS: OnceLock<Ways> = OnceLock::new();
-        WAYS.get_or_init(Self::measure)
+        Library::get().map_or(&TABLE[TABLE.len() - 1].2, |library| &library.ways)
     }
 
-    #[cold]
-    fn measure() -> Self {
-        let gcm_in_bursts = || {
-            let mut rig = Rig::new("aes128gcm16")?;
-            let share = [64, 1400].map(|len| rig.time(len, JOBS, &BURSTS) / rig.time(len, JOBS, &DIRECT));
-            Some(share.iter().sum::<f64>() / 2.0 < CLEARLY)
-        };
-        let chacha_from = || {
-            let mut rig = Rig::new("chacha20poly1305")?;
-            let lens = [64, 128, 256, 512, 1024];
-            lens.into_iter().find(|len| rig.time(*len, JOBS, &BURSTS) < CLEARLY * rig.time(*len, JOBS, &DIRECT))
-        };
-        let fewest = || {
-            let mut rig = Rig::new("aes128-sha256")?;
-            let counts = [1, 2, 3, 4, 6, 8, 12];
-            counts.into_iter().find(|n| rig.time(512, *n, &BURSTS) < CLEARLY * rig.time(512, *n, &DIRECT))
-        };
-        Self {
-            gcm_in_bursts: gcm_in_bursts().unwrap_or(false),
-            chacha_from: chacha_from().unwrap_or(usize::MAX),
-            fewest: fewest().unwrap_or(JOBS),
-        }
+    /// The calls for the instruction set `arch` and version `version` of the library, e.g. `avx512` and `1.3.0`.
+    pub(super) fn find(arch: &str, version: &str) -> Self {
+        let major = version.split('.').next().and_then(|major| major.parse().ok()).unwrap_or(0);
+        let row = TABLE.iter().find(|Row(of, from, _)| (of.is_empty() || *of == arch) && major >= *from);
+        row.map_or(TABLE[TABLE.len() - 1].2, |Row(.., ways)| *ways)
     }
 }
 
@@ -76,75 +59,75 @@ impl fmt::Display for Ways {
     }
 }
 
-/// A key and the packets to time it with.
-struct Rig {
-    table: KeyTable,
-    derived: DerivedKeys,
-    packets: Vec<Vec<u8>>,
-    separate: bool,
-}
-
-impl Rig {
-    fn new(name: &str) -> Option<Self> {
-        let suite = Suite::parse_esp(name).ok()?;
-        let (enc, integ) = (vec![1; suite.enc_material_len()], vec![2; suite.integ_material_len()]);
-        let material = KeyMaterial { enc: &enc, integ: &integ };
-        let state = expand_now(&suite, material, State::new(&suite, material)?);
-        let mut table = KeyTable::default();
-        table.insert(Arc::new(Key { suite, icv_len: suite.icv_len(), state }));
-        let packets = vec![vec![0; 2048]; JOBS];
-        Some(Self { table, derived: DerivedKeys::new(0), packets, separate: suite.integ.is_some() })
-    }
-
-    /// Seconds that the quickest of several rounds takes to seal `count` packets of `len` bytes.
-    fn time(&mut self, len: usize, count: usize, ways: &Ways) -> f64 {
-        let body = Span::new(32, 32 + len / 16 * 16);
-        let covered = if self.separate { body.end } else { 16 };
-        let icv = Span { start: body.end, end: body.end + 16 };
-        let aad = Aad::InPlace(Span { start: 0, end: covered });
-        let op = CryptoOp { key: KeyId(0), aad, body, icv, iv: [7; 16] };
-        let mut jobs: Vec<Job<'_>> = self.packets.iter_mut().take(count).map(|p| Job::new(op, &mut p[..])).collect();
-        let keys = Keys { table: &self.table, derived: &self.derived };
-        let once = |_| {
-            let start = Instant::now();
-            super::seal_by(keys, &mut jobs, ways);
-            start.elapsed().as_secs_f64()
-        };
-        (0..TIMES).map(once).fold(f64::INFINITY, f64::min)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::{expand_now, seal_by};
     use super::*;
+    use crate::engine::protect::State;
+    use crate::{Aad, CryptoOp, DerivedKeys, Job, Key, KeyId, KeyMaterial, KeyTable, Keys, Span, Suite};
+
+    /// Jobs of a call, as many as the packet path hands over at once.
+    const JOBS: usize = 16;
+    const DIRECT: Ways = Ways { gcm_in_bursts: false, chacha_from: usize::MAX, fewest: usize::MAX };
+    const BURSTS: Ways = Ways { gcm_in_bursts: true, chacha_from: 0, fewest: 1 };
+
+    /// Packets after each of three rounds of sealing; each round seals what the one before left.
+    fn seal(name: &str, ways: &Ways) -> Vec<Vec<Vec<u8>>> {
+        let suite = Suite::parse_esp(name).unwrap();
+        let (enc, integ) = (vec![1; suite.enc_material_len()], vec![2; suite.integ_material_len()]);
+        let material = KeyMaterial { enc: &enc, integ: &integ };
+        let state = expand_now(&suite, material, State::new(&suite, material).unwrap());
+        let separate = suite.integ.is_some();
+        let mut table = KeyTable::default();
+        table.insert(Arc::new(Key { suite, icv_len: suite.icv_len(), state }));
+        let mut packets = vec![vec![9; 2048]; JOBS];
+        let body = Span::new(32, 32 + 512);
+        let aad = Aad::InPlace(Span { start: 0, end: if separate { body.end } else { 16 } });
+        let icv = Span { start: body.end, end: body.end + 16 };
+        let op = CryptoOp { key: KeyId(0), aad, body, icv, iv: [7; 16] };
+        let round = |count| {
+            let mut jobs: Vec<Job<'_>> = packets.iter_mut().take(count).map(|p| Job::new(op, &mut p[..])).collect();
+            seal_by(Keys { table: &table, derived: &DerivedKeys::new(0) }, &mut jobs, ways);
+            assert!(jobs.iter().all(Job::sealed), "{name}");
+            drop(jobs);
+            packets.clone()
+        };
+        [1, 5, JOBS].map(round).to_vec()
+    }
 
     #[test]
-    fn every_way_seals() {
+    fn every_way_seals_the_same() {
         for name in ["aes128gcm16", "chacha20poly1305", "aes128-sha256"] {
-            let mut rig = Rig::new(name).unwrap();
-            let mut sealed = [DIRECT, BURSTS].map(|ways| {
-                rig.packets.iter_mut().for_each(|packet| packet.fill(9));
-                rig.packets.iter_mut().for_each(|packet| packet.truncate(2048));
-                let mut rounds = Vec::new();
-                // Each round seals what the one before left.
-                for count in [1, 5, JOBS] {
-                    assert!(rig.time(512, count, &ways) > 0.0, "{name}");
-                    rounds.push(rig.packets.clone());
-                }
-                rounds
-            });
-            let [direct, bursts] = &mut sealed;
-            assert_eq!(direct, bursts, "{name}");
+            let direct = seal(name, &DIRECT);
+            assert_eq!(direct, seal(name, &BURSTS), "{name}");
             assert_ne!(direct[0][0], [9; 2048], "{name}");
         }
     }
 
     #[test]
-    fn ways_are_told() {
+    fn two_starts_use_the_same_calls() {
+        for (arch, version, gcm_in_bursts, chacha_from) in [
+            ("avx512 with vaes", "1.3.0", false, 256),
+            ("avx512", "1.3.0", true, 256),
+            ("avx512", "2.0.2", false, 256),
+            ("avx2", "1.5", false, 512),
+            ("sse", "2.0.2", false, usize::MAX),
+            ("", "", false, usize::MAX),
+        ] {
+            let ways = Ways::find(arch, version);
+            assert_eq!((ways.gcm_in_bursts, ways.chacha_from), (gcm_in_bursts, chacha_from), "{arch} {version}");
+            assert_eq!(ways, Ways::find(arch, version));
+            assert!((1..=JOBS).contains(&ways.fewest));
+        }
+    }
+
+    #[test]
+    fn the_calls_are_named() {
         let ways = Ways { gcm_in_bursts: false, chacha_from: 512, fewest: 3 };
         let text =
             "AES-GCM by direct calls, ChaCha20 in bursts from 512 bytes on, CBC with HMAC in bursts from 3 packets on";
         assert_eq!(ways.to_string(), text);
-        assert!((1..=JOBS).contains(&Ways::get().fewest));
     }
 }

@@ -108,7 +108,12 @@ fn what_is_no_public_value_is_refused() {
                 let order_8 = "e0eb7a7c3b41b8ae1656e3faf19fc46ada098deb9c32b1fd866205165f49b800";
                 let little_one = unhex("0100000000000000000000000000000000000000000000000000000000000000");
                 let minus_one = "ecffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f";
-                vec![zero, little_one, unhex(order_8), unhex(minus_one)]
+                let other_order_8 = "5f9c95bca3508c24b1d0b1559c83ef5b04445cc4581c8e86d8224eddd09f1157";
+                let prime = "edffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f";
+                let plus_one = "eeffffffffffffffffffffffffffffffffffffffffffffffffffffffffffff7f";
+                let zero_high = "0000000000000000000000000000000000000000000000000000000000000080";
+                let more = [other_order_8, prime, plus_one, zero_high].map(unhex);
+                [vec![zero, little_one, unhex(order_8), unhex(minus_one)], more.to_vec()].concat()
             }
             // A coefficient that is not below q (FIPS 203 §7.2).
             Kind::MlKem(..) => {
@@ -117,8 +122,11 @@ fn what_is_no_public_value_is_refused() {
                 vec![ones, unreduced]
             }
         };
+        assert_eq!(method.check(own.public()), Ok(()), "{method:?}");
+        assert!(matches!(method.check(&own.public()[1..]), Err(KeFault::Length { .. })), "{method:?}");
         for value in bad {
             assert_eq!(method.respond(&value).err(), invalid, "{method:?} {value:02x?}");
+            assert_eq!(method.check(&value).err(), invalid, "{method:?} {value:02x?}");
             if !method.is_kem() {
                 assert_eq!(own.agree(&value).err(), invalid, "{method:?} {value:02x?}");
             }

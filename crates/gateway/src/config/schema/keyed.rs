@@ -5,10 +5,16 @@ use super::{Key, key};
 
 const WIDE: u64 = u32::MAX as u64;
 const ACTIONS: &[&str] = &["none", "clear", "trap", "route", "start", "restart"];
-const IF_ID: &str =
-    "remove it: Weir's own device, see 'tun' in the section 'gateway', takes the place of an XFRM interface";
-const MARK: &str =
-    "remove it and select by local_ts and remote_ts; Weir's own packets carry 'fwmark' of the section 'gateway'";
+const IF_ID: &str = "remove it: packets pass Weir's own device, 'tun' in the section 'gateway'; \
+    with 'routes = none' there it carries what you route into it and a child selects";
+const IKEV1: &str = "remove it: it belongs to IKEv1, which is not supported";
+const VERSION: &str = "write 'version = 2', here and at the peer: IKEv1 is not supported";
+const DPD_TIMEOUT: &str =
+    "remove it: it belongs to IKEv1; with IKEv2 'retransmit_timeout', 'retransmit_base' and 'retransmit_tries' decide";
+const MARK: &str = "remove it and select by 'local_ts' and 'remote_ts', with protocol and ports: \
+    marks select nothing here; equal networks behind two peers need NAT before the tunnel";
+const SET_MARK: &str =
+    "remove it and mark packets at Weir's device: nft add rule inet filter prerouting iifname weir0 meta mark set 42";
 const MEDIATION: &str = "remove it: mediation is no IETF protocol; write the address of the peer";
 const TOKEN: &str = "remove it and put the key or certificate into a file: tokens and smartcards are not supported";
 
@@ -20,7 +26,8 @@ pub(crate) const CONNECTION: &[Key] = &[
         "ike",
         "How keys are agreed: IKE for ESP, AH and EESP, or the key service of PSP",
     ),
-    key("version", Words(&["0", "1", "2"]), "0", "Version of IKE; 0 answers both and starts with 2"),
+    key("version", Words(&["0", "1", "2"]), "0", "Version of IKE; both 0 and 2 are IKEv2")
+        .refused(&["0", "2"], VERSION),
     key(
         "local_addrs",
         List("addresses, networks, ranges, names"),
@@ -39,22 +46,34 @@ pub(crate) const CONNECTION: &[Key] = &[
     key("allow_legacy", Switch, "that of gateway", "Permits weak algorithms in this connection"),
     key("vips", List("addresses"), "", "Virtual addresses to ask for; 0.0.0.0 and :: ask for any"),
     key("dns", Switch, "yes", "Ask for name servers with virtual addresses, and take them; see 'resolver' of gateway"),
-    key("aggressive", Switch, "no", "IKEv1: Aggressive Mode"),
-    key("pull", Switch, "yes", "IKEv1: ask for virtual addresses instead of waiting for them"),
+    key("aggressive", Switch, "no", "IKEv1: Aggressive Mode").refused(&["no"], IKEV1),
+    key("pull", Switch, "yes", "IKEv1: ask for virtual addresses instead of waiting for them").refused(&["yes"], IKEV1),
     key("dscp", Dscp, "000000", "DSCP of IKE packets"),
     key("encap", Switch, "no", "ESP in UDP even where there is no NAT"),
     key("mobike", Switch, "yes", "Follow the peer to other addresses (RFC 4555)"),
     key("dpd_delay", Time, "0s", "Silence after which the peer is asked whether it lives; 0 never asks"),
-    key("dpd_timeout", Time, "0s", "IKEv1: silence after which the peer is dead"),
-    key("fragmentation", Words(&["yes", "accept", "no", "force"]), "yes", "Fragments of IKE messages (RFC 7383)"),
+    key("dpd_timeout", Time, "0s", "IKEv1: silence after which the peer is dead").refused(&["0s", "0"], DPD_TIMEOUT),
+    key(
+        "fragmentation",
+        Words(&["yes", "accept", "no", "force"]),
+        "yes",
+        "Fragments of IKE messages (RFC 7383); without them IP fragments what exceeds the MTU",
+    ),
     key("childless", Words(&["allow", "prefer", "force", "never"]), "allow", "IKE SAs without Child SA (RFC 6023)"),
     key("send_certreq", Switch, "yes", "Ask for certificates by the names of the trusted CAs"),
     key("send_cert", Words(&["ifasked", "always", "never"]), "ifasked", "When to send certificates"),
-    key("ocsp", Words(&["reply", "never", "request", "both"]), "reply", "OCSP in IKE (RFC 4806)").refused(
-        &["reply", "never"],
-        "put CRLs into x509crl and write 'revocation = strict' for the peer; OCSP is not supported",
+    key(
+        "ocsp",
+        Words(&["reply", "never", "request", "both"]),
+        "reply",
+        "OCSP responses in IKE (RFC 4806): send them on request, or request them",
     ),
-    key("ppk_id", Text, "", "Post-quantum preshared key to use or accept (RFC 8784)"),
+    key(
+        "ppk_id",
+        Text,
+        "",
+        "Post-quantum preshared key to use, or what the peer's must match: a name, `*@example.org`, `%any` (RFC 8784); without it a responder accepts any key of 'secrets'",
+    ),
     key("ppk_required", Switch, "no", "Refuse a peer without such a key"),
     key("keyingtries", Number(0, WIDE), "1", "How often to try to reach the peer; 0 never gives up"),
     key(
@@ -62,6 +81,12 @@ pub(crate) const CONNECTION: &[Key] = &[
         Words(&["no", "never", "keep", "replace"]),
         "no",
         "What a second IKE SA of the same peer does to the first",
+    ),
+    key(
+        "ts_conflict",
+        Words(&["refuse", "replace"]),
+        "refuse",
+        "Child SA with selectors that another peer uses: refused, or the newer peer gets the traffic",
     ),
     key("reauth_time", Time, "0s", "Time between authentications; 0 is never"),
     key("rekey_time", Time, "4h; 0s with reauth_time", "Time between rekeyings of the IKE SA; 0 is never"),
@@ -89,15 +114,16 @@ pub(crate) const AUTH: &[Key] = &[
         "auth",
         Text,
         "pubkey",
-        "`pubkey`, `psk`, `eap`, `eap-md5`, `eap-mschapv2`, `eap-tls`, `xauth`; of the peer also `any`. Constraints as in `rsa-2048-sha256`, `ike:ecdsa-sha384`",
+        "`pubkey`, `psk`, `eap`, `eap-md5`, `eap-mschapv2`, `eap-tls`; of the peer also `any`, `eap-dynamic`. Constraints as in `rsa-2048-sha256`, `ike:ecdsa-sha384`",
     ),
     key("id", Text, "%any", "Identity; of the peer with `*`. `%any` takes that of the certificate, or the address"),
     key("round", Number(0, WIDE), "0", "Order of several rounds (RFC 4739), then that of the file"),
     key("certs", Files, "", "Certificates to use, or those that are accepted; relative to x509"),
     key("cacerts", Files, "", "CA certificates, one of which has to vouch; relative to x509ca"),
     key("pubkeys", Files, "", "Raw public keys to use, or those that are accepted; relative to pubkey"),
-    key("eap_id", Text, "id", "Identity inside EAP"),
-    key("xauth_id", Text, "id", "IKEv1: user name of XAuth"),
+    key("eap_id", Text, "id", "Identity inside EAP; of the peer: request it, and what it must match, `%any` for any"),
+    key("xauth_id", Text, "", "IKEv1: user name of XAuth")
+        .refused(&[], "remove it, or use EAP with IKEv2: 'auth = eap-mschapv2' and 'eap_id'"),
     key("groups", List("names"), "", "Groups, to one of which the peer has to belong"),
     key("cert_policy", List("OIDs"), "", "Policies that the certificate of the peer has to carry"),
     key("revocation", Words(&["relaxed", "ifuri", "strict"]), "relaxed", "What a missing CRL means"),
@@ -174,7 +200,12 @@ pub(crate) const CHILD: &[Key] = &[
     ),
     key("priority", Number(0, WIDE), "0", "Order among policies, lower first; 0 lets the selectors decide"),
     key("reqid", Number(0, WIDE), "0", "Request ID of listings; 0 chooses one"),
-    key("updown", Text, "", "Command to run on up and down"),
+    key(
+        "updown",
+        Text,
+        "",
+        "Command that the shell runs on up and down, see [Commands on up and down](#commands-on-up-and-down)",
+    ),
     key("tfc_padding", Text, "0", "Smallest ESP packet in bytes, or `mtu`"),
     key("copy_df", Switch, "yes", "Copy DF to the outer header"),
     key("copy_ecn", Switch, "yes", "Carry congestion marks across the tunnel"),
@@ -184,7 +215,12 @@ pub(crate) const CHILD: &[Key] = &[
         "out",
         "Copy DSCP to the outer header; `in` and `yes` are refused",
     ),
-    key("sha256_96", Switch, "no", "HMAC-SHA-256 cut to 96 bits, for old peers"),
+    key(
+        "sha256_96",
+        Switch,
+        "no",
+        "Truncates the ICV of HMAC-SHA-256 to 96 bits (Linux before 2.6.33 and old peers); set it at both ends",
+    ),
     key("eesp_max_sub_sa_id", Number(0, 65_535), "no limit", "EESP: highest Sub SA ID that this side accepts"),
     key(
         "eesp_max_crypt_offset",
@@ -192,8 +228,7 @@ pub(crate) const CHILD: &[Key] = &[
         "refuse",
         "EESP: largest crypt offset in bytes that this side accepts, a multiple of 4",
     ),
-    key("hostaccess", Switch, "no", "Word for the updown command")
-        .no_effect("Weir filters nothing between its peer and this host"),
+    key("hostaccess", Switch, "no", "Sets PLUTO_HOST_ACCESS for the updown command"),
     key("policies_fwd_out", Switch, "no", "Forward policies outwards")
         .no_effect("policies hold for forwarded packets in both directions"),
     key("icmp", Switch, "no", "ICMP errors from outside of the selectors")
@@ -209,8 +244,8 @@ pub(crate) const CHILD: &[Key] = &[
     key("mark_in", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
     key("mark_in_sa", Switch, "no", "Netfilter mark").refused(&["no"], MARK),
     key("mark_out", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
-    key("set_mark_in", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
-    key("set_mark_out", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], MARK),
+    key("set_mark_in", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], SET_MARK),
+    key("set_mark_out", Text, "0", "Netfilter mark").refused(&["0", "0/0x00000000"], SET_MARK),
     key("if_id_in", Text, "0", "XFRM interface").refused(&["0"], IF_ID),
     key("if_id_out", Text, "0", "XFRM interface").refused(&["0"], IF_ID),
     key("label", Text, "", "Security label")
@@ -242,7 +277,7 @@ pub(crate) const PSP: &[Key] = &[
         "30s",
         "Silence on the key channel after which the peer is asked whether it lives; 0 never asks",
     ),
-    key("keyingtries", Number(0, WIDE), "1", "How often to try to reach the peer; 0 never gives up"),
+    key("keyingtries", Number(0, WIDE), "0", "How often to try to reach the peer; 0 never gives up"),
 ];
 
 /// A child of a connection with `protocol = psp`.
@@ -324,7 +359,7 @@ pub(crate) const AUTHORITY: &[Key] = &[
     key("cacert", Files, "required", "Certificate of the CA, relative to x509ca"),
     key("file", Text, "", "The same by its absolute path"),
     key("crl_uris", List("URIs"), "", "Where its CRLs are: `file://` or `http://`"),
-    key("ocsp_uris", List("URIs"), "", "OCSP servers").no_effect("OCSP is not supported; CRLs are"),
+    key("ocsp_uris", List("URIs"), "", "Its OCSP servers: `http://`"),
     key("cert_uri_base", Text, "", "Hash-and-URL of certificates").no_effect("certificates are always sent whole"),
     key("handle", Text, "", "CA certificate on a token").refused(&[], TOKEN),
     key("slot", Text, "", "Slot of a token").refused(&[], TOKEN),

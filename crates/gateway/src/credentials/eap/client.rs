@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use ike::config::{Auth, AuthMethod, Connection, EapType};
+use ike::identity::{IdPattern, Identity};
 use ike::output::EapStep;
+use wire::ike::IdType;
 
 use super::super::name;
 use super::super::shared::{self, SharedKind};
@@ -23,6 +25,8 @@ pub(super) struct Client {
     state: State,
     /// Identifier of the request that was answered last.
     last: Option<u8>,
+    /// Method that this client refused last, without another since.
+    refused: Option<u8>,
 }
 
 struct Prepared {
@@ -45,12 +49,14 @@ impl Client {
         let auth = step.connection.local.get(step.round).ok_or("the connection has no such section local")?;
         let allowed = match auth.method {
             AuthMethod::Eap(Some(method)) => vec![method],
-            AuthMethod::Eap(None) => vec![EapType::Tls, EapType::MsChapV2],
+            // Whatever the server asks for, as strongSwan; the order is that of a NAK.
+            AuthMethod::Eap(None) => vec![EapType::Tls, EapType::MsChapV2, EapType::Md5],
             _ => return Err("the peer wants EAP, but 'local.auth' says otherwise".into()),
         };
-        let name = auth.eap_id.as_ref().unwrap_or(&step.client_id).data.clone();
+        let named = auth.eap_id.as_ref().and_then(IdPattern::exact);
+        let name = named.map_or_else(|| name_of(&step.client_id), |id| id.data.clone());
         let prepared = Self::prepare(store, &step.connection, auth, &allowed, &name, now);
-        Ok(Self { name, allowed, prepared, state: State::Start, last: None })
+        Ok(Self { name, allowed, prepared, state: State::Start, last: None, refused: None })
     }
 
     fn prepare(
@@ -77,7 +83,7 @@ impl Client {
         match request.code {
             packet::REQUEST => {}
             packet::SUCCESS => return self.success(),
-            packet::FAILURE => return Outcome::Failure("the server refuses this client".into()),
+            packet::FAILURE => return Outcome::Failure(self.why_failed()),
             _ => return Outcome::Failure("the server sent a response".into()),
         }
         if self.last == Some(request.id) {
@@ -92,6 +98,29 @@ impl Client {
             }
             _ => self.method(&request),
         }
+    }
+
+    /// What an EAP-Failure means at this point.
+    fn why_failed(&self) -> String {
+        if let Some(kind) = self.refused {
+            let allowed: Vec<&str> = self.allowed.iter().map(|method| method_name(*method)).collect();
+            let offered = match kind {
+                packet::MD5_CHALLENGE => "eap-md5".to_owned(),
+                packet::TLS => "eap-tls".to_owned(),
+                packet::MSCHAPV2 => "eap-mschapv2".to_owned(),
+                other => format!("EAP type {other}"),
+            };
+            return format!(
+                "the server offers {offered} and none of the methods that this client can use ({}); change 'local.auth' or \
+                 load the credentials of a method that both have",
+                allowed.join(", ")
+            );
+        }
+        if matches!(self.state, State::Start) {
+            let name = name::printable(&String::from_utf8_lossy(&self.name));
+            return format!("the server refuses the EAP identity '{name}'; set 'local.eap_id'");
+        }
+        "the server refuses this client; its log has the reason".to_owned()
     }
 
     fn respond(&self, request: &Packet<'_>, data: &[u8]) -> Outcome {
@@ -145,6 +174,7 @@ impl Client {
     fn begin(&mut self, request: &Packet<'_>) -> Outcome {
         let name = name::printable(&String::from_utf8_lossy(&self.name));
         let no_password = || Outcome::Failure(format!("no password of '{name}'; add a section 'eap' to 'secrets'"));
+        self.refused = None;
         match self.allowed.iter().find(|method| number(**method) == request.kind) {
             Some(EapType::Md5) => {
                 let Some(secret) = self.prepared.secret.take() else { return no_password() };
@@ -177,7 +207,7 @@ impl Client {
 
     /// Asks for methods that are allowed and can be done (RFC 3748 §5.3.1).
     fn refuse(&mut self, request: &Packet<'_>) -> Outcome {
-        self.state = State::Start;
+        (self.state, self.refused) = (State::Start, Some(request.kind));
         let able = |method: &EapType| match method {
             EapType::Md5 => self.prepared.secret.is_some(),
             EapType::MsChapV2 => self.prepared.mschapv2.is_some(),
@@ -189,5 +219,22 @@ impl Client {
             wanted.push(0);
         }
         Outcome::Send(packet::emit(packet::RESPONSE, request.id, packet::NAK, &wanted))
+    }
+}
+
+/// An IKE identity as name in EAP: an address as text, everything else as it is.
+fn name_of(id: &Identity) -> Vec<u8> {
+    match id.kind {
+        IdType::IPV4_ADDR | IdType::IPV6_ADDR => id.to_string().into_bytes(),
+        _ => id.data.clone(),
+    }
+}
+
+/// The value of `auth` that allows a method.
+fn method_name(method: EapType) -> &'static str {
+    match method {
+        EapType::Md5 => "eap-md5",
+        EapType::MsChapV2 => "eap-mschapv2",
+        EapType::Tls => "eap-tls",
     }
 }

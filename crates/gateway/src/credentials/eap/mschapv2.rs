@@ -2,6 +2,7 @@
 
 use crypto::ike::Secret;
 use crypto::ike::mschap::{Exchange, NtPasswordHash};
+use ike::identity::{IdPattern, Identity};
 use subtle::ConstantTimeEq;
 
 use super::super::name::printable;
@@ -44,13 +45,12 @@ pub(super) enum Message<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Reads type data. MS-Length has to be what there is.
+    /// Parses type data. MS-Length is redundant and not checked: the EAP header bounds the message, and some peers
+    /// count it wrong.
     pub(super) fn parse(data: &'a [u8]) -> Option<Self> {
         let (code, id, body) = match *data {
             [code @ (SUCCESS | FAILURE)] => return Some(Self::Ack(code)),
-            [code, id, l0, l1, ref body @ ..] if usize::from(u16::from_be_bytes([l0, l1])) == data.len() => {
-                (code, id, body)
-            }
+            [code, id, _, _, ref body @ ..] => (code, id, body),
             _ => return None,
         };
         match (code, body) {
@@ -83,6 +83,26 @@ fn without_domain(name: &[u8]) -> &[u8] {
     name.iter().position(|byte| *byte == b'\\').map_or(name, |at| &name[at + 1..])
 }
 
+/// The domain in front of a name.
+fn domain(name: &[u8]) -> Option<&[u8]> {
+    name.iter().position(|byte| *byte == b'\\').map(|at| &name[..at])
+}
+
+/// True when two names mean the same user: equal without their domains, and of one domain where both carry one. A
+/// client may leave the domain out in one of the two places.
+fn is_same_user(a: &[u8], b: &[u8]) -> bool {
+    let same_domain = match (domain(a), domain(b)) {
+        (Some(a), Some(b)) => a.eq_ignore_ascii_case(b),
+        _ => true,
+    };
+    same_domain && without_domain(a).eq_ignore_ascii_case(without_domain(b))
+}
+
+/// True when a name is that of one of the identities of IDi. An address is no name.
+fn is_idi(ids: &[Identity], name: &[u8]) -> bool {
+    ids.iter().any(|id| id.addresses().is_none() && is_same_user(&id.data, name))
+}
+
 /// The hash of a user's password.
 fn password(shared: &Shared) -> Option<NtPasswordHash> {
     match shared.kind {
@@ -100,26 +120,49 @@ fn password_of(store: &Store, name: &[u8]) -> Option<NtPasswordHash> {
 pub(super) struct Server {
     id: u8,
     challenge: [u8; 16],
-    /// EAP identity: the name in the response has to be the same.
-    name: Vec<u8>,
+    user: User,
     state: ServerState,
+}
+
+/// Whose password is to be proved.
+pub(super) enum User {
+    /// That of the EAP identity; the name in the Response has to be the same.
+    Named(Vec<u8>),
+    /// No EAP identity was requested: IDi, or the name in the Response where the pattern of `remote.id` admits that as
+    /// well. Clients that ask for a user name (Windows, for one) send an address as IDi.
+    Unnamed(Vec<Identity>, IdPattern),
+}
+
+impl User {
+    /// The name whose password the client has to prove when it names itself `name`.
+    fn of_response<'a>(&'a self, name: &'a [u8]) -> Result<&'a [u8], &'static str> {
+        match self {
+            Self::Named(identity) if is_same_user(identity, name) => Ok(identity),
+            Self::Named(_) => Err("is another name than the EAP identity"),
+            Self::Unnamed(ids, pattern) => {
+                let admitted = || identities(name).iter().any(|id| pattern.matches(id).is_some());
+                let why = "is another name than IDi; set 'remote.eap_id = %any' to take it as EAP identity";
+                if is_idi(ids, name) || admitted() { Ok(name) } else { Err(why) }
+            }
+        }
+    }
 }
 
 enum ServerState {
     Challenged,
     /// The client proved that it knows the password.
-    Proven(Secret),
+    Proven(Secret, Option<Identity>),
     Refused(String),
     Over,
 }
 
 impl Server {
     /// The method and its first request.
-    pub(super) fn start(id: u8, name: &[u8]) -> (Self, Vec<u8>) {
+    pub(super) fn start(id: u8, user: User) -> (Self, Vec<u8>) {
         let mut challenge = [0; 16];
         crypto::random(&mut challenge);
         let request = emit(CHALLENGE, id, &[&[16], &challenge, b"weir"]);
-        (Self { id, challenge, name: name.to_vec(), state: ServerState::Challenged }, request)
+        (Self { id, challenge, user, state: ServerState::Challenged }, request)
     }
 
     pub(super) fn step(&mut self, store: &Store, data: &[u8]) -> Progress {
@@ -130,7 +173,7 @@ impl Server {
             {
                 self.check(store, peer_challenge, nt_response, name)
             }
-            (ServerState::Proven(msk), Some(Message::Ack(SUCCESS))) => Progress::Done(Some(msk), None),
+            (ServerState::Proven(msk, identity), Some(Message::Ack(SUCCESS))) => Progress::Done(Some(msk), identity),
             (ServerState::Refused(why), _) => Progress::Failed(why),
             _ => Progress::Failed("MSCHAPv2: an unexpected or malformed message".into()),
         }
@@ -140,20 +183,24 @@ impl Server {
         let shown = printable(&String::from_utf8_lossy(name));
         let user_name = without_domain(name);
         let exchange = Exchange { authenticator_challenge: &self.challenge, peer_challenge, user_name };
-        let password = password_of(store, name);
-        let same = user_name.eq_ignore_ascii_case(without_domain(&self.name));
-        let proven = password.filter(|password| same && password.is_nt_response(&exchange, nt_response));
+        // The EAP identity is what counts afterwards (leases, uniqueness, accounting), so its password is the one to prove.
+        let user = self.user.of_response(name);
+        let password = user.ok().and_then(|user| password_of(store, user));
+        let proven = password.filter(|password| password.is_nt_response(&exchange, nt_response));
         match proven {
             Some(password) => {
                 let proof = password.authenticator_response(&exchange, nt_response);
-                self.state = ServerState::Proven(password.msk(nt_response));
+                let identity = match &self.user {
+                    User::Named(_) => None,
+                    User::Unnamed(ids, _) if is_idi(ids, name) => ids.first().cloned(),
+                    User::Unnamed(..) => identities(name).into_iter().next(),
+                };
+                self.state = ServerState::Proven(password.msk(nt_response), identity);
                 Progress::Go(emit(SUCCESS, self.id, &[proof.as_bytes(), b" M=OK"]))
             }
             None => {
-                let why = match same {
-                    true => format!("'{shown}' is unknown or has another password; add a section 'eap' to 'secrets'"),
-                    false => format!("'{shown}' is another name than the EAP identity"),
-                };
+                let why = user.err().unwrap_or("is unknown or has another password; add a section 'eap' to 'secrets'");
+                let why = format!("'{shown}' {why}");
                 self.state = ServerState::Refused(why);
                 // Authentication failure, no further try (RFC 2759 §6).
                 let mut fresh = [0; 16];

@@ -1,10 +1,13 @@
-//! The server's side of a conversation: asks who it is, chooses a method, comes to a verdict.
+//! The server's side of a conversation: EAP-Identity where `remote.eap_id` is set, a method, a verdict.
+//!
+//! Without `remote.eap_id` the method begins at once and IDi is the EAP identity (RFC 7296 §3.16). With it, the identity
+//! that the client answers with chooses the connection among those that authenticate this host in the same way.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use ike::config::{Auth, AuthMethod, Connection, EapType};
-use ike::identity::Identity;
+use ike::identity::{IdPattern, Identity};
 use ike::output::EapStep;
 
 use super::super::name;
@@ -12,7 +15,7 @@ use super::super::shared::{self, Shared, SharedKind};
 use super::super::store::Store;
 use super::method::{self, Progress};
 use super::packet::{self, Packet};
-use super::{Outcome, identities, mschapv2, number, tls};
+use super::{Outcome, identities, mschapv2, number, text_identities, tls};
 
 /// Bytes of an identity beyond which it is refused.
 const MAX_IDENTITY: usize = 1024;
@@ -22,12 +25,17 @@ const OPEN: [EapType; 2] = [EapType::MsChapV2, EapType::Tls];
 
 pub(super) struct Server {
     connection: Arc<Connection>,
+    /// Connections to which the EAP identity may switch.
+    alternatives: Vec<Arc<Connection>>,
     round: usize,
     client_id: Identity,
     now: Duration,
     /// Identifier of the request that is outstanding.
     id: u8,
-    identity: Vec<u8>,
+    /// Answer to the EAP-Identity request, if one was sent.
+    identity: Option<Vec<u8>>,
+    /// The EAP identity has switched the connection, which the caller does not know yet.
+    switched: bool,
     /// Methods that may still be tried.
     left: Vec<EapType>,
     state: State,
@@ -55,22 +63,18 @@ enum Method {
 impl Server {
     pub(super) fn new(step: &EapStep, now: Duration) -> Result<Self, String> {
         let auth = step.connection.remote.get(step.round).ok_or("the connection has no such section remote")?;
-        let left = match auth.method {
-            AuthMethod::Eap(Some(method)) => vec![method],
-            AuthMethod::Eap(None) | AuthMethod::Any => OPEN.to_vec(),
-            _ => {
-                return Err("the peer wants EAP; set 'remote.auth = eap-mschapv2' or another method to allow it".into());
-            }
-        };
+        let left = methods(auth)?;
         let mut id = [0];
         crypto::random(&mut id);
         Ok(Self {
             connection: Arc::clone(&step.connection),
+            alternatives: step.alternatives.clone(),
             round: step.round,
             client_id: step.client_id.clone(),
             now,
             id: id[0],
-            identity: Vec::new(),
+            identity: None,
+            switched: false,
             left,
             state: State::Start,
         })
@@ -87,6 +91,10 @@ impl Server {
     pub(super) fn step(&mut self, store: &Store, packet: &[u8]) -> Outcome {
         let state = std::mem::replace(&mut self.state, State::Over);
         if matches!(state, State::Start) {
+            if self.auth().eap_id.is_none() {
+                let first = self.left[0];
+                return self.begin(store, first);
+            }
             self.state = State::Identity;
             return self.request(packet::IDENTITY, &[]);
         }
@@ -99,6 +107,9 @@ impl Server {
             (State::Method { kind, fresh: true, .. }, packet::NAK) => self.refused(store, kind, response.data),
             (State::Method { method, kind, .. }, there) if there == number(kind) => {
                 self.go_on(store, method, kind, response.data)
+            }
+            (State::Identity, packet::NAK) => {
+                Outcome::Failure("the client refuses EAP-Identity requests; remove 'remote.eap_id' to send none".into())
             }
             (_, packet::NAK) => {
                 Outcome::Failure("the client refuses the method; set 'remote.auth' to one that it has".into())
@@ -113,19 +124,56 @@ impl Server {
     }
 
     fn identified(&mut self, store: &Store, identity: &[u8]) -> Outcome {
-        if identity.is_empty() || identity.len() > MAX_IDENTITY {
-            return Outcome::Failure("the client has no identity".into());
+        if identity.len() > MAX_IDENTITY {
+            return Outcome::Failure(format!("the EAP identity is longer than {MAX_IDENTITY} bytes"));
         }
-        self.identity = identity.to_vec();
-        let wanted = self.auth().eap_id.clone();
-        if wanted
-            .is_some_and(|wanted| !identities(identity).iter().any(|id| id.data.eq_ignore_ascii_case(&wanted.data)))
-        {
-            let shown = name::printable(&String::from_utf8_lossy(identity));
-            return Outcome::Failure(format!("the EAP identity '{shown}' is not that of 'remote.eap_id'"));
+        // A client without an identity for EAP is the one of IDi, as with strongSwan.
+        if !identity.is_empty() {
+            self.identity = Some(identity.to_vec());
+        }
+        if let Err(why) = self.choose_connection() {
+            return Outcome::Failure(why);
         }
         let first = self.left[0];
         self.begin(store, first)
+    }
+
+    /// Stays with the connection when its `eap_id` matches, else switches to the first alternative whose `eap_id` does.
+    fn choose_connection(&mut self) -> Result<(), String> {
+        let users = self.users();
+        let admits = |connection: &&Arc<Connection>| {
+            let wanted = connection.remote.get(self.round).and_then(|auth| auth.eap_id.as_ref());
+            wanted.is_some_and(|wanted| admits(wanted, &users))
+        };
+        if admits(&&self.connection) {
+            return Ok(());
+        }
+        let Some(other) = self.alternatives.iter().find(admits).cloned() else {
+            return Err(format!("the EAP identity '{}' is not that of 'remote.eap_id'", self.shown()));
+        };
+        self.left = methods(&other.remote[self.round])?;
+        (self.connection, self.switched) = (other, true);
+        Ok(())
+    }
+
+    /// The connection to which the EAP identity has switched, once.
+    pub(super) fn take_switch(&mut self) -> Option<Arc<Connection>> {
+        std::mem::take(&mut self.switched).then(|| Arc::clone(&self.connection))
+    }
+
+    /// Identities that the EAP identity may mean.
+    fn users(&self) -> Vec<Identity> {
+        match &self.identity {
+            Some(identity) => identities(identity),
+            None => std::iter::once(self.client_id.clone()).chain(text_identities(&self.client_id)).collect(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        match &self.identity {
+            Some(identity) => name::printable(&String::from_utf8_lossy(identity)),
+            None => name::show_id(&self.client_id).to_string(),
+        }
     }
 
     fn refused(&mut self, store: &Store, refused: EapType, wanted: &[u8]) -> Outcome {
@@ -146,11 +194,24 @@ impl Server {
                 Ok((Method::Md5(challenge), data))
             }
             EapType::MsChapV2 => {
-                let (method, data) = mschapv2::Server::start(self.id.wrapping_add(1), &self.identity);
+                let user = match &self.identity {
+                    Some(identity) => mschapv2::User::Named(identity.clone()),
+                    None => mschapv2::User::Unnamed(self.users(), self.auth().id.clone()),
+                };
+                let (method, data) = mschapv2::Server::start(self.id.wrapping_add(1), user);
                 Ok((Method::MsChapV2(method), data))
             }
             EapType::Tls => {
-                let ids = identities(&self.identity).into_iter().chain([self.client_id.clone()]).collect();
+                let mut ids = self.users();
+                // IDi may be what the certificate contains, where 'eap_id' admits that.
+                if self
+                    .auth()
+                    .eap_id
+                    .as_ref()
+                    .is_none_or(|wanted| admits(wanted, std::slice::from_ref(&self.client_id)))
+                {
+                    ids.push(self.client_id.clone());
+                }
                 tls::Session::server(store, &self.connection, self.round, ids, self.now)
                     .map(|session| (Method::Tls(session), tls::START.to_vec()))
             }
@@ -176,7 +237,7 @@ impl Server {
                 self.request(number(kind), &data)
             }
             Progress::Done(msk, identity) => {
-                let identity = identity.or_else(|| identities(&self.identity).into_iter().next());
+                let identity = identity.or_else(|| self.users().into_iter().next());
                 Outcome::Success(msk, identity)
             }
             Progress::Failed(why) => Outcome::Failure(why),
@@ -184,12 +245,27 @@ impl Server {
     }
 
     fn md5(&self, store: &Store, challenge: &[u8; 16], data: &[u8]) -> Progress {
-        let user = shared::of_user(store.shared(), &[SharedKind::Eap], &identities(&self.identity));
+        let user = shared::of_user(store.shared(), &[SharedKind::Eap], &self.users());
         let right = |shared: &Shared| method::is_md5_response(self.id, challenge, &shared.secret, data);
         if user.is_some_and(right) {
             return Progress::Done(None, None);
         }
-        let shown = name::printable(&String::from_utf8_lossy(&self.identity));
+        let shown = self.shown();
         Progress::Failed(format!("'{shown}' is unknown or has another password; add a section 'eap' to 'secrets'"))
     }
+}
+
+/// Methods that a section `remote` allows, best first.
+fn methods(auth: &Auth) -> Result<Vec<EapType>, String> {
+    match auth.method {
+        AuthMethod::Eap(Some(method)) => Ok(vec![method]),
+        AuthMethod::Eap(None) | AuthMethod::Any => Ok(OPEN.to_vec()),
+        _ => Err("the peer wants EAP; set 'remote.auth = eap-mschapv2' or another method to allow it".into()),
+    }
+}
+
+/// Whether one of the identities is admitted by `eap_id`. An identity in EAP has no type, so equal text is enough.
+fn admits(wanted: &IdPattern, users: &[Identity]) -> bool {
+    let same_text = |id: &Identity| wanted.exact().is_some_and(|wanted| id.data.eq_ignore_ascii_case(&wanted.data));
+    users.iter().any(|id| wanted.matches(id).is_some() || same_text(id))
 }

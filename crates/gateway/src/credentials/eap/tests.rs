@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 
 use ike::config::{Auth, AuthMethod, Connection, EapType};
+use ike::identity::IdPattern;
 use proptest::prelude::*;
 
 use super::super::shared::{Shared, SharedKind};
@@ -17,11 +18,18 @@ struct Pair {
     client: (Conversations, Store),
     server: (Conversations, Store),
     connections: [Arc<Connection>; 2],
+    /// Connections of the server to which the EAP identity may switch.
+    alternatives: Vec<Arc<Connection>>,
     who: Identity,
 }
 
 fn eap(method: Option<EapType>) -> Auth {
     auth(AuthMethod::Eap(method))
+}
+
+/// Of a server that requests the EAP identity.
+fn asking(method: Option<EapType>) -> Auth {
+    Auth { eap_id: Some(IdPattern::Any), ..eap(method) }
 }
 
 fn secret(kind: SharedKind, owner: &str, secret: &[u8]) -> Shared {
@@ -37,6 +45,7 @@ impl Pair {
             client: (Conversations::default(), client),
             server: (Conversations::default(), server),
             connections,
+            alternatives: Vec::new(),
             who,
         }
     }
@@ -46,12 +55,20 @@ impl Pair {
         let (mut client_store, mut server_store) = (Store::default(), Store::default());
         client_store.add_shared(secret(SharedKind::Eap, "carol@weir.test", theirs), Origin::Vici);
         server_store.add_shared(secret(SharedKind::Eap, "carol@weir.test", ours), Origin::Vici);
-        Self::new(client_store, server_store, eap(client), eap(server))
+        Self::new(client_store, server_store, eap(client), asking(server))
+    }
+
+    /// A server that requests no EAP identity.
+    fn not_asking(mut self) -> Self {
+        let auth = &mut Arc::make_mut(&mut self.connections[1]).remote[0];
+        auth.eap_id = None;
+        self
     }
 
     fn step(&mut self, client: bool, packet: &[u8]) -> EapAnswer {
         let step = EapStep {
             connection: Arc::clone(&self.connections[usize::from(!client)]),
+            alternatives: if client { Vec::new() } else { self.alternatives.clone() },
             round: 0,
             client,
             conversation: 1,
@@ -68,6 +85,10 @@ impl Pair {
         for turn in 0..300 {
             let (mut request, verdict) = match self.step(false, &packet) {
                 EapAnswer::Packet(request) => (request, None),
+                EapAnswer::Switch(connection, request) => {
+                    self.connections[1] = connection;
+                    (request, None)
+                }
                 EapAnswer::Success { packet, msk, .. } => (packet, Some(Ok(msk))),
                 EapAnswer::Failure(packet, why) => (packet, Some(Err(why.0))),
             };
@@ -79,6 +100,7 @@ impl Pair {
                 (EapAnswer::Failure(_, why), verdict) => {
                     return (Err(why.0), verdict.unwrap_or(Err("no verdict".into())), turn);
                 }
+                (EapAnswer::Switch(..), _) => panic!("a client switches no connection"),
                 (EapAnswer::Packet(_), Some(verdict)) => return (Err("no verdict".into()), verdict, turn),
                 (EapAnswer::Success { msk, .. }, None) => return (Ok(msk), Err("no verdict".into()), turn),
             };
@@ -165,7 +187,7 @@ fn nothing_succeeds_early_or_under_another_name() {
     );
     // An EAP identity that the configuration does not want.
     let mut pair = Pair::password(None, None, b"word", b"word");
-    let wanted = Auth { eap_id: Some(id("alice@weir.test")), ..eap(None) };
+    let wanted = Auth { eap_id: Some(like("alice@weir.test")), ..eap(None) };
     pair.connections[1] = Arc::new(connection(auth(public_key(&[])), wanted));
     assert!(why(pair.run(|_, _, _| {}).1).contains("eap_id"));
     // A conversation that is over does not go on.
@@ -175,13 +197,186 @@ fn nothing_succeeds_early_or_under_another_name() {
     assert!(matches!(pair.step(false, &response), EapAnswer::Failure(..)));
 }
 
+/// The end of a conversation whose client has the identity `claimed` and the name `named` in its MSCHAPv2 Response.
+fn run_with_names(claimed: &str, named: &str, password: &[u8], known: &[(&str, &[u8])]) -> Run {
+    let mut client = Store::default();
+    client.add_shared(secret(SharedKind::Eap, named, password), Origin::Vici);
+    let mut server = Store::default();
+    for (owner, word) in known {
+        server.add_shared(secret(SharedKind::Eap, owner, word), Origin::Vici);
+    }
+    let mut pair = Pair::new(client, server, eap(Some(EapType::MsChapV2)), asking(Some(EapType::MsChapV2)));
+    pair.who = id(named);
+    pair.run(|turn, to_client, packet| {
+        if !to_client && turn == 0 {
+            *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, claimed.as_bytes());
+        }
+    })
+}
+
+#[test]
+fn mschapv2_names_are_of_one_domain() {
+    let known: &[(&str, &[u8])] = &[("CORP\\alice", b"corp"), ("EVIL\\alice", b"evil"), ("bob", b"word")];
+    // Another domain's password does not prove this domain's user.
+    for (claimed, named, password) in [
+        ("CORP\\alice", "EVIL\\alice", &b"evil"[..]),
+        ("CORP\\alice", "alice", b"evil"),
+        ("CORP\\alice", "EVIL\\alice", b"corp"),
+        ("bob", "EVIL\\alice", b"evil"),
+    ] {
+        let result = run_with_names(claimed, named, password, known);
+        assert!(!same(&result) && result.0.is_err(), "{claimed} {named}");
+    }
+    // One domain, without regard to case, and left out in one of the two places or in the file.
+    for (claimed, named, password) in [
+        ("CORP\\alice", "corp\\Alice", &b"corp"[..]),
+        ("CORP\\alice", "alice", b"corp"),
+        ("CORP\\bob", "bob", b"word"),
+        ("bob", "CORP\\bob", b"word"),
+        ("CORP\\bob", "CORP\\bob", b"word"),
+    ] {
+        assert!(same(&run_with_names(claimed, named, password, known)), "{claimed} {named}");
+    }
+}
+
+#[test]
+fn the_method_begins_at_once_where_no_eap_id_is_set() {
+    for method in [EapType::MsChapV2, EapType::Md5] {
+        let mut kinds = Vec::new();
+        let mut pair = Pair::password(Some(method), Some(method), b"word", b"word").not_asking();
+        let result = pair.run(|_, to_client, packet| kinds.extend(packet.get(4).filter(|_| to_client).copied()));
+        assert!(result.0.is_ok() && result.1.is_ok());
+        assert!(!kinds.contains(&packet::IDENTITY) && kinds[0] == number(method), "{kinds:?}");
+    }
+    let first = Pair::password(None, None, b"word", b"word").step(false, &[]);
+    assert!(matches!(first, EapAnswer::Packet(packet) if packet[4] == packet::IDENTITY));
+    // A client that refuses to answer the request, and one with an empty answer, which is the one of IDi.
+    let mut pair = Pair::password(None, None, b"word", b"word");
+    let refused = pair.run(|turn, to_client, packet| {
+        if turn == 0 && !to_client {
+            *packet = packet::emit(packet::RESPONSE, packet[1], packet::NAK, &[packet::MSCHAPV2]);
+        }
+    });
+    assert!(why(refused.1).contains("remove 'remote.eap_id'"));
+    let empty = Pair::password(None, None, b"word", b"word").run(|turn, to_client, packet| {
+        if turn == 0 && !to_client {
+            *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, b"");
+        }
+    });
+    assert!(same(&empty));
+}
+
+#[test]
+fn the_name_of_the_response_counts_where_no_identity_was_requested() {
+    let run = |idi: &str, named: &str, pattern: &str| {
+        let mut pair = Pair::password(None, Some(EapType::MsChapV2), b"word", b"word").not_asking();
+        Arc::make_mut(&mut pair.connections[1]).remote[0].id = like(pattern);
+        Arc::make_mut(&mut pair.connections[0]).local[0].eap_id = Some(like(named));
+        for store in [&mut pair.client.1, &mut pair.server.1] {
+            store.add_shared(secret(SharedKind::Eap, "dave", b"dave's"), Origin::Vici);
+        }
+        pair.who = id(idi);
+        let (mut packet, mut last) = (Vec::new(), None);
+        for _ in 0..8 {
+            packet = match pair.step(false, &packet) {
+                EapAnswer::Packet(packet) => packet,
+                EapAnswer::Success { identity, .. } => return identity.ok_or_else(|| "nobody".to_owned()),
+                EapAnswer::Failure(_, why) => return Err(why.0),
+                EapAnswer::Switch(..) => panic!("there is no alternative"),
+            };
+            packet = match pair.step(true, &packet) {
+                EapAnswer::Packet(packet) => packet,
+                // Refused: acknowledges, so that the server comes to its verdict.
+                _ => packet::emit(packet::RESPONSE, packet[1], packet::MSCHAPV2, &[4]),
+            };
+            assert_ne!(last.replace(packet.clone()), Some(packet.clone()));
+        }
+        Err("no end".into())
+    };
+    // Windows and others send an address as IDi; the user name comes in the Response.
+    assert_eq!(run("192.0.2.7", "dave", "%any"), Ok(id("dave")));
+    assert_eq!(run("carol@weir.test", "carol@weir.test", "%any"), Ok(id("carol@weir.test")));
+    assert_eq!(run("carol@weir.test", "dave", "%any"), Ok(id("dave")));
+    // A connection that is for carol is not for whoever names carol as IDi and proves another password.
+    assert!(run("carol@weir.test", "dave", "carol@weir.test").unwrap_err().contains("another name than IDi"));
+    assert!(run("carol@weir.test", "dave", "*@weir.test").unwrap_err().contains("remote.eap_id"));
+    assert_eq!(run("carol@weir.test", "carol@weir.test", "*@weir.test"), Ok(id("carol@weir.test")));
+}
+
+#[test]
+fn the_eap_identity_chooses_the_connection() {
+    let with = |pattern: Option<&str>, method| {
+        let remote = Auth { eap_id: pattern.map(like), ..eap(method) };
+        Arc::new(connection(auth(public_key(&[])), remote))
+    };
+    let run = |first: Arc<Connection>, others: &[Arc<Connection>]| {
+        let mut pair = Pair::password(None, None, b"word", b"word");
+        (pair.connections[1], pair.alternatives) = (first, others.to_vec());
+        let result = pair.run(|_, _, _| {});
+        (result, Arc::clone(&pair.connections[1]))
+    };
+    let (alice, carol) = (with(Some("alice@weir.test"), None), with(Some("carol@weir.test"), Some(EapType::MsChapV2)));
+    let (any, pattern) = (with(Some("%any"), Some(EapType::MsChapV2)), with(Some("*@weir.test"), None));
+    let silent = with(None, None);
+    for (first, others, chosen) in [
+        (&alice, &[silent.clone(), carol.clone(), any.clone()][..], &carol),
+        (&alice, &[any.clone(), carol.clone()][..], &any),
+        (&alice, &[pattern.clone()][..], &pattern),
+        (&pattern, &[carol.clone()][..], &pattern),
+    ] {
+        let (result, last) = run(first.clone(), others);
+        assert!(same(&result) && Arc::ptr_eq(&last, chosen));
+    }
+    // A connection that requests no identity is no alternative.
+    assert!(why(run(alice.clone(), &[silent]).0.1).contains("remote.eap_id"));
+    // The method of the connection that was switched to is the one that counts.
+    let tls_only = with(Some("carol@weir.test"), Some(EapType::Tls));
+    assert!(run(alice, &[tls_only]).0.1.is_err());
+}
+
+#[test]
+fn a_client_that_leaves_the_method_open_answers_md5() {
+    let pair = || Pair::password(None, Some(EapType::Md5), b"word", b"word");
+    let result = pair().run(|_, _, _| {});
+    assert!(matches!((result.0, result.1), (Ok(None), Ok(None))));
+    // Reasons of an EAP-Failure: the methods differ; the identity is refused; anything else.
+    let failed = |mut pair: Pair, at: usize| {
+        why(pair
+            .run(|turn, to_client, packet| {
+                if to_client && turn == at {
+                    *packet = packet::failure(packet[1]);
+                }
+            })
+            .0)
+    };
+    let other = Pair::password(Some(EapType::MsChapV2), Some(EapType::Md5), b"word", b"word");
+    let text = failed(other, 2);
+    assert!(text.contains("offers eap-md5") && text.contains("eap-mschapv2"), "{text}");
+    assert!(failed(pair(), 1).contains("refuses the EAP identity 'carol@weir.test'"));
+    assert!(failed(pair(), 2).contains("refuses this client"));
+}
+
+#[test]
+fn mschapv2_ignores_a_wrong_ms_length() {
+    for delta in [1u8, 0xff] {
+        // The lengths of the Challenge and of the Success of a server, and of the Response of a client.
+        let result = Pair::password(None, None, b"word", b"word").run(|_, _, packet| {
+            if packet.len() > 9 && packet[4] == packet::MSCHAPV2 {
+                packet[8] = packet[8].wrapping_add(delta);
+            }
+        });
+        assert!(same(&result), "{:?} {:?}", result.0.err(), result.1.err());
+    }
+}
+
 #[test]
 fn conversations_end_and_are_bounded() {
     let mut pair = Pair::password(None, None, b"word", b"word");
     let step = |conversation, packet: Vec<u8>, pair: &mut Pair, now| {
         let connection = Arc::clone(&pair.connections[1]);
         let client_id = pair.who.clone();
-        let step = EapStep { connection, round: 0, client: false, conversation, client_id, packet };
+        let alternatives = Vec::new();
+        let step = EapStep { connection, alternatives, round: 0, client: false, conversation, client_id, packet };
         pair.server.0.step(&pair.server.1, &step, now)
     };
     for conversation in 0..MAX_CONVERSATIONS as u64 {
@@ -199,8 +394,8 @@ fn tls(big: bool) -> Pair {
     // Made once: RSA keys take their time.
     static MADE: [OnceLock<[Entity; 4]>; 2] = [OnceLock::new(), OnceLock::new()];
     let [root, between, carol, moon] = MADE[usize::from(big)].get_or_init(|| authority_and_peers(big));
-    let method = || eap(Some(EapType::Tls));
-    Pair::new(store(&[root], &[carol], &[between]), store(&[root], &[moon], &[between]), method(), method())
+    let (client, server) = (eap(Some(EapType::Tls)), asking(Some(EapType::Tls)));
+    Pair::new(store(&[root], &[carol], &[between]), store(&[root], &[moon], &[between]), client, server)
 }
 
 fn authority_and_peers(big: bool) -> [Entity; 4] {
@@ -226,8 +421,16 @@ fn certificates_in_fragments() {
             *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, b"alice@weir.test");
         }
     });
-    // The IKE identity is carol's still, and that is who it is.
+    // The IKE identity is carol's still, and that is who it is where any EAP identity may come.
     assert!(same(&result));
+    let mut pair = tls(false);
+    Arc::make_mut(&mut pair.connections[1]).remote[0].eap_id = Some(like("alice@weir.test"));
+    let result = pair.run(|turn, to_client, packet| {
+        if !to_client && turn == 0 {
+            *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, b"alice@weir.test");
+        }
+    });
+    assert!(result.0.is_err() && why(result.1).contains("is not that of 'alice@weir.test'"));
     pair.who = id("alice@weir.test");
     assert!(why(pair.run(|_, _, _| {}).1).contains("is not that of"));
     // A server of the same CA that is not the gateway.
@@ -249,8 +452,9 @@ fn certificates_in_fragments() {
 #[test]
 fn tls_without_a_method_of_passwords() {
     let mut pair = tls(false);
-    pair.connections[1] = Arc::new(connection(auth(public_key(&[])), eap(None)));
+    pair.connections[1] = Arc::new(connection(auth(public_key(&[])), asking(None)));
     assert!(same(&pair.run(|_, _, _| {})));
+    assert!(same(&tls(false).not_asking().run(|_, _, _| {})));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use ike::config::{AuthMethod, Revocation};
 use ike::identity::IdPattern;
 use ike::output::{Answer, PskQuery, Question, Ticket};
-use wire::ike::{AuthMethodId, CertEncoding};
+use wire::ike::{AuthMethodId, CertEncoding, IdType};
 
 use super::super::{Credentials, Shared, SharedKind, sign, verify};
 use super::*;
@@ -29,7 +29,7 @@ fn run(
     };
     let mut verify = verify_request(connection(auth(AuthMethod::Psk), remote), &request, signed);
     change(&mut verify);
-    let verified = verify::verify(theirs, &verify, NOW).map_err(|refusal| refusal.0)?;
+    let verified = verify::verify(theirs, &verify, NOW).0.map_err(|refusal| refusal.0)?;
     Ok((copy, verified.valid_for))
 }
 
@@ -82,12 +82,19 @@ fn old_ways_need_words() {
     assert_eq!(signed.method, AuthMethodId::RSA);
     let refused = run((&mine, sha1()), (&theirs, plain()), &[], |_| {});
     assert!(refused.is_err_and(|why| why.contains("does not allow")));
-    // PKCS #1 v1.5 where it is asked for, PSS otherwise.
+    // PSS where it is named, PKCS #1 v1.5 otherwise.
+    let (signed, _) = run((&mine, plain()), (&theirs, plain()), &ALL_HASHES, |_| {}).expect("PKCS1");
+    assert_eq!(signed.auth[0], 15);
     let (signed, _) =
         run((&mine, auth(public_key(&["rsa-sha384"]))), (&theirs, plain()), &ALL_HASHES, |_| {}).expect("PKCS1");
     assert_eq!((signed.auth[0], signed.auth[13]), (15, 12));
-    let (signed, _) =
-        run((&mine, plain()), (&theirs, auth(public_key(&["ike:rsa/pss-sha256"]))), &ALL_HASHES, |_| {}).expect("PSS");
+    let (signed, _) = run(
+        (&mine, auth(public_key(&["ike:rsa/pss"]))),
+        (&theirs, auth(public_key(&["ike:rsa/pss-sha256"]))),
+        &ALL_HASHES,
+        |_| {},
+    )
+    .expect("PSS");
     assert_eq!(signed.auth[0], 67);
     let edwards = Entity::make(params("sun", &[]), Some(&root), &rcgen::PKCS_ED25519);
     let mine = store(&[&root], &[&edwards], &[]);
@@ -188,7 +195,16 @@ fn raw_keys_are_named_by_the_configuration() {
         run((&mine, local()), (&theirs, remote(both(), like("moon"))), &ALL_HASHES, |asked| asked.certs.clear());
     assert!(silent.is_ok());
     let no_id = || Auth { pubkeys: vec![spki(&moon)], ..auth(public_key(&[])) };
-    assert!(run((&mine, no_id()), (&theirs, remote(both(), IdPattern::Any)), &ALL_HASHES, |_| {}).is_ok());
+    let (signed, _) =
+        run((&mine, no_id()), (&theirs, remote(both(), IdPattern::Any)), &ALL_HASHES, |_| {}).expect("by its key ID");
+    let key = super::super::Certificate::from_der(&moon.der).expect("a certificate").key().clone();
+    assert_eq!((signed.local_id.kind, &signed.local_id.data[..]), (IdType::KEY_ID, &key.spki_id()[..]));
+    // A key in the folder pubkey admits nobody by itself; the reason names the setting.
+    let mut knows = store(&[], &[], &[]);
+    knows.add_public_key(&spki(&moon), Origin::Vici).expect("a key");
+    let unnamed =
+        run((&mine, no_id()), (&knows, remote(Vec::new(), IdPattern::Any)), &ALL_HASHES, |asked| asked.certs.clear());
+    assert!(unnamed.is_err_and(|why| why.contains("remote.pubkeys")));
 }
 
 #[test]
@@ -207,7 +223,7 @@ fn shared_keys_belong_to_pairs() {
             signed(),
         );
         change(&mut asked);
-        verify::verify(&theirs, &asked, NOW).map(drop).map_err(|refusal| refusal.0)
+        verify::verify(&theirs, &asked, NOW).0.map(drop).map_err(|refusal| refusal.0)
     };
     assert_eq!(signed().method, AuthMethodId::PSK);
     assert_eq!(verify(&|_| {}), Ok(()));
@@ -217,7 +233,7 @@ fn shared_keys_belong_to_pairs() {
     // A key of one peer does not make it another.
     assert!(verify(&|asked| asked.remote_id = id("eve")).is_err_and(|why| why.contains("another one")));
     // A code where a signature is wanted, a signature where a code is, nobody, and EAP that never was.
-    let kinds = [auth(public_key(&[])), auth(AuthMethod::Eap(None)), auth(AuthMethod::XAuth)];
+    let kinds = [auth(public_key(&[])), auth(AuthMethod::Eap(None))];
     for remote in kinds {
         assert!(verify(&|asked| asked.candidates = vec![Arc::new(connection(local(), remote.clone()))]).is_err());
     }
@@ -246,12 +262,12 @@ fn the_key_of_eap_takes_the_place_of_a_shared_key() {
     request.local_id = Some(id("carol"));
     let signed = || sign::sign(&Store::default(), &request, NOW).map_err(|refusal| refusal.0).expect("the key");
     let asked = || verify_request(connection(auth(AuthMethod::Psk), auth(AuthMethod::Eap(None))), &request, signed());
-    assert!(verify::verify(&Store::default(), &asked(), NOW).is_ok());
+    assert!(verify::verify(&Store::default(), &asked(), NOW).0.is_ok());
     let mut other = asked();
     other.eap_msk = Some(Secret::from_slice(&[6; 64]));
-    assert!(verify::verify(&Store::default(), &other, NOW).is_err());
+    assert!(verify::verify(&Store::default(), &other, NOW).0.is_err());
     other.eap_msk = None;
-    assert!(verify::verify(&Store::default(), &other, NOW).is_err());
+    assert!(verify::verify(&Store::default(), &other, NOW).0.is_err());
 }
 
 #[test]
@@ -267,9 +283,9 @@ fn ikev1_signs_its_hash() {
         (request.version, request.message_and_nonce) = (1, vec![9; 20]);
         let signed = sign::sign(&mine, &request, NOW).map_err(|refusal| refusal.0).expect("a signature");
         let mut asked = verify_request(connection(auth(AuthMethod::Psk), auth(public_key(&[]))), &request, signed);
-        assert!(verify::verify(&theirs, &asked, NOW).is_ok());
+        assert!(verify::verify(&theirs, &asked, NOW).0.is_ok());
         asked.octets[0] ^= 1;
-        assert!(verify::verify(&theirs, &asked, NOW).is_err());
+        assert!(verify::verify(&theirs, &asked, NOW).0.is_err());
     }
 }
 
@@ -299,6 +315,37 @@ fn the_right_certificate_is_chosen() {
     assert_eq!(theirs.len(), 2);
     let limited = connection(local(), Auth { cacerts: vec![one.fingerprint()], ..auth(public_key(&[])) });
     assert_eq!(verify::trusted_authorities(&mine, &limited), [spki_id(&one)]);
+}
+
+#[test]
+fn certificates_of_peers_that_authenticated_are_listed_until_they_are_flushed() {
+    let root = Entity::ca("Root", None);
+    let leaf = Entity::make(params("moon", &["moon.weir.test"]), Some(&root), &rcgen::PKCS_ECDSA_P256_SHA256);
+    let mine = store(&[&root], &[&leaf], &[]);
+    let (woken, wakes) = std::sync::mpsc::channel();
+    let credentials = Credentials::spawn_with(1, Arc::new(|| NOW), move || woken.send(()).expect("somebody waits"));
+    credentials.with_store(|there| *there = store(&[&root], &[], &[]));
+    let ask = |ticket, spoilt: bool| {
+        let request = sign_request(connection(auth(public_key(&[])), auth(AuthMethod::Any)), &ALL_HASHES);
+        let signed = sign::sign(&mine, &request, NOW).expect("a signature");
+        let remote = connection(auth(AuthMethod::Psk), auth(public_key(&[])));
+        let mut request = verify_request(remote, &request, signed);
+        request.auth[40] ^= u8::from(spoilt);
+        credentials.ask(Ticket(ticket), Question::Verify(Box::new(request)));
+        wakes.recv_timeout(Duration::from_secs(10)).expect("an answer");
+        let answers: Vec<_> = credentials.answers().collect();
+        assert!(matches!(&answers[..], [(_, Answer::Verified(outcome))] if outcome.is_ok() != spoilt));
+        let listed = credentials.received();
+        listed.into_iter().map(|one| (one.der, one.flag, one.has_private_key)).collect::<Vec<_>>()
+    };
+    assert_eq!(ask(1, true), []);
+    assert_eq!(ask(2, false), [(leaf.der.clone(), "NONE", false)]);
+    assert_eq!(ask(3, false).len(), 1, "once, however often it comes");
+    credentials.flush_received();
+    assert!(credentials.received().is_empty());
+    // One that is loaded is listed with the others.
+    credentials.with_store(|there| *there = store(&[&root], &[&leaf], &[]));
+    assert_eq!(ask(4, false), []);
 }
 
 #[test]

@@ -7,8 +7,8 @@ use rcgen::{
 };
 
 use super::super::constraint::Constraints;
-use super::super::path::{Known, MAX_PATH};
-use super::super::verify::trusted;
+use super::super::path::MAX_PATH;
+use super::super::verify::{Sent, trusted};
 use super::super::x509::pkcs7_certificates;
 use super::super::{Certificate, Crl, der};
 use super::*;
@@ -29,7 +29,8 @@ fn check_in(store: &Store, leaf: &Entity, sent: &[&Entity], auth: &Auth, now: Du
         AuthMethod::PublicKey(words) => words.clone(),
         _ => Vec::new(),
     };
-    trusted(store.trust(), &certificate(leaf), &sent, std::iter::empty(), auth, &Constraints::parse(&words), now)
+    let sent = Sent { certificates: &sent, ..Sent::default() };
+    trusted(store.trust(), &certificate(leaf), sent, auth, &Constraints::parse(&words), now).outcome
 }
 
 fn plain() -> Auth {
@@ -49,7 +50,12 @@ fn a_path_leads_to_a_trusted_authority() {
     let leaf = Entity::leaf("moon", &["moon.weir.test"], &three);
     let other = Entity::ca("Root", None);
     assert!(check(&leaf, &[&root], &[&two, &one, &three, &leaf], &plain(), NOW).is_ok());
-    assert!(check(&leaf, &[&one], &[&three], &plain(), NOW).is_ok());
+    // An intermediate CA of x509ca is not a trust anchor.
+    assert!(check(&leaf, &[&root, &one], &[&three], &plain(), NOW).is_ok());
+    assert!(check(&leaf, &[&root, &one, &three], &[], &plain(), NOW).is_ok());
+    says(check(&leaf, &[&one], &[&three], &plain(), NOW), "no trusted CA issued it");
+    says(check(&leaf, &[&one, &three], &[], &plain(), NOW), "no trusted CA issued it");
+    assert!(check(&leaf, &[&one], &[&three, &root], &plain(), NOW).is_err());
     assert!(check(&leaf, &[&other, &root], &[&one, &three], &plain(), NOW).is_ok());
     says(check(&leaf, &[&root], &[&one], &plain(), NOW), "no trusted CA issued it");
     // The same name, another key; what the peer sends is never trusted.
@@ -59,6 +65,69 @@ fn a_path_leads_to_a_trusted_authority() {
     assert!(check(&leaf, &[&root, &one], &[&three], &named(&root), NOW).is_ok());
     assert!(check(&leaf, &[&root, &one], &[&three], &named(&one), NOW).is_ok());
     says(check(&leaf, &[&root, &two], &[&one, &three], &named(&two), NOW), "cacerts");
+}
+
+#[test]
+fn authorities_without_a_root_are_named_when_loaded() {
+    let root = Entity::ca("Root", None);
+    let one = Entity::ca("One", Some(&root));
+    let two = Entity::ca("Two", Some(&one));
+    assert!(store(&[&root, &one, &two], &[], &[]).incomplete_authorities().is_empty());
+    let faults = store(&[&one, &two], &[], &[]).incomplete_authorities();
+    assert!(faults.len() == 2 && faults[0].contains("up to the root CA"), "{faults:?}");
+    assert_eq!(store(&[&root, &two], &[], &[]).incomplete_authorities().len(), 1);
+}
+
+#[test]
+fn a_path_is_checked_up_to_the_root_whatever_x509ca_holds() {
+    let root = Entity::ca("Root", None);
+    let with_serial = |name: &str, serial: u64, above: &Entity| {
+        let mut params = ca_params(name);
+        params.serial_number = Some(SerialNumber::from(serial));
+        Entity::make(params, Some(above), &rcgen::PKCS_ED25519)
+    };
+    // A revoked intermediate CA, itself in x509ca.
+    let one = with_serial("One", 21, &root);
+    let leaf = Entity::leaf("moon", &[], &one);
+    let mut revoked = store(&[&root, &one], &[], &[]);
+    assert!(check_in(&revoked, &leaf, &[], &plain(), NOW).is_ok());
+    revoked.add_crls(&crl(&root, &[21], 2030), Origin::File).expect("a list");
+    says(check_in(&revoked, &leaf, &[], &plain(), NOW), "[certificate of O=Weir, CN=One] is revoked");
+    // Strict asks about each CA below the root too.
+    let strict = Auth { revocation: Revocation::Strict, ..plain() };
+    let mut listed = store(&[&root, &one], &[], &[]);
+    listed.add_crls(&crl(&one, &[], 2030), Origin::File).expect("a list");
+    says(check_in(&listed, &leaf, &[], &strict, NOW), "CN=One]");
+    listed.add_crls(&crl(&root, &[], 2030), Origin::File).expect("a list");
+    assert!(check_in(&listed, &leaf, &[], &strict, NOW).is_ok());
+
+    // The path length that the root allows.
+    let mut params = ca_params("Short");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(1));
+    let short = Entity::make(params, None, &rcgen::PKCS_ED25519);
+    let (one, direct) = (Entity::ca("One", Some(&short)), Entity::leaf("sun", &[], &short));
+    let two = Entity::ca("Two", Some(&one));
+    assert!(check(&direct, &[&short], &[], &plain(), NOW).is_ok());
+    assert!(check(&Entity::leaf("moon", &[], &one), &[&short, &one], &[], &plain(), NOW).is_ok());
+    let below = Entity::leaf("moon", &[], &two);
+    says(check(&below, &[&short, &one, &two], &[], &plain(), NOW), "more CAs below");
+
+    // Two CAs that certify each other, and no root.
+    let (a, b) = (Entity::ca("A", None), Entity::ca("B", None));
+    let certify = |subject: &Entity, name: &str, by: &Entity| {
+        let key = KeyPair::try_from(&subject.key_der[..]).expect("a key");
+        ca_params(name).signed_by(&key, &by.issuer).expect("a certificate").der().to_vec()
+    };
+    let (a_by_b, b_by_a) = (certify(&a, "A", &b), certify(&b, "B", &a));
+    let leaf = Entity::leaf("moon", &[], &a);
+    let mut circle = store(&[&root], &[], &[]);
+    for der in [&a_by_b, &b_by_a] {
+        circle.add_certificates(der, CertificateUse::Authority, Origin::File).expect("a CA");
+    }
+    assert_eq!(circle.incomplete_authorities().len(), 2);
+    says(check_in(&circle, &leaf, &[], &plain(), NOW), "no trusted CA");
+    circle.add_certificates(&b.der, CertificateUse::Authority, Origin::File).expect("a CA");
+    assert!(check_in(&circle, &leaf, &[], &plain(), NOW).is_ok());
 }
 
 #[test]
@@ -205,9 +274,9 @@ fn revoked_certificates_are_refused() {
     assert!(
         check_in(&without, &good, &[], &relaxed, NOW).is_ok() && check_in(&without, &good, &[], &if_uri, NOW).is_ok()
     );
-    says(check_in(&without, &good, &[], &strict, NOW), "no revocation list");
+    says(check_in(&without, &good, &[], &strict, NOW), "revocation status");
     assert!(check_in(&without, &uri, &[], &relaxed, NOW).is_ok());
-    says(check_in(&without, &uri, &[], &if_uri, NOW), "no revocation list");
+    says(check_in(&without, &uri, &[], &if_uri, NOW), "revocation status");
 
     let with = |list: Vec<u8>| {
         let mut store = store(&[&root], &[], &[]);
@@ -223,11 +292,11 @@ fn revoked_certificates_are_refused() {
     let stale = with(crl(&root, &[8], 2026 + 1));
     let later = NOW + Duration::from_secs(86_400 * 365);
     says(check_in(&stale, &bad, &[], &relaxed, later), "is revoked");
-    says(check_in(&stale, &good, &[], &strict, later), "no revocation list");
+    says(check_in(&stale, &good, &[], &strict, later), "revocation status");
     // One that somebody else signed in the same name says nothing.
     let forged = with(crl(&Entity::ca("Root", None), &[7], 2030));
     assert!(check_in(&forged, &good, &[], &relaxed, NOW).is_ok());
-    says(check_in(&forged, &good, &[], &strict, NOW), "no revocation list");
+    says(check_in(&forged, &good, &[], &strict, NOW), "revocation status");
     // Even one that is loaded by itself.
     let mut loaded = with(crl(&root, &[8], 2030));
     loaded.add_certificates(&bad.der, CertificateUse::EndEntity, Origin::File).expect("a certificate");
@@ -316,7 +385,6 @@ fn bytes_of_strangers_make_no_trouble() {
         }
         super::super::parse_anything(&[&good[..], &[0]].concat());
     }
-    let known = Known { anchors: &[], stored: &[], sent: &[], crls: &[], now: NOW };
-    let fault = super::super::path::validate(&certificate(&leaf), &known, &plain(), &Constraints::parse(&[]));
-    assert!(fault.is_err_and(|fault| !fault.revoked));
+    let fault = check(&leaf, &[], &[], &plain(), NOW);
+    says(fault, "no trusted CA");
 }

@@ -62,6 +62,7 @@ impl Authenticating {
     pub(super) fn ask_eap(&mut self, ctx: &mut Context<'_>, start: &Start, packet: &Eap<'_>) -> Outcome {
         let step = EapStep {
             connection: start.connection().clone(),
+            alternatives: Vec::new(),
             round: self.local_round,
             client: true,
             conversation: u64::from(start.id.0),
@@ -82,6 +83,7 @@ impl Authenticating {
                     chain.eap(&packet);
                 }),
             ),
+            EapAnswer::Switch(..) => self.fail(ctx, start, "an answer does not fit its question".to_owned(), true),
             EapAnswer::Success { .. } if last != Eap::SUCCESS => {
                 self.fail(ctx, start, "EAP succeeded before the peer said so".to_owned(), true)
             }

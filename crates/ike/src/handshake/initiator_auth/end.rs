@@ -14,10 +14,23 @@ use crate::output::{Level, Subsystem};
 impl Authenticating {
     /// Both ends are authenticated.
     pub(super) fn finish(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: &Plain) -> Outcome {
-        let (Some(mut secured), Ok(parts)) = (self.secured.take(), AuthParts::read(response.payloads())) else {
-            return Outcome::Pending;
-        };
+        let Ok(parts) = AuthParts::read(response.payloads()) else { return Outcome::Pending };
         let connection = start.connection().clone();
+        let virtual_local = match parts.cfg(CfgType::REPLY) {
+            Some(cfg) if !connection.vips.is_empty() => {
+                configure::usable(ctx, configure::read_reply(cfg, connection.dns))
+            }
+            _ => Ok(Vec::new()),
+        };
+        let virtual_local = match virtual_local {
+            Ok(virtual_local) => virtual_local,
+            Err(reason) => {
+                // The peer believes that the IKE SA is up.
+                self.say_goodbye(ctx, start, None);
+                return self.fail(ctx, start, reason, false);
+            }
+        };
+        let Some(mut secured) = self.secured.take() else { return Outcome::Pending };
         secured.path = start.path;
         secured.peer.mobike = self.mobike && connection.mobike;
         let (nonce_i, nonce_r) = (secured.nonce_i.clone(), secured.nonce_r.clone());
@@ -25,10 +38,7 @@ impl Authenticating {
             local_id: self.local_id.take().unwrap_or_else(|| address_id(start.path.local)),
             remote_id: self.remote_id.take().map_or_else(|| address_id(start.path.remote), |id| id.id),
             eap_name: None,
-            virtual_local: match parts.cfg(CfgType::REPLY) {
-                Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg, connection.dns),
-                _ => Vec::new(),
-            },
+            virtual_local,
             virtual_remote: Vec::new(),
             connection,
         };
@@ -38,12 +48,17 @@ impl Authenticating {
             sa.auth_lifetime(ctx, u32::from_be_bytes(seconds));
         }
         if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
+            sa.certificates_end = Some(at);
             sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
         }
         if let Some((offer, request)) = self.offer.take() {
             let nonces = crate::child::Nonces { i: &nonce_i, r: &nonce_r };
             match offer.finish_auth(ctx, &sa.parent(), nonces, response.payloads()) {
-                Ok(child) => sa.children.push(child),
+                Ok(child) => {
+                    let new = child.id;
+                    sa.children.push(child);
+                    sa.granted(ctx, &request, new);
+                }
                 Err(fault) => sa.child_failed(ctx, &request, fault),
             }
         }
@@ -52,7 +67,7 @@ impl Authenticating {
             children: std::mem::take(&mut start.initiation.children),
             commands: std::mem::take(&mut start.initiation.commands),
             replaces: start.initiation.replaces,
-            initial_contact: false,
+            initial_contact: None,
         }))
     }
 

@@ -34,7 +34,7 @@ impl Authenticating {
             connection,
             self.local_round,
             (local_id, remote_id),
-            self.authorities.as_deref().unwrap_or_default(),
+            self.authorities.as_ref(),
             msk,
             with_ppk,
         );
@@ -86,15 +86,15 @@ impl Authenticating {
                 if initial_contact {
                     status(chain, NotifyType::INITIAL_CONTACT, &[]);
                 }
-                emit_certreq(ctx, &connection, chain);
+                emit_certreq(ctx, [&*connection], chain);
                 if let Some(id) = connection.remote.first().and_then(|auth| own_id(&auth.id)) {
                     chain.id(PayloadType::IDr, id.kind, &id.data);
                 }
             }
             if let Some((signed, plain)) = &signed {
                 chain.auth(signed.method, &signed.auth);
-                if let (Ppk::Have, Some(name)) = (ppk, &connection.ppk_id) {
-                    status(chain, NotifyType::PPK_IDENTITY, &ppk_identity(name));
+                if let (Ppk::Have, Some(name)) = (ppk, connection.ppk_id.as_ref().and_then(own_id)) {
+                    status(chain, NotifyType::PPK_IDENTITY, &ppk_identity(&name));
                     if let Some(plain) = plain {
                         status(chain, NotifyType::NO_PPK_AUTH, &plain.auth);
                     }
@@ -165,6 +165,7 @@ impl Authenticating {
             path: secured.path,
             nat: secured.nat,
             remote_id: &nobody,
+            peer_id: nobody.clone(),
             peer: secured.peer,
             virtual_local: &[],
             virtual_remote: &[],
@@ -175,14 +176,14 @@ impl Authenticating {
         self.offer = Some((Offer::for_auth(ctx, &parent, &request), request));
     }
 
-    /// This host remembers no other IKE SA with the peer.
-    pub(super) fn is_initial_contact(&self, ctx: &Context<'_>, start: &Start) -> bool {
+    /// This host remembers no other IKE SA with the peer, and makes none.
+    pub(super) fn is_initial_contact(&self, ctx: &mut Context<'_>, start: &Start) -> bool {
         let connection = start.connection();
         let remote = connection.remote.first().and_then(|auth| own_id(&auth.id));
-        let (Some(local), Some(remote)) = (&self.local_id, remote) else { return false };
+        let (Some(local), Some(remote), Some(secured)) = (&self.local_id, remote, &self.secured) else { return false };
         connection.unique != Unique::Never
             && start.initiation.replaces.is_none()
-            && ctx.names.with_peer(local, &remote).next().is_none()
+            && ctx.names.begin_contact(secured.id, (local.clone(), remote))
     }
 }
 

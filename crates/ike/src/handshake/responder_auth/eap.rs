@@ -1,5 +1,7 @@
 //! EAP of the responder (RFC 7296 §2.16).
 
+use std::sync::Arc;
+
 use crypto::ike::Secret;
 use wire::ike::NotifyType;
 
@@ -10,7 +12,7 @@ use crate::child::Refused;
 use crate::config::AuthMethod;
 use crate::context::Context;
 use crate::exchange::Inner;
-use crate::output::{EapAnswer, EapStep, Question, Signed};
+use crate::output::{EapAnswer, EapStep, Level, Question, Signed, Subsystem};
 use crate::sa::Role;
 
 /// The EAP conversation of the round.
@@ -33,7 +35,7 @@ impl Answering {
         if let Err(refused) = self.sift(true, None) {
             return self.refuse(ctx, &refused);
         }
-        self.candidates.truncate(1);
+        self.keep_alternatives();
         self.eap = EapState::Running { method: None, answers: 0 };
         let local = self.candidates.first().and_then(|connection| connection.local.get(self.local_round));
         match local.map(|auth| &auth.method) {
@@ -52,6 +54,17 @@ impl Answering {
         }
     }
 
+    /// Leaves those candidates to which the EAP identity may switch later: this host authenticates itself in the same way
+    /// in all of them, because its AUTH goes out before the EAP identity comes.
+    fn keep_alternatives(&mut self) {
+        let Some(first) = self.candidates.first().cloned() else { return };
+        let round = self.remote_round;
+        self.candidates.retain(|other| {
+            let asks = other.remote.get(round).is_some_and(|auth| auth.eap_id.is_some());
+            Arc::ptr_eq(other, &first) || asks && other.local == first.local && other.remote.len() == first.remote.len()
+        });
+    }
+
     pub(super) fn ask_eap(&mut self, ctx: &mut Context<'_>, packet: Vec<u8>, signed: Option<Signed>) -> Outcome {
         let (Some(secured), Some(connection), Some(remote)) = (&self.secured, self.candidates.first(), &self.remote_id)
         else {
@@ -59,6 +72,7 @@ impl Answering {
         };
         let step = EapStep {
             connection: connection.clone(),
+            alternatives: self.candidates[1..].to_vec(),
             round: self.remote_round,
             client: false,
             conversation: u64::from(secured.id.0),
@@ -78,6 +92,20 @@ impl Answering {
                 self.respond_eap(ctx, &packet, signed);
                 Outcome::Pending
             }
+            EapAnswer::Switch(connection, packet) => {
+                if !self.candidates.iter().any(|candidate| Arc::ptr_eq(candidate, &connection)) {
+                    let reason = "the connection of the EAP identity is no candidate";
+                    return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+                }
+                let text = format!(
+                    "the EAP identity switches from connection '{}' to '{}'",
+                    self.candidates[0].name, connection.name
+                );
+                ctx.log(Level::Debug, Subsystem::Ike, self.secured.as_ref().map(|secured| secured.id), text);
+                self.candidates = vec![connection];
+                self.respond_eap(ctx, &packet, signed);
+                Outcome::Pending
+            }
             EapAnswer::Success { .. } if answers == 0 => {
                 let reason = "EAP succeeded before the client said anything";
                 self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
@@ -87,6 +115,7 @@ impl Answering {
                 self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
             }
             EapAnswer::Success { packet, msk, identity } => {
+                self.candidates.truncate(1);
                 self.eap_name = identity;
                 self.eap = EapState::Proving(msk);
                 self.respond_eap(ctx, &packet, signed);

@@ -31,6 +31,14 @@ impl Answering {
             let reason = format!("[{who}] has an IKE SA already, and '{}' keeps that", connection.name);
             return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
         }
+        // IKE SAs that this one replaces go in any case.
+        let replaces =
+            connection.unique == Unique::Replace || self.initial_contact && connection.unique != Unique::Never;
+        let most = ctx.settings.ike_sas_per_identity_max;
+        if !replaces && ctx.names.with_peer(&local_id, &who).count() >= most {
+            let reason = format!("[{who}] has {most} IKE SAs, which is the limit; set 'unique = replace'");
+            return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+        }
         let wishes = parts.cfg(CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
         let lost = self.initial_contact && connection.unique != Unique::Never;
         let alone = lost || connection.unique == Unique::Replace;
@@ -52,8 +60,10 @@ impl Answering {
         let mut sa = secured.establish(ctx, ends);
         sa.learn_peer_addresses(first.payloads());
         if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
+            sa.certificates_end = Some(at);
             sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
         }
+        let gives_addresses = !sa.virtual_remote.is_empty();
         let inner = extend(inner, |chain| {
             let allowed = leases.and_then(|leases| {
                 configure::emit_reply(ctx, &leases, chain);
@@ -78,7 +88,7 @@ impl Answering {
                 status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
                 emit_addresses(ctx, sa.path.local.ip(), chain);
             }
-            if !connection.reauth_time.is_zero() && is_client(connection) {
+            if !connection.reauth_time.is_zero() && (is_client(connection) || gives_addresses) {
                 let seconds = u32::try_from(connection.reauth_time.as_secs()).unwrap_or(u32::MAX);
                 status(chain, NotifyType::AUTH_LIFETIME, &seconds.to_be_bytes());
             }
@@ -90,13 +100,12 @@ impl Answering {
             children: Vec::new(),
             commands: Vec::new(),
             replaces: None,
-            initial_contact: self.initial_contact && connection.unique != Unique::Never,
+            initial_contact: lost.then_some(self.began),
         }))
     }
 }
 
-/// Clients authenticate anew when they are told to: this host cannot start that with EAP or for an
-/// address that it gave out.
+/// Whether only the peer can start another authentication, for its method; a client with a virtual address is another case.
 fn is_client(connection: &Connection) -> bool {
     connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)))
 }

@@ -156,6 +156,7 @@ fn settings() -> Settings {
         half_open_max: 1000,
         half_open_timeout: Duration::from_secs(30),
         ike_sas_max: 1000,
+        ike_sas_per_identity_max: 1000,
         keepalive: Duration::from_secs(20),
         fragment_size: 1280,
         reassembly_max: 65536,
@@ -192,6 +193,8 @@ impl Host {
     /// One step on every IKE SA, and what follows of it.
     fn step(&mut self, now: Instant, run: impl FnOnce(&mut Context<'_>, &mut Vec<Established>)) {
         let mut born = Vec::new();
+        let no_routes: crate::context::Sources = Box::new(|_| None);
+        let no_networks: crate::context::Owned = Box::new(|_| None);
         let mut ctx = Context {
             now,
             rng: &mut self.rng,
@@ -200,6 +203,8 @@ impl Host {
             pools: &mut self.pools,
             out: &mut self.out,
             names: &mut self.names,
+            sources: &no_routes,
+            owned: &no_networks,
             born: &mut born,
         };
         run(&mut ctx, &mut self.sas);
@@ -362,6 +367,7 @@ impl Pair {
             established: now,
             rekey_at: None,
             reauth_at: None,
+            certificates_end: None,
             over_at: None,
             heard: now,
             keepalive_at: None,

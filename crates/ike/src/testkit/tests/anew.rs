@@ -214,3 +214,27 @@ fn a_deleted_ike_sa_is_listed_no_more_and_answers_all_the_same() {
     net.run(10 * SECOND);
     assert_eq!(net.hosts[1].endpoint.ike_sa_count(), 0);
 }
+
+#[test]
+fn a_client_with_a_virtual_address_is_told_its_lifetime() {
+    let mut net = pair(93, |host, connection| {
+        if host == 0 {
+            connection.vips = vec![IpAddr::from([0, 0, 0, 0])];
+            connection.children = vec![Arc::new(child("net", "dynamic", "10.2.0.0/16"))];
+        } else {
+            connection.pools = vec!["pool".to_owned()];
+            connection.children = vec![Arc::new(child("net", "10.2.0.0/16", "dynamic"))];
+            (connection.reauth_time, connection.over_time) = (15 * SECOND, 5 * SECOND);
+        }
+    });
+    let pool = PoolConfig { name: "pool".to_owned(), addrs: range("10.99.0.0/24"), attributes: Vec::new() };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    assert!(net.hosts[0].log(Level::Info).contains("within 15 s"));
+    for _ in 0..20 {
+        net.run(5 * SECOND);
+        assert_eq!((net.hosts[0].live().count(), net.hosts[0].virtuals.len()), (1, 1));
+    }
+}

@@ -3,6 +3,30 @@
 use super::*;
 
 #[test]
+fn sha256_96_truncates_the_icv_and_negotiates_sha256() {
+    let truncating = |net: &mut Net, on: [bool; 2]| {
+        for (host, on) in on.into_iter().enumerate() {
+            let (mine, theirs) = if host == 0 { (1, 2) } else { (2, 1) };
+            let mut connection = connection(mine, theirs);
+            let child = Arc::make_mut(&mut connection.children[0]);
+            child.proposals = vec![ChildProposal::parse(ChildProtocol::Esp, "aes128-sha256").expect("words")];
+            child.sha256_96 = on;
+            net.load(host, vec![connection]);
+        }
+        initiate(net);
+        net.run(SECOND);
+        check_up(net);
+        [0, 1].map(|host| net.hosts[host].live().next().expect("a child").sa.suite.integ.expect("a MAC"))
+    };
+    let [a, b] = truncating(&mut Net::new(31, 2), [true, true]);
+    assert_eq!((a.name, a.icv_len, a.key_len), ("sha256_96", 12, 32));
+    assert_eq!(a, b);
+    // The offer is the same, so that ends of which one truncates agree and only their packets differ.
+    let [a, b] = truncating(&mut Net::new(31, 2), [true, false]);
+    assert_eq!((a.icv_len, b.icv_len), (12, 16));
+}
+
+#[test]
 fn start_and_trap_follow_the_configuration() {
     let mut net = Net::new(40, 2);
     net.load(1, vec![connection(2, 1)]);
@@ -35,6 +59,32 @@ fn start_and_trap_follow_the_configuration() {
     assert_eq!((net.hosts[0].live().count(), net.hosts[0].traps.len()), (2, 0));
 }
 
+/// The routing table chooses the source, not the address that is most like that of the peer.
+#[test]
+fn an_initiator_sends_from_the_address_of_its_route() {
+    let sent_from = |routed: Option<&'static str>, local_addrs: Vec<AddrRange>| {
+        let mut net = Net::new(47, 2);
+        net.hosts[0].addrs = vec![addr(1), addr(3)];
+        net.hosts[0].endpoint.look_up_sources(move |_| routed.map(|addr| addr.parse().expect("an address")));
+        let local_addrs = local_addrs.into_iter().map(Into::into).collect();
+        net.load(0, vec![Connection { local_addrs, ..connection(1, 2) }]);
+        let (now, addrs) = (net.now, net.hosts[0].addrs.clone());
+        net.hosts[0].endpoint.local_addresses(now, &addrs);
+        initiate(&mut net);
+        loop {
+            match net.hosts[0].endpoint.poll().expect("a datagram") {
+                Output::Transmit(transmit) => break transmit.local.ip(),
+                _ => continue,
+            }
+        }
+    };
+    assert_eq!(sent_from(Some("10.0.0.1"), vec![]), addr(1));
+    // Without a route, and with one that is not allowed.
+    assert_eq!(sent_from(None, vec![]), addr(3));
+    assert_eq!(sent_from(Some("10.0.0.9"), vec![range("10.0.0.0/30")]), addr(3));
+    assert_eq!(sent_from(Some("10.0.0.1"), vec![range("10.0.0.3")]), addr(3));
+}
+
 #[test]
 fn many_wishes_share_one_handshake() {
     let mut net = pair(41, |_, _| ());
@@ -54,7 +104,7 @@ fn many_wishes_share_one_handshake() {
 fn commands_that_cannot_be_done_say_why() {
     let mut net = pair(42, |host, connection| {
         if host == 1 {
-            connection.remote_addrs = vec![range("10.0.0.0/24")];
+            connection.remote_addrs = vec![range("10.0.0.0/24").into()];
         }
     });
     let now = net.now;
@@ -108,6 +158,93 @@ fn a_host_that_lost_everything_says_so() {
     net.hosts[0].plane.clear();
     net.hosts[0].events.clear();
     net.load(0, vec![connection(1, 2)]);
+    initiate(&mut net);
+    net.run(60 * SECOND);
+    check_up(&net);
+    assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"));
+}
+
+/// Two connections of host 0 with the same identities, started at once after a restart: an IKE SA of before is up at host 1.
+/// `delays`: of IKE_SA_INIT and of later messages of each of the two, in ms.
+fn two_connections_at_once(delays: [(u64, u64); 2]) -> Net {
+    let sections = |number: u8, other: u8| -> Vec<Arc<ChildConfig>> {
+        let side = |number: u8, at: u8| format!("10.{number}.{at}.0/24");
+        (0..2).map(|at| Arc::new(child(&format!("c{at}"), &side(number, at), &side(other, at)))).collect()
+    };
+    let mut net = pair(46, |host, connection| {
+        if host == 1 {
+            connection.children.extend(sections(2, 1));
+        }
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    let old = net.hosts[1].up();
+    assert_eq!(old.len(), 1);
+    net.hosts[0].endpoint = Endpoint::new(Settings::default(), ChaCha8Rng::seed_from_u64(99));
+    net.hosts[0].plane.clear();
+    net.hosts[0].events.clear();
+    let names = ["1-2-a", "1-2-b"];
+    let both = names.iter().zip(sections(1, 2)).map(|(name, section)| Connection {
+        name: (*name).to_owned(),
+        children: vec![section],
+        ..connection(1, 2)
+    });
+    net.load(0, both.collect());
+    let mut first = None;
+    net.wire = Box::new(move |transmit| {
+        let spi: [u8; 8] = transmit.datagram[..8].try_into().expect("an SPI");
+        let (init, later) = delays[usize::from(*first.get_or_insert(spi) != spi)];
+        Fate::After(Duration::from_millis(if transmit.datagram[18] == 34 { init } else { later }))
+    });
+    let now = net.now;
+    for (name, section) in names.into_iter().zip(["c0", "c1"]) {
+        net.hosts[0].endpoint.initiate(now, name, Some(section), 10).expect("can be started");
+    }
+    net.run(10 * SECOND);
+    assert!(net.hosts[1].log(Level::Info).contains("INITIAL_CONTACT"), "the IKE SA of before is forgotten");
+    assert!(!net.hosts[1].up().contains(&old[0]));
+    net
+}
+
+#[test]
+fn two_connections_with_the_same_identities_that_start_at_once_stay_up() {
+    for delays in [
+        [(5, 5), (5, 5)],
+        // IKE_AUTH of the second one follows that of the first, or precedes it.
+        [(5, 5), (40, 5)],
+        [(40, 5), (5, 5)],
+        // It overtakes that of the first, which has INITIAL_CONTACT.
+        [(5, 60), (10, 5)],
+    ] {
+        let net = two_connections_at_once(delays);
+        for host in &net.hosts {
+            assert_eq!((host.up().len(), host.live().count()), (2, 2), "{delays:?} {}", host.log(Level::Info));
+        }
+    }
+}
+
+/// INITIAL_CONTACT of an attempt that failed does not keep the next one from sending it.
+#[test]
+fn a_handshake_that_failed_leaves_initial_contact_to_the_next() {
+    let mut net = pair(47, |_, _| ());
+    initiate(&mut net);
+    net.run(SECOND);
+    net.hosts[0].endpoint = Endpoint::new(Settings::default(), ChaCha8Rng::seed_from_u64(99));
+    net.hosts[0].plane.clear();
+    net.hosts[0].events.clear();
+    let mut one = connection(1, 2);
+    one.keyingtries = 1;
+    net.load(0, vec![one]);
+    // IKE_AUTH is lost until the handshake is given up.
+    net.wire = Box::new(|transmit| match transmit.datagram[18] {
+        35 => Fate::Lost,
+        _ => Fate::After(Duration::from_millis(5)),
+    });
+    initiate(&mut net);
+    net.run(600 * SECOND);
+    assert_eq!((net.hosts[0].up().len(), net.hosts[1].up().len()), (0, 1));
+    net.hosts[0].events.clear();
+    net.wire = Box::new(|_| Fate::After(Duration::from_millis(5)));
     initiate(&mut net);
     net.run(60 * SECOND);
     check_up(&net);
@@ -214,6 +351,46 @@ fn mobike_takes_the_addresses_along() {
     net.run(10 * SECOND);
     check_up(&net);
     assert_eq!(net.hosts[1].live().next().expect("a child").sa.path.remote.ip(), second);
+}
+
+/// `dynamic` is the outer address: after a move another one.
+#[test]
+fn selectors_that_are_the_outer_address_follow_it() {
+    for mode in [ChildMode::Tunnel, ChildMode::Transport] {
+        let mut net = pair(52, |host, connection| {
+            connection.mobike = true;
+            let (local, remote) = if mode == ChildMode::Transport {
+                ("dynamic", "dynamic")
+            } else if host == 0 {
+                ("dynamic", "10.2.0.0/16")
+            } else {
+                ("10.2.0.0/16", "dynamic")
+            };
+            connection.children = vec![Arc::new(ChildConfig { mode, ..child("net", local, remote) })];
+            let any = if host == 0 { &mut connection.local_addrs } else { &mut connection.remote_addrs };
+            any.clear();
+        });
+        initiate(&mut net);
+        net.run(SECOND);
+        check_up(&net);
+        let second = IpAddr::from([10, 0, 1, 1]);
+        net.hosts[0].addrs = vec![second];
+        let now = net.now;
+        net.hosts[0].endpoint.local_addresses(now, &[second]);
+        net.run(10 * SECOND);
+        check_up(&net);
+        let own = |host: usize| {
+            let sa = &net.hosts[host].live().next().expect("a child").sa;
+            if host == 0 { sa.local_ts.clone() } else { sa.remote_ts.clone() }
+        };
+        assert_eq!((own(0)[0].addrs, own(1)[0].addrs), (range("10.0.1.1"), range("10.0.1.1")));
+        // The same address again makes nothing new.
+        let ups = net.hosts[0].count("child_up");
+        let now = net.now;
+        net.hosts[0].endpoint.local_addresses(now, &[second, IpAddr::from([10, 0, 1, 2])]);
+        net.run(10 * SECOND);
+        assert_eq!(net.hosts[0].count("child_up"), ups);
+    }
 }
 
 #[test]
@@ -450,4 +627,27 @@ fn both_ends_authenticate_anew_but_not_at_once() {
     net.run(1000 * SECOND);
     assert!(net.hosts.iter().all(|host| host.up().len() == 1 && host.live().count() == 1));
     assert_eq!(net.hosts[1].count("ike_reauthentication"), 0);
+}
+
+/// A responder does not know yet which connection it will be.
+#[test]
+fn certificates_are_requested_for_every_candidate() {
+    let mut net = Net::new(94, 2);
+    let mut second = connection(2, 1);
+    second.name = "certificates".to_owned();
+    second.remote[0].method = AuthMethod::PublicKey(Vec::new());
+    net.load(1, vec![connection(2, 1), second]);
+    net.load(0, vec![connection(1, 2)]);
+    let requested = std::rc::Rc::new(std::cell::Cell::new(false));
+    let seen = requested.clone();
+    net.wire = Box::new(move |transmit| {
+        let response = transmit.datagram[18] == 34 && transmit.datagram[19] & 0x20 != 0;
+        // The hash of the authority of the testkit, in a CERTREQ payload.
+        seen.set(seen.get() || (response && transmit.datagram.windows(20).any(|hash| hash == [7; 20])));
+        Fate::After(Duration::from_millis(5))
+    });
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    assert!(requested.get());
 }

@@ -303,6 +303,32 @@ fn a_flood_of_strangers_leaves_room_for_an_honest_initiator() {
 }
 
 #[test]
+fn a_public_value_without_a_secret_is_not_answered() {
+    let mut net = pair(39, |_, connection| {
+        connection.proposals = vec![IkeProposal::parse("aes128gcm16-prfsha256-x25519").expect("a proposal")];
+    });
+    let seen = record(&mut net);
+    initiate(&mut net);
+    net.pump();
+    let mut request = seen.borrow()[0].clone();
+    // The data of the KE payload, behind its header and the group.
+    let (mut kind, mut at) = (request.datagram[16], Header::LEN);
+    while kind != PayloadType::KE.0 {
+        kind = request.datagram[at];
+        at += usize::from(u16::from_be_bytes([request.datagram[at + 2], request.datagram[at + 3]]));
+    }
+    request.datagram[at + 8..at + 40].fill(0);
+    request.datagram[0] ^= 1;
+    let before = net.hosts[1].sent.1;
+    net.hosts[1].endpoint.handle_datagram(net.now, request.remote, request.local, &request.datagram);
+    while let Some(output) = net.hosts[1].endpoint.poll() {
+        net.hosts[1].take(net.now, output);
+    }
+    assert_eq!(net.hosts[1].sent.1, before);
+    assert_eq!((net.hosts[1].count("ike_init_invalid"), net.hosts[1].endpoint.half_open_count()), (1, 0));
+}
+
+#[test]
 fn one_address_has_few_half_open_ike_sas() {
     let mut net = pair(37, |_, _| ());
     let seen = record(&mut net);

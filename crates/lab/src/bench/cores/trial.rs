@@ -6,7 +6,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use dataplane::{After, Batch, CipherTag, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig, cpus};
+use dataplane::{After, Batch, CipherTag, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig};
+use ports::cpus;
 
 use super::world::{Tables, World, packet};
 use super::{Case, Scheduler, Set, Spreading};

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crypto::offload::{GROUP, Group, Offload, Task, Way};
 use crypto::{CryptoOp, Engine, KeyTable};
-use dataplane::clock::ticks;
+use ports::clock::ticks;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 /// Groups that a thread has room for: the largest batch of a benchmark.

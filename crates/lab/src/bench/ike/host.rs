@@ -111,7 +111,7 @@ fn client_of(number: usize, mut one: Connection, gateway: &str) -> Client {
     let mut host = Endpoint::new(Settings::default(), SystemRandom);
     let now = Instant::now();
     host.local_addresses(now, &[address(number).ip()]);
-    one.remote_addrs = vec![AddrRange { start: GATEWAY.ip(), end: GATEWAY.ip() }];
+    one.remote_addrs = vec![AddrRange { start: GATEWAY.ip(), end: GATEWAY.ip() }.into()];
     one.remote[0].id = IdPattern::Like(Identity::parse(gateway).expect("an identity"));
     host.load(now, vec![Arc::new(one)]);
     Client { host, ike: None, child: None }

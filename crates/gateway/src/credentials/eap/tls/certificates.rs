@@ -16,7 +16,7 @@ use super::super::super::constraint::Constraints;
 use super::super::super::name;
 use super::super::super::path::{self, MAX_PEER_CERTIFICATES};
 use super::super::super::store::{Store, Trust};
-use super::super::super::verify::trusted;
+use super::super::super::verify::{Sent, trusted};
 use super::super::super::x509::Certificate;
 use super::fits;
 use crate::tls::Own;
@@ -49,8 +49,8 @@ fn fitting(kind: PublicKeyKind, scheme: Scheme) -> bool {
 pub(in crate::credentials) fn own(store: &Store, auth: Option<&Auth>, now: Duration) -> Result<Own, String> {
     let pinned = auth.map_or(&[][..], |auth| &auth.certs);
     let id = auth.map(|auth| match &auth.eap_id {
-        Some(id) => IdPattern::Like(id.clone()),
-        None => auth.id.clone(),
+        Some(IdPattern::Like(id)) => IdPattern::Like(id.clone()),
+        Some(IdPattern::Any) | None => auth.id.clone(),
     });
     let wanted = |leaf: &&Certificate| pinned.is_empty() || pinned.contains(&leaf.fingerprint());
     let usable = store.trust().end_entities.iter().filter(wanted).filter_map(|leaf| {
@@ -184,9 +184,12 @@ impl Verifier {
             };
             return Err(fault(format!("{leaf:?} is not that of '{wanted}'")));
         }
-        trusted(&self.trust, &leaf, &sent, std::iter::empty(), &self.auth, &self.constraints, self.now)
-            .map(drop)
-            .map_err(fault)
+        let sent = Sent { certificates: &sent, ..Sent::default() };
+        let checked = trusted(&self.trust, &leaf, sent, &self.auth, &self.constraints, self.now);
+        // A handshake of TLS cannot wait: what is fetched is there for the next one.
+        let fetching = !self.trust.fetched.submit(checked.wants, self.now).is_empty();
+        let later = if fetching { "; it is being fetched for the next attempt" } else { "" };
+        checked.outcome.map(drop).map_err(|why| fault(why + later))
     }
 
     fn signature(

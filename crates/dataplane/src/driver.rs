@@ -1,0 +1,22 @@
+//! State of a worker that its thread reads between batches, beside [`Worker::outbound`] and
+//! [`Worker::inbound`].
+
+use crate::{Worker, WorkerConfig};
+
+impl Worker {
+    /// Returns the configuration that the worker was made with.
+    pub fn config(&self) -> &WorkerConfig {
+        &self.config
+    }
+
+    /// Returns true when packets have asked for an SA since the last call.
+    pub fn take_asked(&mut self) -> bool {
+        self.hold.take_asked()
+    }
+
+    /// Returns true while packets wait for the first inbound packet of an SA. No descriptor becomes
+    /// readable when they may leave, so the thread must look often.
+    pub fn waits_for_sign(&self) -> bool {
+        self.hold.waits_for_sign()
+    }
+}

@@ -1,0 +1,392 @@
+//! Routes and guard as one: what closes the traffic that policies protect, and when it changes.
+//!
+//! Each closes by itself: routes lead what leaves into the device, the guard drops what is in clear text. So each is
+//! changed also where the other one cannot be, and only together do they count as changed. They do not change while
+//! connections are being loaded, and not any more once the gateway ends and leaves traffic closed.
+
+use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use wire::AddrRange;
+
+use crate::guard::{Guard, GuardPolicy, Rules};
+use crate::routes::Routes;
+
+/// How long after a failure a change is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+/// How often the networks on this host's links are looked at.
+const LINKS_EVERY: Duration = Duration::from_secs(3);
+
+/// What routes and guard have in common.
+pub(crate) trait Closes {
+    /// Restores what another program changed.
+    fn tick(&mut self, now: Instant);
+    /// Stays in force when this is dropped.
+    fn stay(&mut self);
+    /// Undoes a start that failed, except for what an earlier gateway left closed.
+    fn give_up(&mut self);
+}
+
+/// The guard.
+pub(crate) trait Filter: Closes {
+    /// Puts rules in force.
+    ///
+    /// # Errors
+    /// What the kernel refuses; the rules before stay.
+    fn apply(&mut self, rules: Rules) -> anyhow::Result<()>;
+}
+
+/// Routes.
+pub(crate) trait Paths: Closes {
+    /// Leads what policies protect into the device, which has the addresses `own`.
+    ///
+    /// # Errors
+    /// What the kernel refuses; what was closed before stays so.
+    fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()>;
+}
+
+/// Routes and guard of a gateway.
+pub(crate) struct Border<P = Routes, F = Guard> {
+    // In the order in which they are dropped: what routes led into the device must not leave before the guard goes.
+    routes: Option<P>,
+    guard: Option<F>,
+    /// Policies changed since routes and guard were set.
+    changed: bool,
+    /// Connections are being loaded.
+    loading: bool,
+    /// When a change that failed is tried again.
+    again: Option<Instant>,
+    /// The gateway ends, and what is protected stays closed.
+    frozen: bool,
+    /// Private networks on this host's links that stay outside of the tunnel, and when they are looked at again.
+    links: (Vec<AddrRange>, Instant),
+}
+
+impl<P: Paths, F: Filter> Border<P, F> {
+    /// Nothing is set yet.
+    pub(crate) fn new(routes: Option<P>, guard: Option<F>) -> Self {
+        let links = (Vec::new(), Instant::now());
+        Self { routes, guard, changed: false, loading: false, again: None, frozen: false, links }
+    }
+
+    /// Whether a change has an effect.
+    pub(crate) fn changes(&self) -> bool {
+        !self.frozen && (self.routes.is_some() || self.guard.is_some())
+    }
+
+    /// Policies changed: routes and guard have to follow.
+    pub(crate) fn touch(&mut self) {
+        self.changed = true;
+    }
+
+    /// Keeps routes and guard as they are until [`Border::end_load`]: what a connection protects before and afterwards
+    /// is closed at every moment, although it is removed and added again.
+    pub(crate) fn begin_load(&mut self) {
+        self.loading = true;
+    }
+
+    /// Ends what [`Border::begin_load`] began; false when nothing did.
+    pub(crate) fn end_load(&mut self) -> bool {
+        std::mem::take(&mut self.loading)
+    }
+
+    /// Whether routes and guard have to be set now.
+    pub(crate) fn is_due(&self) -> bool {
+        self.changed && !self.loading
+    }
+
+    /// Sets both. What one of them refuses does not keep the other one as it was, and is tried again.
+    ///
+    /// # Errors
+    /// What was refused first.
+    pub(crate) fn set(&mut self, now: Instant, rules: Rules, own: &[IpAddr]) -> anyhow::Result<()> {
+        (self.changed, self.again) = (false, None);
+        if self.frozen {
+            return Ok(());
+        }
+        let policies = rules.policies.clone();
+        let guarded = self.guard.as_mut().map_or(Ok(()), |guard| guard.apply(rules));
+        let routed = self.routes.as_mut().map_or(Ok(()), |routes| routes.apply(&policies, own));
+        let outcome = guarded.and(routed);
+        self.again = outcome.is_err().then(|| now + AGAIN);
+        outcome
+    }
+
+    /// Private networks on links that stay outside of the tunnel, as they are now: none without `bypass_lan`.
+    pub(crate) fn links(&mut self, bypass_lan: bool, look: impl FnOnce() -> Vec<AddrRange>) -> &[AddrRange] {
+        self.links.0 = if bypass_lan { look() } else { Vec::new() };
+        &self.links.0
+    }
+
+    /// What passes by itself: changes by other programs, links that come and go, changes that failed.
+    pub(crate) fn tick(&mut self, now: Instant, bypass_lan: bool, look: impl FnOnce() -> Vec<AddrRange>) {
+        if self.frozen {
+            return;
+        }
+        self.routes.iter_mut().for_each(|routes| routes.tick(now));
+        self.guard.iter_mut().for_each(|guard| guard.tick(now));
+        if bypass_lan && now >= self.links.1 {
+            self.links.1 = now + LINKS_EVERY;
+            self.changed |= look() != self.links.0;
+        }
+        self.changed |= self.again.is_some_and(|again| again <= now);
+    }
+
+    /// Leaves both as they are, also after the end: what is protected stays closed.
+    pub(crate) fn freeze(&mut self) {
+        self.frozen = true;
+        self.routes.iter_mut().for_each(P::stay);
+        self.guard.iter_mut().for_each(F::stay);
+    }
+
+    /// Whether what is protected stays closed after the end.
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.frozen
+    }
+
+    /// Undoes a first [`Border::set`] that failed; what an earlier gateway left closed stays so.
+    pub(crate) fn give_up(&mut self) {
+        self.guard.iter_mut().for_each(F::give_up);
+        if let Some(mut routes) = self.routes.take() {
+            routes.give_up();
+        }
+    }
+
+    /// The guard.
+    pub(crate) fn guard(&self) -> Option<&F> {
+        self.guard.as_ref()
+    }
+}
+
+impl Border {
+    /// Descriptors that become readable when another program changes routes or the guard.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.routes.iter().map(AsFd::as_fd).chain(self.guard.iter().map(AsFd::as_fd))
+    }
+}
+
+/// What becomes of rules in the kernel when their owner is dropped.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Legacy {
+    /// An earlier gateway left them, and was not to open what they close.
+    pub(crate) adopted: bool,
+    stays: bool,
+}
+
+impl Legacy {
+    /// They are removed, unless something else happens before.
+    pub(crate) fn of(adopted: bool) -> Self {
+        Self { adopted, stays: false }
+    }
+
+    /// They stay.
+    pub(crate) fn stay(&mut self) {
+        self.stays = true;
+    }
+
+    /// The start failed: only what an earlier gateway left stays.
+    pub(crate) fn give_up(&mut self) {
+        self.stays = self.adopted;
+    }
+
+    /// Whether they are removed. A thread that panics removes nothing: a fault leaves traffic closed.
+    pub(crate) fn is_removed(self, panics: bool) -> bool {
+        !self.stays && !panics
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::rc::Rc;
+
+    use super::*;
+    use crate::guard::Verdict;
+    use wire::Selector;
+
+    type Calls = Rc<RefCell<Vec<String>>>;
+
+    /// Routes or guard that note what happens to them.
+    struct Side {
+        name: &'static str,
+        calls: Calls,
+        refuses: Rc<RefCell<bool>>,
+    }
+
+    impl Side {
+        fn note(&self, what: &str) {
+            self.calls.borrow_mut().push(format!("{} {what}", self.name));
+        }
+
+        fn apply(&self, policies: usize) -> anyhow::Result<()> {
+            self.note(&format!("apply {policies}"));
+            anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
+            Ok(())
+        }
+    }
+
+    impl Closes for Side {
+        fn tick(&mut self, _: Instant) {
+            self.note("tick");
+        }
+
+        fn stay(&mut self) {
+            self.note("stay");
+        }
+
+        fn give_up(&mut self) {
+            self.note("give up");
+        }
+    }
+
+    impl Filter for Side {
+        fn apply(&mut self, rules: Rules) -> anyhow::Result<()> {
+            Side::apply(self, rules.policies.len())
+        }
+    }
+
+    impl Paths for Side {
+        fn apply(&mut self, policies: &[GuardPolicy], _: &[IpAddr]) -> anyhow::Result<()> {
+            Side::apply(self, policies.len())
+        }
+    }
+
+    impl Drop for Side {
+        fn drop(&mut self) {
+            self.note("drop");
+        }
+    }
+
+    struct Bench {
+        border: Border<Side, Side>,
+        calls: Calls,
+        routes_refuse: Rc<RefCell<bool>>,
+        guard_refuses: Rc<RefCell<bool>>,
+        now: Instant,
+    }
+
+    impl Bench {
+        fn new() -> Self {
+            let calls = Calls::default();
+            let (routes_refuse, guard_refuses) = <(Rc<RefCell<bool>>, Rc<RefCell<bool>>)>::default();
+            let side = |name, refuses: &Rc<RefCell<bool>>| Side {
+                name,
+                calls: Rc::clone(&calls),
+                refuses: Rc::clone(refuses),
+            };
+            let border = Border::new(Some(side("routes", &routes_refuse)), Some(side("guard", &guard_refuses)));
+            Self { border, calls, routes_refuse, guard_refuses, now: Instant::now() }
+        }
+
+        fn set(&mut self, policies: usize) -> Result<(), String> {
+            let selector = Selector::between(AddrRange::ANY_V4, AddrRange::ANY_V4);
+            let policies = vec![GuardPolicy::new(Verdict::Protect, selector); policies];
+            let outcome = self.border.set(self.now, Rules { policies, ..Rules::default() }, &[]);
+            outcome.map_err(|error| error.to_string())
+        }
+
+        fn tick(&mut self) {
+            self.border.tick(self.now, false, Vec::new);
+        }
+
+        fn calls(&self) -> Vec<String> {
+            std::mem::take(&mut *self.calls.borrow_mut())
+        }
+    }
+
+    #[test]
+    fn a_guard_that_fails_does_not_keep_routes_from_being_set() {
+        let mut bench = Bench::new();
+        *bench.guard_refuses.borrow_mut() = true;
+        assert_eq!(bench.set(1), Err("guard refused".to_owned()));
+        assert_eq!(bench.calls(), ["guard apply 1", "routes apply 1"]);
+        *bench.routes_refuse.borrow_mut() = true;
+        *bench.guard_refuses.borrow_mut() = false;
+        assert_eq!(bench.set(2), Err("routes refused".to_owned()));
+        assert_eq!(bench.calls(), ["guard apply 2", "routes apply 2"]);
+    }
+
+    #[test]
+    fn what_failed_is_tried_again() {
+        let mut bench = Bench::new();
+        *bench.routes_refuse.borrow_mut() = true;
+        bench.border.touch();
+        assert!(bench.border.is_due() && bench.set(1).is_err() && !bench.border.is_due());
+        bench.tick();
+        assert!(!bench.border.is_due(), "not at once");
+        bench.now += AGAIN;
+        bench.tick();
+        assert!(bench.border.is_due());
+        *bench.routes_refuse.borrow_mut() = false;
+        assert_eq!(bench.set(1), Ok(()));
+        bench.now += 2 * AGAIN;
+        bench.tick();
+        assert!(!bench.border.is_due(), "it succeeded");
+    }
+
+    #[test]
+    fn nothing_changes_once_the_gateway_ends_and_leaves_traffic_closed() {
+        let mut bench = Bench::new();
+        bench.border.freeze();
+        assert_eq!(bench.calls(), ["routes stay", "guard stay"]);
+        assert!(!bench.border.changes() && bench.border.is_frozen());
+        bench.border.touch();
+        assert_eq!(bench.set(0), Ok(()), "policies were withdrawn");
+        bench.tick();
+        assert_eq!(bench.calls(), [""; 0]);
+    }
+
+    #[test]
+    fn a_start_that_fails_gives_both_up_and_removes_routes_first() {
+        let mut bench = Bench::new();
+        bench.border.give_up();
+        assert_eq!(bench.calls(), ["guard give up", "routes give up", "routes drop"]);
+        assert!(bench.border.changes(), "the guard is there until the end");
+        drop(bench.border);
+        assert_eq!(*bench.calls.borrow(), ["guard drop"]);
+        let bench = Bench::new();
+        drop(bench.border);
+        assert_eq!(*bench.calls.borrow(), ["routes drop", "guard drop"], "what routes lead away must not leave");
+    }
+
+    #[test]
+    fn only_what_an_earlier_gateway_left_outlives_a_start_that_fails() {
+        for (adopted, removed) in [(false, true), (true, false)] {
+            let mut legacy = Legacy::of(adopted);
+            assert!(legacy.is_removed(false), "an orderly stop with on_stop = open removes it");
+            assert!(!legacy.is_removed(true), "a fault does not");
+            legacy.give_up();
+            assert_eq!(legacy.is_removed(false), removed);
+            legacy.stay();
+            assert!(!legacy.is_removed(false));
+        }
+    }
+
+    #[test]
+    fn nothing_changes_while_connections_are_loaded() {
+        let mut bench = Bench::new();
+        bench.border.begin_load();
+        bench.border.touch();
+        assert!(!bench.border.is_due());
+        assert!(bench.border.end_load() && bench.border.is_due());
+        assert!(!bench.border.end_load(), "one load, one change");
+    }
+
+    #[test]
+    fn networks_on_links_are_exempt_with_bypass_lan_only() {
+        let mut bench = Bench::new();
+        let lan = || vec!["192.168.1.0/24".parse().unwrap()];
+        assert_eq!(bench.border.links(true, lan), lan());
+        // The same links: no change. Another one, after a while: a change.
+        bench.now += LINKS_EVERY;
+        bench.border.tick(bench.now, true, lan);
+        assert!(!bench.border.is_due());
+        bench.border.tick(bench.now + LINKS_EVERY, false, Vec::new);
+        assert!(!bench.border.is_due(), "links are of no interest");
+        bench.border.tick(bench.now + LINKS_EVERY, true, Vec::new);
+        assert!(bench.border.is_due());
+        // A reload with bypass_lan = no.
+        assert_eq!(bench.border.links(false, || panic!("links are of no interest")), []);
+    }
+}

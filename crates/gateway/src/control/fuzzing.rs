@@ -1,0 +1,336 @@
+//! Commands of the control socket, driven by a fuzzer: every command but those that load something, on a gateway with
+//! connections of IKE and PSP and without sockets, device and workers.
+
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::time::Instant;
+
+use dataplane::Scheduler;
+use ports::Runner;
+use vici::ClientId;
+use vici::message::Message;
+use vici::names::Command;
+use vici::packet::{Kind, Packet};
+use vici::server::Detached;
+use zeroize::Zeroizing;
+
+use super::{Control, Loaded, Reach, Realm, Wish};
+use crate::config::problem::SourceFile;
+use crate::config::{Config, Outside, Purpose, check, syntax};
+use crate::keying::Keying;
+use crate::plane::{Foundation, Plane};
+use crate::psp_keys::PspService;
+use crate::resolver::Servers;
+use crate::state::Store;
+use crate::up::Attached;
+use crate::updown::Updown;
+
+const CLIENTS: usize = 3;
+const EVENTS: usize = 60;
+
+const CONFIG: &str = r#"
+gateway {
+    tun = weir-fuzz
+    mtu = 1400
+    routes = none
+    guard = none
+    confine = no
+    bypass_lan = no
+}
+connections {
+    moon {
+        local_addrs = 192.0.2.1
+        remote_addrs = 192.0.2.2
+        proposals = aes256gcm16-prfsha384-x25519
+        pools = clients
+        local { auth = psk
+            id = a.test }
+        remote { auth = psk
+            id = b.test }
+        children {
+            net { local_ts = 10.1.0.0/16
+                remote_ts = 10.2.0.0/16 }
+            trap { local_ts = 10.1.0.0/16
+                remote_ts = 10.3.0.0/16
+                start_action = trap }
+            leak { mode = pass
+                local_ts = 10.1.0.0/16
+                remote_ts = 10.4.0.0/16 }
+        }
+    }
+    any {
+        local_addrs = 192.0.2.1
+        remote_addrs = %any
+        local { auth = psk }
+        remote { auth = psk }
+        children { net { local_ts = 10.5.0.0/16 } }
+    }
+    keys {
+        protocol = psp
+        local_addrs = 192.0.2.1
+        remote_addrs = 192.0.2.3
+        local { auth = pubkey
+            id = a.test }
+        remote { auth = pubkey
+            id = c.test }
+        children { fast { local_ts = 10.1.0.0/16
+            remote_ts = 10.6.0.0/16 } }
+    }
+}
+pools { clients { addrs = 10.9.0.0/30 } }
+secrets { ike { secret = "of the fuzzer" } }
+"#;
+
+/// Keys and values that commands look for.
+const KEYS: [&str; 20] = [
+    "ike", "child", "ike-id", "child-id", "timeout", "loglevel", "force", "reauth", "noblock", "leases", "name",
+    "subject", "type", "flag", "id", "trap", "drop", "pass", "all", "uris",
+];
+const VALUES: [&str; 22] = [
+    "moon",
+    "any",
+    "keys",
+    "net",
+    "trap",
+    "leak",
+    "fast",
+    "clients",
+    "1",
+    "0",
+    "-1",
+    "yes",
+    "no",
+    "",
+    "4294967295",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "X509",
+    "CA",
+    "%any",
+    "65536",
+    "X509_CRL",
+];
+
+fn config() -> &'static Config {
+    static CONFIG_READ: OnceLock<Config> = OnceLock::new();
+    CONFIG_READ.get_or_init(|| {
+        let file = SourceFile { name: "fuzz.conf".into(), text: Zeroizing::new(CONFIG.to_owned()) };
+        let checked =
+            syntax::parse(file, Path::new(".")).and_then(|root| check(&root, Purpose::Gateway, &Outside::nothing()));
+        checked.unwrap_or_else(|problems| panic!("{problems}"))
+    })
+}
+
+/// A gateway and its clients.
+struct Bench {
+    control: Control,
+    server: Detached,
+    clients: Vec<ClientId>,
+    keying: Keying,
+    psp: PspService,
+    plane: Plane,
+    loaded: Loaded,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let config = config();
+        let dir = std::env::temp_dir().join(format!("weir-fuzz-{}", std::process::id()));
+        let store = Store::open(&dir).unwrap_or_else(|why| panic!("{why}"));
+        let foundation = Foundation::lay(config, store).unwrap_or_else(|why| panic!("{why}"));
+        let publisher = foundation.publisher(config).unwrap_or_else(|why| panic!("{why}"));
+        let startup = foundation.keep_numbers(config).unwrap_or_else(|why| panic!("{why}"));
+        let runner = Runner::start_with(Vec::new(), publisher.clone(), Scheduler::RunToCompletion);
+        let runner = runner.unwrap_or_else(|why| panic!("{why}"));
+        let attached = Attached { runner, routes: None, guard: None, supers: Vec::new() };
+        let mut plane = Plane::new(startup, publisher, attached, config.clone());
+        let servers = Servers::start(None, &config.gateway.tun).expect("there is nothing to start");
+        let updown = Updown::start(Path::new("fuzz.conf"), config).expect("there is nothing to start");
+        let mut keying = Keying::detached(config, (servers, updown)).expect("a descriptor");
+        let loaded = Loaded::new(config.keyed.clone(), PathBuf::from("/nonexistent"));
+        keying.credentials.with_store(|store| loaded.fill(store));
+        keying.credentials_changed();
+        keying.load(loaded.connections(), loaded.pools(), &mut plane);
+        let mut psp = crate::psp_keys::service::fuzzing::detached();
+        let faults = psp.load(Instant::now(), &config.keyed.psp, &mut plane);
+        assert!(faults.is_empty(), "{faults:?}");
+        let (mut server, requests) = Detached::new().expect("a descriptor");
+        let clients = (0..CLIENTS).map(|_| server.connect()).collect();
+        let control = Control::with(None, requests, server.handle());
+        let mut bench = Self { control, server, clients, keying, psp, plane, loaded };
+        // Traps of what was loaded come with the first turn.
+        bench.turn(false);
+        bench
+    }
+
+    /// What commands that only look may not change.
+    fn state(&self) -> (usize, usize, usize) {
+        let connections = self.keying.endpoint.connections().len();
+        let sas = self.keying.endpoint.ike_sas().count() + self.keying.endpoint.half_open_count();
+        (connections, sas, self.plane.negotiated.policies().len())
+    }
+
+    fn turn(&mut self, manual: bool) {
+        let Self { control, keying, psp, plane, loaded, .. } = self;
+        let reach = if manual { Reach::Manual(plane) } else { Reach::Keyed(Realm { keying, psp, plane, loaded }) };
+        for wish in control.turn(reach) {
+            if let Wish::Reload(client) = wish {
+                control.fulfilled(client, Err("not here".into()));
+            }
+        }
+        let mut happened = Vec::new();
+        keying.turn(plane, |what| happened.push(what));
+        for what in &happened {
+            control.tell(keying, plane, what);
+        }
+        psp.turn(Instant::now(), plane);
+    }
+
+    fn request(&mut self, at: usize, command: Command, message: Message, manual: bool) {
+        let client = self.clients[at];
+        let before = self.state();
+        self.server.request(client, command, message);
+        self.turn(manual);
+        let replies = self.read(client, command);
+        assert!(replies <= 1, "{} was answered {replies} times", command.name());
+        assert_eq!(self.server.is_busy(client), replies == 0, "{}: one reply, or a busy client", command.name());
+        let changes = [
+            Command::Initiate,
+            Command::Terminate,
+            Command::Rekey,
+            Command::Install,
+            Command::Uninstall,
+            Command::UnloadConn,
+            Command::UnloadPool,
+        ];
+        if !changes.contains(&command) {
+            assert_eq!(self.state(), before, "{} changed something", command.name());
+        }
+        self.check();
+    }
+
+    /// Reads what a client was sent; how many replies there were.
+    fn read(&self, client: ClientId, command: Command) -> usize {
+        let mut replies = 0;
+        for segment in self.server.read(client) {
+            let packet = Packet::parse(&segment[4..]).unwrap_or_else(|why| panic!("{}: {why}", command.name()));
+            let message = Message::parse(packet.body).unwrap_or_else(|why| panic!("{}: {why}", command.name()));
+            match packet.kind {
+                Kind::Response => {
+                    replies += 1;
+                    let refused = message.text("success") == Some("no");
+                    let why = message.text("errmsg").unwrap_or_default();
+                    assert!(!refused || !why.trim().is_empty(), "{} was refused without a reason", command.name());
+                }
+                kind => assert_eq!(kind, Kind::Event, "a client is sent replies and events"),
+            }
+        }
+        replies
+    }
+
+    /// Each client that waits has one job, and nobody else has one.
+    fn check(&self) {
+        for client in &self.clients {
+            let jobs = self.control.jobs.values().filter(|job| job.client == *client).count();
+            assert_eq!(jobs, usize::from(self.server.is_busy(*client)), "jobs of a client");
+        }
+        assert!(self.control.jobs.len() <= CLIENTS, "jobs of clients that are gone");
+        let open = self.control.jobs.values().map(|job| job.left).sum::<usize>();
+        let of_jobs = self.control.jobs_of.values().filter(|id| self.control.jobs.contains_key(id)).count();
+        assert_eq!(of_jobs, open, "commands of jobs");
+    }
+
+    fn leave(&mut self, at: usize) {
+        self.server.leave(self.clients[at]);
+        self.clients[at] = self.server.connect();
+        self.turn(false);
+        self.check();
+    }
+
+    /// All clients go, and everything ends: nothing may be left of any command.
+    fn end(mut self) {
+        (0..CLIENTS).for_each(|at| self.leave(at));
+        self.keying.load(Vec::new(), Vec::new(), &mut self.plane);
+        let mut happened = Vec::new();
+        self.keying.shutdown(&mut self.plane, |what| happened.push(what));
+        for what in &happened {
+            self.control.tell(&self.keying, &self.plane, what);
+        }
+        assert!(self.control.jobs.is_empty(), "a job is left");
+        assert!(self.control.jobs_of.is_empty(), "{} commands without an end are left", self.control.jobs_of.len());
+    }
+}
+
+/// A message: elements as the input has them, or names and values that commands look for.
+fn message(input: &mut &[u8], depth: usize) -> Message {
+    let mut message = Message::new();
+    while let Some((what, rest)) = input.split_first() {
+        *input = rest;
+        let mut next = || {
+            let (first, rest) = input.split_first().map_or((0, *input), |(first, rest)| (*first, rest));
+            *input = rest;
+            usize::from(first)
+        };
+        let key = KEYS[next() % KEYS.len()];
+        match what % 8 {
+            0 => return message,
+            1 => {
+                let values: Vec<&str> = (0..next() % 4).map(|_| VALUES[next() % VALUES.len()]).collect();
+                message.set_list(key, values);
+            }
+            2 if depth < 4 => {
+                let inner = self::message(input, depth + 1);
+                message.set_section(key, inner);
+            }
+            3 => {
+                let len = next().min(input.len());
+                let (bytes, rest) = input.split_at(len);
+                *input = rest;
+                message.set(key, bytes);
+            }
+            _ => drop(message.set(key, VALUES[next() % VALUES.len()])),
+        }
+    }
+    message
+}
+
+/// Runs one input: events, each a byte that says what happens and one for the client. Of a request follow the command and its
+/// message, byte by byte behind its length or built from names that commands look for.
+///
+/// # Panics
+/// When a command has more or less than one reply, a refusal has no reason, a command that only looks changes something, or
+/// something of a command is left at the end.
+pub fn vici_commands(mut input: &[u8]) {
+    let Some((manual, rest)) = input.split_first() else { return };
+    let manual = manual & 7 == 7;
+    input = rest;
+    let mut bench = Bench::new();
+    for _ in 0..EVENTS {
+        let [what, which, rest @ ..] = input else { break };
+        input = rest;
+        let at = usize::from(*which) % CLIENTS;
+        if what % 8 == 0 {
+            bench.leave(at);
+            continue;
+        }
+        let Some((name, rest)) = input.split_first() else { break };
+        input = rest;
+        let command = Command::ALL[usize::from(*name) % Command::ALL.len()];
+        let message = if what % 8 < 3 {
+            let [high, low, rest @ ..] = input else { break };
+            let len = usize::from(u16::from_be_bytes([*high, *low])).min(rest.len());
+            let (body, rest) = rest.split_at(len);
+            input = rest;
+            Message::parse(body).ok()
+        } else {
+            Some(message(&mut input, 0))
+        };
+        // A client has one command at a time. What loads has a target of its own.
+        let free = !bench.server.is_busy(bench.clients[at]);
+        let loads = command.name().starts_with("load-");
+        if let Some(message) = message.filter(|_| free && !loads) {
+            bench.request(at, command, message, manual);
+        }
+    }
+    bench.end();
+}

@@ -1,0 +1,277 @@
+//! Rules of the guard applied to packets, as nf_tables does it: what each exemption lets pass, and what it does not.
+
+use std::net::IpAddr;
+
+use super::*;
+use crate::config::Config;
+use crate::config::tests::swanctl::swanctl;
+use crate::up::Listening;
+
+/// Addresses of this host.
+const HOST: [&str; 3] = ["192.0.2.1", "2001:db8::1", "10.1.0.1"];
+
+/// A packet that arrives or leaves outside of the TUN device.
+#[derive(Clone)]
+struct Packet {
+    src: IpAddr,
+    dst: IpAddr,
+    proto: u8,
+    /// Bytes of the transport header; none in a later fragment.
+    transport: Vec<u8>,
+    fragment: bool,
+    hop_limit: u8,
+}
+
+fn packet(src: &str, dst: &str, proto: u8, transport: &[u8]) -> Packet {
+    let (src, dst) = (src.parse().unwrap(), dst.parse().unwrap());
+    Packet { src, dst, proto, transport: transport.to_vec(), fragment: false, hop_limit: 64 }
+}
+
+/// UDP or TCP between two ports, with flags of TCP.
+fn ports(proto: u8, src: (&str, u16), dst: (&str, u16), flags: u8) -> Packet {
+    let mut transport = [src.1.to_be_bytes(), dst.1.to_be_bytes()].concat();
+    transport.resize(20, 0);
+    transport[13] = flags;
+    packet(src.0, dst.0, proto, &transport)
+}
+
+/// Whether a packet meets all expressions of a rule up to its verdict; `None` is a match that this model does not know.
+fn is_met(expression: &Expr, packet: &Packet) -> bool {
+    let family = if packet.dst.is_ipv6() { Family::V6 } else { Family::V4 };
+    let transport = |offset: u32, length: usize| {
+        let whole = Some(&packet.transport).filter(|_| !packet.fragment);
+        whole.and_then(|bytes| bytes.get(offset as usize..offset as usize + length))
+    };
+    let port = |offset| transport(offset, 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+    match expression {
+        Expr::Is(of) => *of == family,
+        Expr::Protocol(proto) => *proto == packet.proto,
+        Expr::Addresses(Field::Source(_), range) => range.contains(packet.src),
+        Expr::Addresses(_, range) => range.contains(packet.dst),
+        Expr::Ports(field, range) => {
+            let port = port(if *field == Field::SourcePort { 0 } else { 2 });
+            port.is_some_and(|port| (range.start..=range.end).contains(&port))
+        }
+        Expr::Transport { offset, mask, value } => transport(*offset, mask.len())
+            .is_some_and(|bytes| bytes.iter().zip(mask).map(|(byte, mask)| byte & mask).eq(value.iter().copied())),
+        Expr::MessageType(first, last) => transport(0, 1).is_some_and(|bytes| (*first..=*last).contains(&bytes[0])),
+        Expr::HopLimit255 => packet.hop_limit == 255,
+        Expr::LaterFragment(_) => packet.fragment,
+        Expr::FragmentOf(proto) => packet.fragment && packet.proto == *proto,
+        Expr::ForThisHost => HOST.iter().any(|host| host.parse() == Ok(packet.dst)),
+        Expr::Count(_) => true,
+        other => panic!("{other:?} is unknown to this model"),
+    }
+}
+
+/// The verdict of the first rule that a packet meets.
+fn verdict(rules: &[Vec<Expr>], packet: &Packet) -> Option<Expr> {
+    let met = rules.iter().find(|rule| {
+        let (_, matches) = rule.split_last().expect("a verdict");
+        matches.iter().all(|expression| is_met(expression, packet))
+    });
+    met.and_then(|rule| rule.last().cloned())
+}
+
+fn config(text: &str) -> Config {
+    swanctl(text).unwrap_or_else(|problems| panic!("{problems}"))
+}
+
+const IKE: &str = "connections { net { remote_addrs = 192.0.2.2
+    local { auth = psk
+    id = a }
+    remote { auth = psk
+    id = b }
+    children { net { remote_ts = 10.2.0.0/24 } } } }
+secrets { ike { secret = x } }\n";
+const PSP: &str = "connections { psp { protocol = psp
+    remote_addrs = 192.0.2.3
+    local_port = 7001
+    remote_port = 7002
+    local { auth = pubkey
+    certs = a.pem
+    id = a.lab }
+    remote { auth = pubkey
+    id = b.lab }
+    children { net { remote_ts = 10.3.0.0/24 } } } }\n";
+const MANUAL: &str = "sas { m { protocol = esp
+    local = 192.0.2.1
+    remote = 192.0.2.2
+    encap = yes
+    suite = aes128gcm16
+    out { spi = 0x1001
+    key = 0x0102030405060708091011121314151617181920 }
+    in { spi = 0x1002
+    key = 0x2122030405060708091011121314151617181920 } } }
+policies { m { local_ts = 10.1.0.0/24
+    remote_ts = 10.2.0.0/24
+    sa = m } }\n";
+
+fn accepts(text: &str, packet: &Packet) -> bool {
+    let config = config(text);
+    let exempt = Listening::of(&config).exempt(&config);
+    let family = if packet.dst.is_ipv6() { Family::V6 } else { Family::V4 };
+    verdict(&exempt_in(&exempt, family), packet) == Some(Expr::Accept)
+}
+
+const ACK: u8 = 0x10;
+const SYN: u8 = 0x02;
+
+#[test]
+fn ports_of_ike_are_exempt_at_this_host_only() {
+    for (peer, host) in [("192.0.2.2", "192.0.2.1"), ("2001:db8::2", "2001:db8::1")] {
+        for port in [500, 4500] {
+            assert!(accepts(IKE, &ports(UDP, (peer, port), (host, port), 0)));
+            assert!(accepts(IKE, &ports(UDP, (peer, 1024), (host, port), 0)), "a NAT changes the source port");
+            assert!(!accepts(IKE, &ports(UDP, (peer, port), (host, 53), 0)), "source port {port}");
+            assert!(!accepts(IKE, &ports(TCP, (peer, port), (host, port), ACK)), "TCP port {port}");
+        }
+        for proto in [50, 51] {
+            assert!(accepts(IKE, &packet(peer, host, proto, &[0; 8])));
+        }
+        assert!(!accepts(IKE, &packet(peer, host, 47, &[0; 8])));
+    }
+    for behind in ["10.1.0.5", "192.0.2.9"] {
+        assert!(!accepts(IKE, &ports(UDP, ("192.0.2.2", 500), (behind, 500), 0)), "forwarded to {behind}");
+        assert!(!accepts(IKE, &packet("192.0.2.2", behind, 50, &[0; 8])), "ESP forwarded to {behind}");
+        let later = Packet { fragment: true, ..ports(UDP, ("192.0.2.2", 500), (behind, 500), 0) };
+        assert!(!accepts(IKE, &later), "a fragment forwarded to {behind}");
+    }
+}
+
+#[test]
+fn ports_of_psp_are_exempt_where_psp_is_configured() {
+    let (peer, host) = ("192.0.2.2", "192.0.2.1");
+    let psp = ports(UDP, (peer, 50_000), (host, 1000), 0);
+    assert!(accepts(PSP, &psp) && !accepts(IKE, &psp) && !accepts(MANUAL, &psp));
+    // The key service has the ports of its connections, whatever the port of PSP is.
+    let call = |port| ports(TCP, (peer, 50_000), (host, port), SYN);
+    let reply = |port, flags| ports(TCP, (peer, port), (host, 50_000), flags);
+    assert!(accepts(PSP, &call(7001)) && accepts(PSP, &reply(7002, ACK | SYN)) && accepts(PSP, &reply(7002, 0x04)));
+    assert!(!accepts(PSP, &reply(7002, SYN)), "a SYN from the port of the key service");
+    for port in [1000, 7002] {
+        assert!(!accepts(PSP, &call(port)), "port {port} of this host");
+    }
+    for port in [1000, 7001] {
+        assert!(!accepts(PSP, &reply(port, ACK)), "port {port} of the peer");
+    }
+    for text in [IKE, MANUAL] {
+        for port in [1000, 7001] {
+            assert!(!accepts(text, &call(port)));
+        }
+        assert!(!accepts(text, &reply(7002, ACK)) && !accepts(text, &reply(1000, ACK)));
+    }
+}
+
+#[test]
+fn manual_sas_exempt_the_addresses_and_protocols_that_they_have() {
+    let (peer, host) = ("192.0.2.2", "192.0.2.1");
+    let text = MANUAL;
+    assert!(accepts(text, &ports(UDP, (peer, 4500), (host, 4500), 0)));
+    assert!(!accepts(text, &ports(UDP, (peer, 500), (host, 500), 0)), "nothing speaks IKE");
+    assert!(!accepts(text, &ports(UDP, (peer, 4500), ("10.1.0.1", 4500), 0)), "another address of this host");
+    assert!(!accepts(text, &ports(UDP, ("2001:db8::2", 4500), ("2001:db8::1", 4500), 0)), "the other family");
+    assert!(!accepts(text, &packet(peer, host, 50, &[0; 8])), "ESP is in UDP here");
+    let raw = MANUAL.replace("encap = yes", "encap = no");
+    assert!(accepts(&raw, &packet(peer, host, 50, &[0; 8])));
+    assert!(!accepts(&raw, &packet(peer, host, 51, &[0; 8])), "no SA of AH");
+    assert!(!accepts(&raw, &packet(peer, "10.1.0.1", 50, &[0; 8])), "another address of this host");
+    assert!(!accepts(&raw, &ports(UDP, (peer, 4500), (host, 4500), 0)), "no SA in UDP");
+    let later = |proto| Packet { fragment: true, ..packet(peer, host, proto, &[]) };
+    assert!(accepts(&raw, &later(50)) && !accepts(&raw, &later(UDP)));
+    assert!(accepts(text, &later(UDP)) && !accepts(text, &later(50)));
+}
+
+#[test]
+fn errors_are_exempt_when_they_are_about_protected_packets() {
+    // ICMP header, then the beginning of the packet from this host.
+    let error = |kind: u8, proto: u8, ports: (u16, u16)| {
+        let mut body = vec![kind, 4, 0, 0, 0, 0, 0, 0, 0x45];
+        body.resize(8 + 20, 0);
+        body[8 + 9] = proto;
+        body.extend([ports.0.to_be_bytes(), ports.1.to_be_bytes()].concat());
+        packet("192.0.2.2", "192.0.2.1", ICMP, &body)
+    };
+    assert!(accepts(IKE, &error(3, 50, (0, 0))) && accepts(IKE, &error(3, UDP, (4500, 1024))));
+    assert!(!accepts(IKE, &error(3, UDP, (53, 4500))), "a packet to port 4500 of the peer, not from here");
+    assert!(!accepts(IKE, &error(3, TCP, (500, 500))) && !accepts(IKE, &error(3, UDP, (50_000, 1000))));
+    assert!(!accepts(IKE, &error(8, 50, (0, 0))), "an echo request");
+    assert!(accepts(PSP, &error(3, UDP, (50_000, 1000))) && !accepts(PSP, &error(3, UDP, (1000, 50_000))));
+}
+
+#[test]
+fn neighbour_discovery_is_exempt_on_the_link_only() {
+    let message = |kind: u8, hop_limit, dst| Packet { hop_limit, ..packet("fe80::2", dst, ICMPV6, &[kind, 0, 0, 0]) };
+    assert!(accepts(IKE, &message(135, 255, "ff02::1:ff00:1")) && accepts(IKE, &message(136, 255, "2001:db8::1")));
+    assert!(!accepts(IKE, &message(135, 64, "2001:db8::1")) && !accepts(IKE, &message(128, 255, "2001:db8::1")));
+    assert!(!accepts(IKE, &message(136, 255, "fd01::5")), "forwarded");
+}
+
+#[test]
+fn multicast_of_the_link_is_exempt_unless_a_policy_names_it() {
+    let protect = |remote: &str| {
+        let selector = Selector::between(
+            if remote.contains(':') { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 },
+            remote.parse().unwrap(),
+        );
+        GuardPolicy::new(Verdict::Protect, selector)
+    };
+    let leaves = |policies: &[GuardPolicy], dst: &str| {
+        let family = if dst.contains(':') { Family::V6 } else { Family::V4 };
+        let src = if family == Family::V6 { "2001:db8::1" } else { "192.0.2.1" };
+        verdict(&exempt_out(policies, family), &ports(UDP, (src, 9), (dst, 9), 0)) == Some(Expr::Accept)
+    };
+    for dst in ["224.0.0.5", "255.255.255.255", "ff02::5", "fe80::2"] {
+        let all = [protect("0.0.0.0/0"), protect("::/0")];
+        assert!(leaves(&all, dst), "{dst}");
+        assert!(!leaves(&[all[0], all[1], protect(dst)], dst), "{dst} is protected by name");
+        assert!(leaves(&[protect("ff02::6"), protect("224.0.0.0/4")], "224.0.0.5"), "another one is");
+    }
+}
+
+#[test]
+fn a_policy_for_every_source_makes_no_source_local() {
+    let protect = |local: &str, remote: &str| {
+        let selector = Selector::from_sides(local.parse().unwrap(), remote.parse().unwrap()).unwrap();
+        GuardPolicy::new(Verdict::Protect, selector)
+    };
+    let whole = [protect("0.0.0.0/0", "0.0.0.0/0"), protect("::/0", "::/0")];
+    assert_eq!(local_sources(whole.iter()), []);
+    let both = [protect("0.0.0.0/0", "0.0.0.0/0"), protect("10.1.0.0/16", "10.2.0.0/16")];
+    assert_eq!(local_sources(both.iter()), ["10.1.0.0/16".parse().unwrap()]);
+    // Halves are as wide, and named.
+    let halves = [protect("0.0.0.0/1", "10.2.0.0/16"), protect("128.0.0.0/1", "10.2.0.0/16")];
+    assert_eq!(local_sources(halves.iter()).len(), 1);
+}
+
+#[test]
+fn packets_from_outside_are_not_those_of_a_host_in_transport_mode() {
+    let of = |verdict, host, local: &str, remote: &str| {
+        let selector = Selector::from_sides(local.parse().unwrap(), remote.parse().unwrap()).unwrap();
+        GuardPolicy { verdict, selector, host }
+    };
+    let host = of(Verdict::Protect, true, "192.0.2.1", "192.0.2.2");
+    let tunnel = of(Verdict::Protect, false, "0.0.0.0/0", "192.0.2.2");
+    let pass = of(Verdict::Pass, false, "192.0.2.1[tcp]", "192.0.2.2[tcp/80]");
+    let spoofed = |policies: &[GuardPolicy], packet: &Packet| {
+        let rules = forwarded(policies, if packet.dst.is_ipv6() { Family::V6 } else { Family::V4 });
+        let counts = |rule: &Vec<Expr>| !rule.contains(&Expr::Drop) || rule.contains(&Expr::Count("spoofed-in"));
+        assert!(rules.iter().all(counts), "{rules:?}");
+        verdict(&rules, packet) == Some(Expr::Drop)
+    };
+    let from = |src: &str, dst: &str| packet(src, dst, 47, &[]);
+    let own = from("192.0.2.1", "192.0.2.2");
+    assert!(spoofed(&[host], &own) && spoofed(&[host, tunnel], &own));
+    assert!(!spoofed(&[tunnel, host], &own), "the tunnel comes first");
+    assert!(!spoofed(&[tunnel], &own) && forwarded(&[tunnel, pass], Family::V4).is_empty());
+    assert!(!spoofed(&[host], &from("192.0.2.9", "192.0.2.2")) && !spoofed(&[host], &from("192.0.2.1", "192.0.2.9")));
+    let web = |port| ports(TCP, ("192.0.2.1", 50_000), ("192.0.2.2", port), SYN);
+    assert!(!spoofed(&[pass, host], &web(80)) && spoofed(&[pass, host], &web(81)) && spoofed(&[host], &web(80)));
+    let host = of(Verdict::Protect, true, "2001:db8::1", "2001:db8::2");
+    assert!(spoofed(&[host], &from("2001:db8::1", "2001:db8::2")) && !spoofed(&[host], &own));
+    // Ports that a fragment does not show: it is dropped.
+    let host = of(Verdict::Protect, true, "192.0.2.1[udp/53]", "192.0.2.2");
+    let dns = ports(UDP, ("192.0.2.1", 53), ("192.0.2.2", 9), 0);
+    assert!(spoofed(&[host], &dns) && spoofed(&[host], &Packet { fragment: true, ..dns.clone() }));
+    assert!(!spoofed(&[host], &ports(UDP, ("192.0.2.1", 54), ("192.0.2.2", 9), 0)));
+}

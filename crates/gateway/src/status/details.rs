@@ -1,0 +1,143 @@
+//! Details of SAs and policies: `weir status --verbose`.
+
+use super::connection::{ChildStatus, ConnectionStatus, IkeStatus, Kind};
+use super::layout::{pack, printable};
+use super::table::{scaled, span};
+use super::{PolicyStatus, SaStatus, Status};
+
+/// A text of indented lines that break between values.
+struct Lines {
+    text: String,
+    width: usize,
+}
+
+impl Lines {
+    /// Values of one thing, after the first with a comma between.
+    fn add(&mut self, indent: usize, values: impl IntoIterator<Item = String>) {
+        self.pack(indent, ", ", values);
+    }
+
+    fn words(&mut self, indent: usize, words: impl IntoIterator<Item = String>) {
+        self.pack(indent, " ", words);
+    }
+
+    fn pack(&mut self, indent: usize, between: &str, values: impl IntoIterator<Item = String>) {
+        let values = values.into_iter().filter(|value| !value.is_empty()).map(|value| printable(&value));
+        for (at, line) in pack(values, between, self.width.saturating_sub(indent + 2)).iter().enumerate() {
+            let indent = if at == 0 { indent } else { indent + 2 };
+            self.text.push_str(&format!("{:indent$}{line}\n", ""));
+        }
+    }
+}
+
+/// Writes engine, IKE SAs with their Child SAs, manual SAs and policies.
+pub(super) fn render(status: &Status, width: usize) -> String {
+    let mut lines = Lines { text: String::new(), width };
+    let engine = format!("engine {}: {}", status.head.engine, status.head.engine_why);
+    lines.add(0, engine.split("; ").flat_map(|part| part.split(", ")).map(str::to_owned));
+    for connection in &status.connections {
+        lines.text.push('\n');
+        of_connection(&mut lines, connection, status);
+    }
+    if !status.policies.is_empty() {
+        lines.text.push_str("\npolicies in the order of lookup\n");
+        status.policies.iter().for_each(|policy| of_policy(&mut lines, policy));
+    }
+    lines.text
+}
+
+fn of_connection(lines: &mut Lines, connection: &ConnectionStatus, status: &Status) {
+    let kind = match connection.kind {
+        Kind::IkeV2 => "IKEv2",
+        Kind::Psp => "PSP key service",
+        Kind::Manual => "manual keys",
+    };
+    lines.add(0, [format!("{} {}, {kind}", connection.name, connection.state.word())]);
+    connection.ike_sas.iter().for_each(|sa| of_ike(lines, sa, connection.kind));
+    if connection.kind == Kind::Manual {
+        status.sas.iter().filter(|sa| sa.name == connection.name).for_each(|sa| of_sa(lines, sa));
+    }
+}
+
+fn of_ike(lines: &mut Lines, sa: &IkeStatus, kind: Kind) {
+    let role = match (kind, sa.initiator) {
+        (Kind::IkeV2, true) => "initiator",
+        (Kind::IkeV2, false) => "responder",
+        (_, true) => "this host connects",
+        (_, false) => "the peer connects",
+    };
+    let what = if kind == Kind::IkeV2 { "IKE SA" } else { "peer" };
+    let due =
+        |name: &str, seconds: Option<i64>| seconds.map_or_else(String::new, |s| format!("{name} in {}", ahead(s)));
+    let age = sa.established_s.map_or_else(String::new, |seconds| format!("established {} ago", span(seconds)));
+    let values = [
+        format!("{what} #{} {}", sa.unique_id, sa.state.to_lowercase()),
+        role.to_owned(),
+        sa.suite.clone().unwrap_or_default(),
+        age,
+        due("rekey", sa.rekey_s),
+        due("reauthentication", sa.reauth_s),
+    ];
+    lines.add(2, values);
+    let nat = |behind: bool| if behind { " behind NAT" } else { "" };
+    lines.add(4, [format!("local  {} {}{}", sa.local, sa.local_id, nat(sa.nat_local))]);
+    let eap = sa.remote_eap_id.as_ref().map_or_else(String::new, |id| format!(" EAP {id}"));
+    lines.add(4, [format!("remote {} {}{eap}{}", sa.remote, sa.remote_id, nat(sa.nat_remote))]);
+    if !sa.virtual_addresses.is_empty() {
+        lines.add(4, [format!("virtual addresses {}", sa.virtual_addresses.join(" "))]);
+    }
+    sa.children.iter().for_each(|child| of_child(lines, child));
+}
+
+fn of_child(lines: &mut Lines, child: &ChildStatus) {
+    let udp = if child.encap { " in UDP" } else { "" };
+    let values = [
+        format!("{} #{} {}", child.name, child.unique_id, child.state.to_lowercase()),
+        format!("{} {}{udp}", child.protocol, child.mode),
+        child.suite.clone(),
+        if child.sub_sas > 0 { format!("{} Sub SAs", child.sub_sas) } else { String::new() },
+        child.cpu.map_or_else(String::new, |cpu| format!("CPU {cpu}")),
+        if child.reqid > 0 { format!("reqid {}", child.reqid) } else { String::new() },
+        format!("installed {} ago", span(child.age_s)),
+        child.rekey_s.map_or_else(String::new, |seconds| format!("rekey in {}", ahead(seconds))),
+        child.life_s.map_or_else(String::new, |seconds| format!("expires in {}", ahead(seconds))),
+    ];
+    lines.add(4, values);
+    // Local selectors, the sign, remote ones: each on the line where it fits.
+    let selectors = child.local_ts.iter().cloned().chain(["===".to_owned()]).chain(child.remote_ts.iter().cloned());
+    lines.words(6, selectors);
+    let ago = |seconds: Option<u64>| seconds.map_or_else(String::new, |s| format!("last {} ago", span(s)));
+    let flow = |name: &str, spi: &str, packets: u64, bytes: u64, last: Option<u64>| {
+        [format!("{name} SPI {spi}"), format!("{packets} packets"), scaled(bytes), ago(last)]
+    };
+    lines.add(6, flow("in ", &child.spi_in, child.packets_in, child.bytes_in, child.use_in_s));
+    lines.add(6, flow("out", &child.spi_out, child.packets_out, child.bytes_out, child.use_out_s));
+    if child.drops > 0 {
+        lines.add(6, [format!("dropped {} packets", child.drops)]);
+    }
+}
+
+fn of_sa(lines: &mut Lines, sa: &SaStatus) {
+    let lanes = if sa.lanes.len() > 1 { format!("{} Sub SAs or lanes", sa.lanes.len()) } else { String::new() };
+    let values = [
+        format!("{:<3} SPI {}", sa.direction, sa.spi),
+        format!("{} {}", sa.protocol.to_uppercase(), sa.mode),
+        sa.suite.clone(),
+        lanes,
+        format!("{} packets", sa.packets),
+        scaled(sa.bytes),
+        if sa.expired { "EXPIRED".to_owned() } else { String::new() },
+    ];
+    lines.add(2, values);
+    lines.add(4, sa.drops.iter().map(|(reason, count)| format!("dropped {count} {reason}")));
+}
+
+fn of_policy(lines: &mut Lines, policy: &PolicyStatus) {
+    let sa = policy.sa.as_ref().map_or_else(String::new, |sa| format!(" by {sa}"));
+    lines.add(2, [format!("{}: {}{sa}", policy.name, policy.action)]);
+    policy.selectors.iter().for_each(|selector| lines.words(4, selector.split(' ').map(str::to_owned)));
+}
+
+fn ahead(seconds: i64) -> String {
+    span(seconds.max(0) as u64)
+}

@@ -1,0 +1,240 @@
+//! Names of hosts in connections: resolved again for every attempt, and when an IKE_SA_INIT finds no connection.
+//!
+//! An attempt waits in `awaiting` until the names of its connection are resolved. Where a name has no address, commands fail
+//! and the attempt stays, for as long as a child is to start: [`Hosts`](crate::hosts::Hosts) says when to try again. An
+//! IKE_SA_INIT from an unknown address waits in `held`, because its peer may have moved to it (dynamic DNS).
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand_core::CryptoRng;
+use wire::AddrRange;
+
+use super::{Endpoint, IkeSpi};
+use crate::config::{Connection, Host};
+use crate::handshake::{Redirects, candidates};
+use crate::nat::IKE_PORT;
+use crate::output::{Event, Level, Output, Path};
+use crate::sa::Initiation;
+
+/// Age from which an address is resolved again for a new attempt.
+const FRESH: Duration = Duration::from_secs(1);
+/// Age from which names are resolved again for an IKE_SA_INIT that finds no connection.
+const UNKNOWN_PEER: Duration = Duration::from_secs(10);
+/// The same for one that finds a connection: a narrower one may fit by now.
+const KNOWN_PEER: Duration = Duration::from_secs(60);
+/// Names that IKE_SA_INIT messages have resolved per second: senders are not authenticated.
+pub(super) const ASKED_BY_PEERS_PER_S: u32 = 16;
+/// IKE_SA_INIT messages that wait, 4 KiB each at most.
+const HELD_MAX: usize = 16;
+
+/// An IKE_SA_INIT request that waits for names.
+pub(super) struct Held {
+    local: SocketAddr,
+    from: SocketAddr,
+    spi_i: IkeSpi,
+    datagram: Vec<u8>,
+}
+
+impl<R: CryptoRng> Endpoint<R> {
+    /// Answers [`Output::Resolve`]: addresses of the host, or why there are none.
+    pub fn resolved(&mut self, now: Instant, number: u64, found: Result<Vec<IpAddr>, String>) {
+        if let Some((initiation, redirects)) = self.naming.remove(&number) {
+            return self.resolved_gateway(now, initiation, redirects, found);
+        }
+        let Some(answered) = self.shared.names.hosts.answer(now, number, found) else { return };
+        if let Some((why, first)) = answered.failure {
+            self.shared.log(if first { Level::Warn } else { Level::Info }, None, why);
+        }
+        if answered.changed {
+            self.shared.log(Level::Info, None, format!("'{}' has other addresses now", answered.name));
+            self.shared.out.push_back(Output::Resolved(answered.name));
+        }
+        self.resume(now);
+        self.release(now);
+    }
+
+    /// A peer named the host as the gateway to go to (RFC 5685).
+    fn resolved_gateway(
+        &mut self,
+        now: Instant,
+        mut initiation: Initiation,
+        redirects: Redirects,
+        found: Result<Vec<IpAddr>, String>,
+    ) {
+        match found.and_then(|found| found.first().copied().ok_or_else(|| "the gateway has no address".to_owned())) {
+            Ok(addr) => {
+                initiation.remote = Some((addr, IKE_PORT).into());
+                self.initiate_now(now, initiation, redirects);
+            }
+            Err(reason) => self.fail_initiation(&initiation, reason),
+        }
+    }
+
+    /// Addresses that `local_addrs` or `remote_addrs` stands for now; `None` for any.
+    pub fn addresses(&self, hosts: &[Host]) -> Option<Vec<AddrRange>> {
+        self.shared.names.hosts.ranges(hosts)
+    }
+
+    /// Why a host of a connection has no address; `None` when all have some.
+    pub fn unresolved_host(&self, connection: &Connection) -> Option<String> {
+        let hosts = &self.shared.names.hosts;
+        hosts.why(&connection.remote_addrs).or_else(|| hosts.why(&connection.local_addrs))
+    }
+
+    /// Takes over the names of the loaded connections; those without addresses are resolved.
+    pub(super) fn load_hosts(&mut self, now: Instant) {
+        let connections = self.shared.connections.clone();
+        self.shared.names.hosts.keep(connections.iter().flat_map(|connection| connection.host_names()));
+        for (mut initiation, redirects) in std::mem::take(&mut self.awaiting) {
+            if initiation.follow(&connections) {
+                self.awaiting.push((initiation, redirects));
+            } else {
+                self.fail_initiation(&initiation, "its connection is not loaded any more".to_owned());
+            }
+        }
+        for connection in &connections {
+            if self.unresolved_host(connection).is_some() {
+                self.ask_hosts(now, connection.host_names(), FRESH);
+            }
+        }
+    }
+
+    /// Resolves names that were not resolved lately.
+    fn ask_hosts<'a>(&mut self, now: Instant, names: impl Iterator<Item = &'a str>, age: Duration) {
+        for name in names {
+            if let Some(number) = self.shared.names.hosts.ask(now, name, age) {
+                self.shared.out.push_back(Output::Resolve(number, name.to_owned()));
+            }
+        }
+    }
+
+    /// Returns the attempt when its connection has addresses that were resolved just now; keeps it otherwise.
+    pub(super) fn locate(
+        &mut self,
+        now: Instant,
+        initiation: Initiation,
+        redirects: Redirects,
+    ) -> Option<(Initiation, Redirects)> {
+        let connection = Arc::clone(&initiation.connection);
+        if connection.host_names().next().is_none() {
+            return Some((initiation, redirects));
+        }
+        self.ask_hosts(now, connection.host_names(), FRESH);
+        if self.is_pending(&connection) {
+            if self.awaiting.len() >= super::settle::LATER_MAX {
+                self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
+            } else {
+                self.awaiting.push((initiation, redirects));
+            }
+            return None;
+        }
+        if self.unresolved(&initiation).is_none() {
+            return Some((initiation, redirects));
+        }
+        self.park(initiation, redirects);
+        None
+    }
+
+    fn is_pending(&self, connection: &Connection) -> bool {
+        let hosts = &self.shared.names.hosts;
+        hosts.is_pending(&connection.remote_addrs) || hosts.is_pending(&connection.local_addrs)
+    }
+
+    /// Why an attempt has no address to go to, or to start from, where a name is the reason.
+    fn unresolved(&self, initiation: &Initiation) -> Option<String> {
+        let (hosts, connection) = (&self.shared.names.hosts, &initiation.connection);
+        let none = |list: &[Host]| hosts.ranges(list).is_some_and(|ranges| ranges.is_empty());
+        let remote =
+            initiation.remote.is_none() && (none(&connection.remote_addrs) || self.path_of(initiation).is_none());
+        let why = |list: &[Host], applies: bool| hosts.why(list).filter(|_| applies);
+        why(&connection.remote_addrs, remote).or_else(|| why(&connection.local_addrs, none(&connection.local_addrs)))
+    }
+
+    /// Keeps an attempt without addresses for its children that are to start; the others hear of the failure.
+    fn park(&mut self, mut initiation: Initiation, redirects: Redirects) {
+        let why = self.unresolved(&initiation).unwrap_or_else(|| "its host has no address".to_owned());
+        let waiting = initiation.children.iter().filter_map(|child| child.command);
+        let commands: Vec<u64> = initiation.commands.drain(..).chain(waiting).collect();
+        for command in commands {
+            self.shared.out.push_back(Output::Event(Event::CommandDone(command, Err(why.clone()))));
+        }
+        // A packet comes again.
+        initiation.children.retain(|child| child.command.is_none() && child.packet.is_none());
+        if !initiation.children.is_empty() || initiation.replaces.is_some() {
+            self.awaiting.push((initiation, redirects));
+        }
+    }
+
+    /// Starts attempts whose names are resolved.
+    fn resume(&mut self, now: Instant) {
+        for (initiation, redirects) in std::mem::take(&mut self.awaiting) {
+            if self.is_pending(&initiation.connection) {
+                self.awaiting.push((initiation, redirects));
+            } else if self.unresolved(&initiation).is_some() {
+                self.park(initiation, redirects);
+            } else {
+                self.initiate_now(now, initiation, redirects);
+            }
+        }
+    }
+
+    /// Resolves names again that had no address.
+    pub(super) fn retry_hosts(&mut self, now: Instant) {
+        for name in self.shared.names.hosts.due(now) {
+            self.ask_hosts(now, std::iter::once(&*name), Duration::ZERO);
+        }
+    }
+
+    /// Resolves names again for an IKE_SA_INIT. True when it waits for them, because no connection fits so far.
+    pub(super) fn hold_for_names(
+        &mut self,
+        now: Instant,
+        (local, from): (SocketAddr, SocketAddr),
+        spi_i: IkeSpi,
+        datagram: &[u8],
+    ) -> bool {
+        if self.shared.names.hosts.is_empty() {
+            return false;
+        }
+        let fits = self.fits(local, from);
+        let age = if fits { KNOWN_PEER } else { UNKNOWN_PEER };
+        let mut pending = false;
+        for connection in self.shared.connections.clone() {
+            for name in connection.host_names() {
+                if self.shared.names.hosts.is_due(now, name, age) && self.asked_by_peers.allows(now) {
+                    self.ask_hosts(now, std::iter::once(name), age);
+                }
+            }
+            pending |= self.is_pending(&connection);
+        }
+        if fits || !pending {
+            return false;
+        }
+        self.held.retain(|held| (held.from, held.spi_i) != (from, spi_i));
+        if self.held.len() >= HELD_MAX {
+            self.held.pop_front();
+        }
+        self.held.push_back(Held { local, from, spi_i, datagram: datagram.to_vec() });
+        true
+    }
+
+    /// Whether a connection is between these addresses.
+    fn fits(&self, local: SocketAddr, remote: SocketAddr) -> bool {
+        let path = Path { local, remote, encap: false };
+        !candidates(&self.shared.connections, &self.shared.names.hosts, &path).is_empty()
+    }
+
+    /// Handles IKE_SA_INIT messages that need not wait any more.
+    fn release(&mut self, now: Instant) {
+        let pending = self.shared.connections.iter().any(|connection| self.is_pending(connection));
+        for held in std::mem::take(&mut self.held) {
+            if pending && !self.fits(held.local, held.from) {
+                self.held.push_back(held);
+            } else {
+                self.handle_datagram(now, held.local, held.from, &held.datagram);
+            }
+        }
+    }
+}

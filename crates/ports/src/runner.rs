@@ -1,0 +1,490 @@
+//! Worker threads: start, control and stop.
+//!
+//! From thread to packet, in reading order:
+//!
+//! | step | file |
+//! |---|---|
+//! | start, move and stop threads | this file |
+//! | main loop of a thread: turn, wait, commands | `runner/thread.rs` |
+//! | one worker: receive, process, send, sleep | `runner/worker_ports.rs` |
+//! | packets for SAs of other workers | `runner/hand_over.rs` |
+//! | wake-ups between workers | `runner/shared.rs`, `runner/parked.rs` |
+//! | run to completion: a batch through the path | `dataplane`: `worker.rs`, `outbound.rs`, `inbound.rs` |
+//! | pipeline: the same path in stages on several cores | `dataplane`: `scheduler/pipeline.rs`, `scheduler/queue.rs` |
+//!
+//! A worker takes a batch from each port that has packets through the path and out again. Between
+//! batches it looks for new tables, the time and the request to stop. It sleeps only when every
+//! port is empty, and then at most 100 ms.
+//!
+//! A worker is not a thread: it is what one core owns, its ports and SAs. A thread runs one worker
+//! or, when a CPU was taken away, several: no packet is lost and no SA changes its worker.
+
+mod hand_over;
+mod parked;
+mod shared;
+mod sync;
+mod thread;
+mod watchdog;
+mod worker_ports;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use dataplane::{
+    Acquire, Audit, CoreCounters, MAX_PLACES, Pipeline, PipelineConfig, Port, Publisher, Reports, Scheduler, Worker,
+    WorkerConfig,
+};
+use rustix::event::{EventfdFlags, eventfd};
+
+use crate::{MemoryPort, cpus, memory_pair};
+pub use parked::MAX_WORKERS;
+use shared::Shared;
+use thread::{Order, WorkerThread, pin_to};
+use watchdog::Watchdog;
+#[cfg(test)]
+use worker_ports::LONGEST_SLEEP_MS;
+use worker_ports::WorkerPorts;
+
+/// Packets in flight to one worker from all others, for SAs that it owns. Worst case, when
+/// strangers send packets of the maximum size to the wrong cores: 64 MiB per worker. Memory of
+/// packets that are never sent is never touched.
+const HANDED_OVER: usize = 1024;
+/// Minimum for one ring: from 17 workers on all rings hold more than [`HANDED_OVER`], with 64
+/// workers four times as many.
+const LEAST_HANDED_OVER: usize = 64;
+/// Batches in flight in a pipeline, per worker. Worst case, each full of packets of the maximum
+/// size and twice as many fragments: 72 MiB per worker, 768 MiB for all of them.
+const PLACES: usize = 6;
+/// Packets of a batch in a pipeline: with more, cores wait for each other longer.
+const PIPELINE_BATCH: usize = 64;
+
+/// The environment variable that names the scheduler where nothing else does, as a whole test-suite
+/// wants it.
+const FORCE: &str = "WEIR_SCHEDULER";
+
+/// The scheduler that is used when none is named: run to completion, unless the environment
+/// variable `WEIR_SCHEDULER` names another.
+pub fn usual_scheduler() -> Scheduler {
+    let forced = std::env::var(FORCE).ok();
+    Scheduler::ALL.into_iter().find(|one| forced.as_deref() == Some(one.name())).unwrap_or_default()
+}
+
+/// The ports of one worker.
+pub struct Links {
+    /// The side of clear packets: a TUN queue.
+    pub inner: Box<dyn Port + Send>,
+    /// Where protected packets come from. Any worker may have any: packets of SAs that others own
+    /// are handed over.
+    pub outer_rx: Vec<Box<dyn Port + Send>>,
+    /// Where protected packets go, as whole IP packets.
+    pub outer_tx: Box<dyn Port + Send>,
+}
+
+/// A worker thread that could not be started, or that ended.
+#[derive(Debug, thiserror::Error)]
+pub enum RunnerError {
+    /// The operating system refused a thread or an event descriptor.
+    #[error("cannot start worker {core}: {source}")]
+    Start {
+        /// Which worker.
+        core: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// A port failed for good.
+    #[error("worker {core} stopped: {source}")]
+    Port {
+        /// Which worker.
+        core: usize,
+        /// Why.
+        source: io::Error,
+    },
+    /// A worker does not execute commands; its thread is left alone and ends with the process.
+    #[error("worker {core} hangs: it has not answered for {seconds} s; please report what it was doing")]
+    Hangs {
+        /// Which worker.
+        core: usize,
+        /// How long it was waited for.
+        seconds: u64,
+    },
+}
+
+impl RunnerError {
+    /// Copy of the error for a second reporter (`io::Error` is not `Clone`).
+    fn again(&self) -> Self {
+        let copy = |source: &io::Error| io::Error::new(source.kind(), source.to_string());
+        match self {
+            Self::Start { core, source } => Self::Start { core: *core, source: copy(source) },
+            Self::Port { core, source } => Self::Port { core: *core, source: copy(source) },
+            Self::Hangs { core, seconds } => Self::Hangs { core: *core, seconds: *seconds },
+        }
+    }
+}
+
+/// Maximum time to wait for a thread to execute a command. It looks for commands at least ten times
+/// a second.
+const LONGEST_ANSWER: Duration = Duration::from_secs(10);
+
+/// Running workers. Stops them when dropped.
+pub struct Runner {
+    threads: Vec<Thread>,
+    /// Configured CPU of each worker.
+    cpus: Vec<Option<usize>>,
+    tables: Publisher,
+    counters: Vec<Arc<CoreCounters>>,
+    reports: Vec<Reports>,
+    stop: Arc<Stop>,
+    shared: Arc<Shared>,
+    scheduler: Scheduler,
+    watch: Watchdog,
+    /// Error of a thread that was lost while it handed over its workers.
+    fault: Option<RunnerError>,
+    /// [`LONGEST_ANSWER`], or less in tests.
+    patience: Duration,
+}
+
+struct Thread {
+    core: usize,
+    /// CPU that it is pinned to.
+    cpu: Option<usize>,
+    handle: JoinHandle<io::Result<()>>,
+    orders: mpsc::Sender<Order>,
+    /// Workers that it runs.
+    workers: Vec<usize>,
+}
+
+/// Request to stop, which also wakes workers that sleep.
+struct Stop {
+    asked: AtomicBool,
+    event: OwnedFd,
+}
+
+impl Runner {
+    /// Starts one thread per worker, with [`usual_scheduler`].
+    ///
+    /// # Errors
+    /// [`RunnerError::Start`]; nothing is left running then.
+    pub fn start(workers: Vec<(WorkerConfig, Links)>, tables: Publisher) -> Result<Self, RunnerError> {
+        Self::start_with(workers, tables, usual_scheduler())
+    }
+
+    /// Starts one thread per worker. The workers are numbered from 0 on; there are at most
+    /// [`MAX_WORKERS`].
+    ///
+    /// # Errors
+    /// [`RunnerError::Start`]; nothing is left running then.
+    pub fn start_with(
+        mut workers: Vec<(WorkerConfig, Links)>,
+        tables: Publisher,
+        scheduler: Scheduler,
+    ) -> Result<Self, RunnerError> {
+        let failed = |core| move |source| RunnerError::Start { core, source };
+        let count = workers.len();
+        if count > MAX_WORKERS {
+            let why = format!("{count} workers were asked for, and there can be {MAX_WORKERS}");
+            return Err(failed(MAX_WORKERS)(io::Error::new(io::ErrorKind::InvalidInput, why)));
+        }
+        let pipeline = (scheduler == Scheduler::Pipeline).then(|| {
+            workers.iter_mut().for_each(|(config, _)| config.batch = config.batch.min(PIPELINE_BATCH));
+            let packet_bytes = workers.iter().map(|(config, _)| config.packet_bytes).max().unwrap_or(0);
+            let batch = workers.iter().map(|(config, _)| config.batch).max().unwrap_or(PIPELINE_BATCH);
+            let places = (PLACES * count).clamp(1, MAX_PLACES);
+            Pipeline::new(&PipelineConfig { workers: count, places, batch, packet_bytes, ..PipelineConfig::default() })
+        });
+        let silent = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|e| failed(0)(e.into()));
+        let stop = Arc::new(Stop { asked: AtomicBool::new(false), event: silent()? });
+        let mut rings = match scheduler {
+            Scheduler::RunToCompletion => rings(&workers),
+            Scheduler::Pipeline => workers.iter().map(|_| Vec::new()).collect(),
+        };
+        let shared = Arc::new(Shared::new(count, pipeline).map_err(failed(0))?);
+        let cpus = workers.iter().map(|(config, _)| config.pin).collect();
+        let mut runner = Self {
+            threads: Vec::new(),
+            cpus,
+            tables,
+            counters: Vec::new(),
+            reports: Vec::new(),
+            stop,
+            shared,
+            scheduler,
+            watch: Watchdog::default(),
+            fault: None,
+            patience: LONGEST_ANSWER,
+        };
+        for ((config, links), others) in workers.into_iter().zip(rings.drain(..)) {
+            let core = config.core;
+            runner.add(config, links, others).map_err(failed(core))?;
+        }
+        Ok(runner)
+    }
+
+    fn add(&mut self, config: WorkerConfig, links: Links, others: Vec<Option<MemoryPort>>) -> io::Result<()> {
+        let (worker, reports) = Worker::new(config);
+        self.counters.push(worker.counters());
+        self.reports.push(reports);
+        let worker = WorkerPorts::new(links, &self.stop.event, Arc::clone(&self.shared), others, worker)?;
+        self.spawn(worker)
+    }
+
+    /// Starts the thread of a worker.
+    fn spawn(&mut self, worker: WorkerPorts) -> io::Result<()> {
+        let core = worker.core();
+        let (cpu, stop, tables) = (self.cpus[core], Arc::clone(&self.stop), self.tables.clone());
+        let (orders, received) = mpsc::channel();
+        let handle = std::thread::Builder::new().name(format!("weir-{core}")).spawn(move || {
+            pin_to(core, cpu);
+            WorkerThread::new(worker, received).run(&tables, &stop.asked)
+        })?;
+        self.threads.push(Thread { core, cpu, handle, orders, workers: vec![core] });
+        Ok(())
+    }
+
+    /// How work is divided.
+    pub fn scheduler(&self) -> Scheduler {
+        self.scheduler
+    }
+
+    /// Counters of every worker, in order.
+    pub fn counters(&self) -> &[Arc<CoreCounters>] {
+        &self.counters
+    }
+
+    /// Audit records since the last call, at most `limit`.
+    pub fn audits(&mut self, limit: usize) -> Vec<Audit> {
+        let records = self.reports.iter_mut().flat_map(|reports| std::iter::from_fn(|| reports.audits.pop().ok()));
+        records.take(limit).collect()
+    }
+
+    /// Readable when packets have asked for SAs since the last [`Runner::acquires`].
+    pub fn asked(&self) -> BorrowedFd<'_> {
+        self.shared.asked.as_fd()
+    }
+
+    /// SAs that packets have asked for since the last call, at most `limit`.
+    pub fn acquires(&mut self, limit: usize) -> Vec<Acquire> {
+        // Before the rings, so that what comes meanwhile is seen or rings again.
+        let _ = rustix::io::read(&self.shared.asked, &mut [0; 8]);
+        let records = self.reports.iter_mut().flat_map(|reports| std::iter::from_fn(|| reports.acquires.pop().ok()));
+        records.take(limit).collect()
+    }
+
+    /// Has every worker look at the tables now. Without it a worker that sleeps looks within 100
+    /// ms.
+    pub fn wake(&self) {
+        (0..self.counters.len()).for_each(|worker| self.shared.wake(worker));
+    }
+
+    /// True while every worker runs; false once one has stopped by itself.
+    pub fn healthy(&self) -> bool {
+        self.fault.is_none() && self.threads.iter().all(|thread| !thread.handle.is_finished())
+    }
+
+    /// Looks for workers that run and do nothing, not even look at their ports: returns those that
+    /// hang from now on (`true`) and those that go on again. To be called several times a second.
+    pub fn watch(&mut self, now: Instant) -> Vec<(usize, bool)> {
+        self.watch.look(now, self.counters.iter().map(|core| core.turns.load(Ordering::Relaxed)))
+    }
+
+    /// Whether some worker hung when [`Runner::watch`] was called last.
+    pub fn hangs(&self) -> bool {
+        self.watch.any()
+    }
+
+    /// Threads that run, each with the numbers of the workers that it takes care of.
+    pub fn threads(&self) -> impl Iterator<Item = &[usize]> {
+        self.threads.iter().map(|thread| &*thread.workers)
+    }
+
+    /// Ends the thread that takes care of worker `core`; another one does so from here on. Its
+    /// packets wait at their ports meanwhile. Nothing happens, and false is returned, when no other
+    /// thread is there.
+    ///
+    /// # Errors
+    /// What ended the thread before it was asked to, or that it hangs. Its workers are lost, and
+    /// [`Runner::healthy`] says so.
+    pub fn retire(&mut self, core: usize) -> Result<bool, RunnerError> {
+        let outcome = self.try_retire(core);
+        self.note(outcome)
+    }
+
+    fn try_retire(&mut self, core: usize) -> Result<bool, RunnerError> {
+        let Some(at) = self.threads.iter().position(|thread| thread.workers.contains(&core)) else { return Ok(false) };
+        if self.threads.len() < 2 {
+            return Ok(false);
+        }
+        let gone = self.threads.remove(at);
+        let (give, given) = mpsc::channel();
+        let asked = gone.orders.send(Order::GiveUp(give)).is_ok();
+        gone.workers.iter().for_each(|worker| self.shared.wake(*worker));
+        let heir = self.threads.iter_mut().min_by_key(|thread| thread.workers.len());
+        if let (true, Some(heir)) = (asked, heir) {
+            loop {
+                match given.recv_timeout(self.patience) {
+                    // An heir that has ended is told by `healthy`.
+                    Ok(worker) => drop(heir.orders.send(Order::Adopt(worker))),
+                    Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                    Err(mpsc::RecvTimeoutError::Timeout) => return Err(self.hung(gone.core)),
+                }
+            }
+            heir.workers.extend(&gone.workers);
+            heir.workers.iter().for_each(|worker| self.shared.wake(*worker));
+        }
+        ended(gone, self.patience)?;
+        Ok(true)
+    }
+
+    /// Gives worker `core` a thread of its own again, after [`Runner::retire`]. Nothing happens,
+    /// and false is returned, when it has one.
+    ///
+    /// # Errors
+    /// The operating system refuses a thread: the worker ends with it. Or what ended the thread
+    /// that had it, or that it hangs. [`Runner::healthy`] says so.
+    pub fn restore(&mut self, core: usize) -> Result<bool, RunnerError> {
+        let outcome = self.try_restore(core);
+        self.note(outcome)
+    }
+
+    fn try_restore(&mut self, core: usize) -> Result<bool, RunnerError> {
+        let Some(at) = self.threads.iter().position(|thread| thread.core != core && thread.workers.contains(&core))
+        else {
+            return Ok(false);
+        };
+        let (give, given) = mpsc::channel();
+        let carer = &mut self.threads[at];
+        let asked = carer.orders.send(Order::Give(core, give)).is_ok();
+        self.shared.wake(core);
+        let Some(worker) = asked.then(|| given.recv_timeout(self.patience).ok()).flatten() else {
+            let gone = self.threads.remove(at);
+            let core = gone.core;
+            ended(gone, self.patience)?;
+            return Err(RunnerError::Port { core, source: io::Error::other("its thread has ended") });
+        };
+        self.threads[at].workers.retain(|worker| *worker != core);
+        self.spawn(*worker).map_err(|source| RunnerError::Start { core, source })?;
+        Ok(true)
+    }
+
+    /// Keeps in mind that a worker was lost.
+    fn note<T>(&mut self, outcome: Result<T, RunnerError>) -> Result<T, RunnerError> {
+        if let Err(error) = &outcome {
+            self.fault.get_or_insert_with(|| error.again());
+        }
+        outcome
+    }
+
+    fn hung(&self, core: usize) -> RunnerError {
+        RunnerError::Hangs { core, seconds: self.patience.as_secs() }
+    }
+
+    /// Looks whether the CPUs that workers are to have are there and allowed: retires the threads
+    /// of those whose is not, and gives those whose is there again a thread on it.
+    ///
+    /// # Errors
+    /// As [`Runner::retire`] and [`Runner::restore`].
+    pub fn follow_cpus(&mut self) -> Result<(), RunnerError> {
+        self.follow(&cpus::allowed())
+    }
+
+    fn follow(&mut self, allowed: &[usize]) -> Result<(), RunnerError> {
+        // While one hangs nothing changes hands: whoever asks it for something waits with it.
+        if allowed.is_empty() || self.hangs() {
+            return Ok(());
+        }
+        // Those that are back come first: they can take care of the others.
+        for core in 0..self.cpus.len() {
+            let Some(cpu) = self.cpus[core].filter(|cpu| allowed.contains(cpu)) else { continue };
+            match self.threads.iter_mut().find(|thread| thread.core == core) {
+                Some(thread) if thread.cpu.is_none() => {
+                    thread.cpu = Some(cpu);
+                    let _ = thread.orders.send(Order::Move(cpu));
+                    self.shared.wake(core);
+                }
+                Some(_) => {}
+                None => {
+                    if self.restore(core)? {
+                        tracing::info!(core, cpu, "the CPU of a worker is back: it has a thread of its own again");
+                    }
+                }
+            }
+        }
+        let lost = |thread: &Thread| thread.cpu.is_some_and(|cpu| !allowed.contains(&cpu));
+        while let Some(core) = self.threads.iter().find(|thread| lost(thread)).map(|thread| thread.core) {
+            if self.retire(core)? {
+                tracing::warn!(core, "the CPU of a worker is gone: another thread takes care of it");
+            } else {
+                // The last one: the operating system has put it where it may run.
+                self.threads.iter_mut().for_each(|thread| thread.cpu = None);
+            }
+        }
+        Ok(())
+    }
+
+    /// Stops the workers and waits for them, but not for one that hangs.
+    ///
+    /// # Errors
+    /// What ended a worker before it was asked to, or that it hangs.
+    pub fn stop(mut self) -> Result<(), RunnerError> {
+        self.ask_and_wait()
+    }
+
+    fn ask_and_wait(&mut self) -> Result<(), RunnerError> {
+        self.stop.asked.store(true, Ordering::Release);
+        // Cannot fail short of 2^64 stops; a worker that misses it sees `asked` when it wakes.
+        let _ = rustix::io::write(&self.stop.event, &1_u64.to_ne_bytes());
+        let mut outcome = self.fault.take().map_or(Ok(()), Err);
+        for thread in self.threads.drain(..) {
+            outcome = outcome.and(ended(thread, self.patience));
+        }
+        outcome
+    }
+}
+
+impl Drop for Runner {
+    fn drop(&mut self) {
+        // The outcome was for whoever called `stop`.
+        let _ = self.ask_and_wait();
+    }
+}
+
+/// Waits for a thread that was told to end.
+fn ended(thread: Thread, patience: Duration) -> Result<(), RunnerError> {
+    let Thread { core, handle, .. } = thread;
+    let until = Instant::now() + patience;
+    while !handle.is_finished() {
+        if Instant::now() >= until {
+            return Err(RunnerError::Hangs { core, seconds: patience.as_secs() });
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    let outcome = handle.join().unwrap_or_else(|panic| Err(io::Error::other(panic_text(&*panic))));
+    outcome.map_err(|source| RunnerError::Port { core, source })
+}
+
+/// Rings between every two workers, both ways.
+fn rings(workers: &[(WorkerConfig, Links)]) -> Vec<Vec<Option<MemoryPort>>> {
+    let count = workers.len();
+    let mut rings: Vec<Vec<Option<MemoryPort>>> = (0..count).map(|_| (0..count).map(|_| None).collect()).collect();
+    let packets = (HANDED_OVER / count.max(1)).max(LEAST_HANDED_OVER);
+    for a in 0..count {
+        for b in a + 1..count {
+            let bytes = workers[a].0.packet_bytes.max(workers[b].0.packet_bytes);
+            let (left, right) = memory_pair(packets, bytes);
+            (rings[a][b], rings[b][a]) = (Some(left), Some(right));
+        }
+    }
+    rings
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("internal error, please report: {}", text.unwrap_or("panic without a message"))
+}
+
+#[cfg(test)]
+mod tests;

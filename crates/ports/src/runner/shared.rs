@@ -1,0 +1,90 @@
+//! State that the workers of a runner share: an eventfd for each of them, and the pipeline if there
+//! is one.
+
+use std::io;
+use std::os::fd::OwnedFd;
+
+use dataplane::Pipeline;
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::parked::Parked;
+
+/// Shared by all workers of a runner.
+pub(super) struct Shared {
+    /// Wakes each worker.
+    pub(super) wakers: Box<[OwnedFd]>,
+    /// Wakes the control side: packets asked for SAs.
+    pub(super) asked: OwnedFd,
+    /// Batches in flight; `None` when every worker runs to completion.
+    pub(super) pipeline: Option<Pipeline>,
+    /// Workers that sleep.
+    parked: Parked,
+    /// Workers that have packets for another one whose ring is full.
+    wait_for_room: Parked,
+}
+
+impl Shared {
+    pub(super) fn new(workers: usize, pipeline: Option<Pipeline>) -> io::Result<Self> {
+        let waker = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(io::Error::from);
+        let wakers = (0..workers).map(|_| waker()).collect::<io::Result<_>>()?;
+        Ok(Self { wakers, asked: waker()?, pipeline, parked: Parked::new(), wait_for_room: Parked::new() })
+    }
+
+    /// Wakes a worker, whether it sleeps or not.
+    pub(super) fn wake(&self, worker: usize) {
+        // An eventfd whose counter is full wakes as well.
+        let _ = self.wakers.get(worker).map(|waker| rustix::io::write(waker, &1_u64.to_ne_bytes()));
+    }
+
+    /// Wakes a worker that was handed packets, if it sleeps; otherwise it looks at its rings
+    /// without that.
+    pub(super) fn wake_if_parked(&self, worker: usize) {
+        self.parked.wake(|parked| parked == worker, |worker| self.wake(worker));
+    }
+
+    /// Wakes workers that sleep while the pipeline has work: each that has work of its own, and one
+    /// for the work that any worker can do.
+    pub(super) fn wake_for_work(&self) {
+        let Some(pipeline) = &self.pipeline else { return };
+        let mut any = pipeline.waiting() > 0;
+        let wanted = |worker| {
+            let own = pipeline.waiting_at(worker) > 0;
+            own || std::mem::take(&mut any)
+        };
+        self.parked.wake(wanted, |worker| self.wake(worker));
+    }
+
+    /// True when the pipeline has work that `worker` can do.
+    pub(super) fn has_work(&self, worker: usize) -> bool {
+        self.pipeline.as_ref().is_some_and(|pipeline| pipeline.waiting() > 0 || pipeline.waiting_at(worker) > 0)
+    }
+
+    /// Marks `worker` as about to sleep; false when it must not, because there is work after all.
+    /// The worker must look at its rings once more, too.
+    pub(super) fn park(&self, worker: usize) -> bool {
+        self.parked.enter(worker);
+        !self.has_work(worker)
+    }
+
+    /// Marks `worker` as awake.
+    pub(super) fn unpark(&self, worker: usize) {
+        self.parked.leave(worker);
+    }
+
+    /// Workers that sleep, one bit each.
+    #[cfg(test)]
+    pub(super) fn asleep(&self) -> u64 {
+        self.parked.waiting()
+    }
+
+    /// Marks `worker` as waiting for room in the ring to another one. It must look at the ring once
+    /// more afterwards.
+    pub(super) fn wait_for_room(&self, worker: usize) {
+        self.wait_for_room.enter(worker);
+    }
+
+    /// Wakes the workers that wait for room, after some was made.
+    pub(super) fn wake_for_room(&self) {
+        self.wait_for_room.wake(|_| true, |worker| self.wake(worker));
+    }
+}

@@ -1,0 +1,390 @@
+//! One worker with its ports: everything that moves when the worker moves to another thread.
+//!
+//! [`WorkerPorts::turn`] is one iteration of the main loop: receive from the ports, take the batch
+//! through the packet path (`Worker::outbound`, `Worker::inbound`, or the stages of the pipeline),
+//! send. [`WorkerPorts::wait`] sleeps between two of them.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+use dataplane::{After, Batch, CoreCounters, Port, Reader, Refused, Sink, Snapshot, Worker, bump};
+use ipsec::Drop as Reason;
+use rustix::event::{PollFd, PollFlags, epoll, poll};
+use rustix::io::Errno;
+use rustix::time::Timespec;
+
+use super::hand_over::HandOver;
+use super::{Links, Shared};
+use crate::MemoryPort;
+
+/// Maximum time between two iterations, and so between two looks at the clock and at the tables.
+pub(super) const LONGEST_SLEEP_MS: i64 = 100;
+/// The same while one of its ports has no descriptor to wait on (memory rings), or packets wait for
+/// the first packet of a peer.
+const POLL_SLEEP_MS: i64 = 1;
+/// Epoll token of the event that stops a worker; ports have their index.
+const STOP: u64 = u64::MAX;
+/// Epoll token of the worker's eventfd: new tables, packets from another worker, work in the
+/// pipeline.
+const WAKE: u64 = u64::MAX - 1;
+/// Pipeline stages that a worker runs before it looks at its ports again.
+const WORK_PER_TURN: usize = 4;
+/// A worker with its ports. It moves from thread to thread as a whole, and its SAs with it.
+pub(super) struct WorkerPorts {
+    worker: Worker,
+    counters: Arc<CoreCounters>,
+    links: Links,
+    shared: Arc<Shared>,
+    /// Packets for SAs of other workers.
+    hand_over: HandOver,
+    /// Epoll instance with all ports, the worker's eventfd and the request to stop.
+    ready: OwnedFd,
+    /// Ports that may have packets: inner first, then `outer_rx` in order.
+    open: Vec<bool>,
+    /// Ports that have no descriptor to wait on.
+    unwaitable: Vec<bool>,
+    /// Counts of refused packets of each port that the drop counters include already; the last is
+    /// `outer_tx`.
+    seen: Vec<Refused>,
+    batch: Batch,
+    now_ms: u64,
+    /// Packets from the outer side for which the pipeline has no free slot. Nothing more is
+    /// received until they have one.
+    arrivals: Batch,
+    /// ICMP messages to the inner side that outbound processing produced.
+    replies: Batch,
+}
+
+/// Ports through which batches leave the pipeline.
+struct Exits<'p> {
+    inner: &'p mut (dyn Port + Send),
+    outer_tx: &'p mut (dyn Port + Send),
+}
+
+impl Sink for Exits<'_> {
+    fn outer(&mut self, batch: &mut Batch) -> io::Result<After> {
+        self.outer_tx.tx(batch)?;
+        Ok(After::Done)
+    }
+
+    fn inner(&mut self, batch: &mut Batch) -> io::Result<()> {
+        self.inner.tx(batch)
+    }
+}
+
+impl WorkerPorts {
+    pub(super) fn new(
+        links: Links,
+        stop: &OwnedFd,
+        shared: Arc<Shared>,
+        rings: Vec<Option<MemoryPort>>,
+        worker: Worker,
+    ) -> io::Result<Self> {
+        let ready = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let core = worker.config().core;
+        let waker =
+            shared.wakers.get(core).ok_or_else(|| io::Error::other("a worker's number is beyond their count"))?;
+        epoll::add(&ready, waker, epoll::EventData::new_u64(WAKE), epoll::EventFlags::IN)?;
+        epoll::add(&ready, stop, epoll::EventData::new_u64(STOP), epoll::EventFlags::IN)?;
+        let mut unwaitable = vec![];
+        for (i, port) in std::iter::once(&links.inner).chain(&links.outer_rx).enumerate() {
+            if let Some(fd) = port.readable() {
+                epoll::add(&ready, fd, epoll::EventData::new_u64(i as u64), epoll::EventFlags::IN)?;
+            }
+            unwaitable.push(port.readable().is_none());
+        }
+        let (packets, bytes) = (worker.config().batch, worker.config().packet_bytes);
+        // Two fragments for each packet of a full batch; packets change places with those of the
+        // pipeline's batches.
+        let whole = |packets| Batch::with_reserve(packets, 2 * packets, bytes);
+        let arrivals = if shared.pipeline.is_some() { packets } else { 0 };
+        Ok(Self {
+            counters: worker.counters(),
+            ready,
+            open: vec![true; unwaitable.len()],
+            seen: vec![Refused::default(); unwaitable.len() + 1],
+            unwaitable,
+            batch: whole(packets),
+            now_ms: 0,
+            arrivals: whole(arrivals),
+            replies: Batch::new(packets, bytes),
+            hand_over: HandOver::new(&worker, rings, Arc::clone(&shared)),
+            shared,
+            links,
+            worker,
+        })
+    }
+
+    /// Number of the worker.
+    pub(super) fn core(&self) -> usize {
+        self.worker.config().core
+    }
+
+    /// Descriptor to wait on. While packets are stuck nothing is received, so ports with input
+    /// would not let the worker sleep: then it is the worker's eventfd alone, which room in a ring
+    /// makes readable.
+    pub(super) fn ready(&self) -> BorrowedFd<'_> {
+        if self.hand_over.is_stuck() { self.shared.wakers[self.core()].as_fd() } else { self.ready.as_fd() }
+    }
+
+    /// Marks the worker as about to sleep; false when there is work for it after all.
+    /// [`WorkerPorts::unpark`] must follow.
+    pub(super) fn park(&self) -> bool {
+        self.shared.park(self.core()) && !self.hand_over.has_input()
+    }
+
+    /// Marks the worker as awake.
+    pub(super) fn unpark(&self) {
+        self.shared.unpark(self.core());
+    }
+
+    /// Receives from every port that may have something, processes and sends: one iteration of the
+    /// main loop.
+    pub(super) fn turn(&mut self, now_ms: u64, tables: &mut Reader) -> io::Result<()> {
+        bump(&self.counters.turns, 1);
+        self.worker.tick(now_ms);
+        self.now_ms = now_ms;
+        if self.shared.pipeline.is_some() {
+            self.turn_pipeline(tables)?;
+        } else {
+            self.turn_to_completion(tables)?;
+        }
+        if self.worker.take_asked() {
+            let _ = rustix::io::write(&self.shared.asked, &1_u64.to_ne_bytes());
+        }
+        Ok(())
+    }
+
+    /// One iteration of run to completion: every batch goes from a port through the path to another
+    /// port at once.
+    fn turn_to_completion(&mut self, tables: &mut Reader) -> io::Result<()> {
+        // Held packets and new ones use the same tables, so that none overtakes the other.
+        let snapshot = tables.load();
+        self.worker.release(snapshot, &mut self.batch);
+        if !self.batch.is_empty() {
+            self.outbound(snapshot)?;
+        }
+        if self.open[0] {
+            self.links.inner.rx(&mut self.batch)?;
+            self.open[0] = self.batch.room() == 0;
+            self.outbound(snapshot)?;
+        }
+        if self.hand_over.is_stuck() {
+            self.hand_over.send_stuck(self.now_ms);
+        }
+        for i in 0..self.links.outer_rx.len() {
+            if self.open[i + 1] && !self.hand_over.is_stuck() {
+                self.links.outer_rx[i].rx(&mut self.batch)?;
+                self.open[i + 1] = self.batch.room() == 0;
+                // Load the tables after the packets: a peer may send through a new SA as soon as it
+                // has our answer, which leaves only after the tables with that SA were published.
+                if !self.batch.is_empty() {
+                    let snapshot = tables.load();
+                    self.poll_again(i + 1);
+                    self.hand_over.send(&mut self.worker, snapshot, &mut self.batch, self.now_ms);
+                    self.inbound(snapshot)?;
+                }
+                self.count_refused(i + 1);
+            }
+        }
+        self.take_over(tables)
+    }
+
+    /// Takes the batch from the inner port through the path to the outer port.
+    fn outbound(&mut self, tables: &Snapshot) -> io::Result<()> {
+        if !self.batch.is_empty() {
+            self.poll_again(0);
+            self.worker.outbound(tables, &mut self.batch, &mut self.replies);
+            self.links.outer_tx.tx(&mut self.batch)?;
+            self.reply()?;
+            self.count_refused(self.seen.len() - 1);
+        }
+        self.count_refused(0);
+        Ok(())
+    }
+
+    fn reply(&mut self) -> io::Result<()> {
+        if self.replies.is_empty() { Ok(()) } else { self.links.inner.tx(&mut self.replies) }
+    }
+
+    /// Takes the batch from an outer port through the path to the inner port.
+    fn inbound(&mut self, tables: &Snapshot) -> io::Result<()> {
+        if !self.batch.is_empty() {
+            self.worker.inbound(tables, &mut self.batch);
+            self.links.inner.tx(&mut self.batch)?;
+            self.count_refused(0);
+        }
+        Ok(())
+    }
+
+    /// Processes packets that other workers handed over to this one.
+    fn take_over(&mut self, tables: &mut Reader) -> io::Result<()> {
+        let mut any = false;
+        for from in 0..self.hand_over.workers() {
+            if self.hand_over.receive(from, &mut self.batch) {
+                any = true;
+                self.inbound(tables.load())?;
+            }
+        }
+        if any {
+            self.shared.wake_for_room();
+        }
+        Ok(())
+    }
+
+    /// One iteration with the pipeline: received batches enter it, then this worker runs some of
+    /// its stages.
+    fn turn_pipeline(&mut self, tables: &mut Reader) -> io::Result<()> {
+        let shared = Arc::clone(&self.shared);
+        let Some(pipeline) = &shared.pipeline else { return Ok(()) };
+        let Self { worker, counters, links, batch, replies, open, unwaitable, .. } = self;
+        // Held packets go before new ones, by the same tables; they stay in `batch` until the
+        // pipeline has a free slot.
+        let snapshot = tables.load();
+        worker.release(snapshot, batch);
+        let released = !batch.is_empty();
+        if released || open[0] {
+            let mut full = false;
+            let taken = pipeline.take_inner(worker, snapshot, replies, |into| {
+                if released {
+                    std::mem::swap(into, batch);
+                    return Ok(());
+                }
+                let outcome = links.inner.rx(into);
+                full = into.room() == 0;
+                outcome
+            })?;
+            match taken {
+                None => bump(&counters.input_waits, 1),
+                Some(any) if !released => open[0] = full || (any && unwaitable[0]),
+                Some(_) => {}
+            }
+        }
+        self.reply()?;
+        self.count_refused(0);
+        if !self.arrivals.is_empty() && pipeline.has_room() {
+            pipeline.take_outer(&mut self.worker, tables.load(), &mut self.arrivals);
+        }
+        for i in 0..self.links.outer_rx.len() {
+            if self.open[i + 1] && self.arrivals.is_empty() && pipeline.has_room() {
+                self.links.outer_rx[i].rx(&mut self.arrivals)?;
+                self.open[i + 1] = self.arrivals.room() == 0;
+                if !self.arrivals.is_empty() {
+                    self.poll_again(i + 1);
+                    self.counters.outer_rx.bump(self.arrivals.len() as u64, self.arrivals.bytes());
+                    pipeline.take_outer(&mut self.worker, tables.load(), &mut self.arrivals);
+                }
+                self.count_refused(i + 1);
+            }
+        }
+        self.shared.wake_for_work();
+        for _ in 0..WORK_PER_TURN {
+            if !self.work(&shared)? {
+                break;
+            }
+            // The next stage of the batch may belong to another worker.
+            self.shared.wake_for_work();
+        }
+        self.count_refused(0);
+        self.count_refused(self.seen.len() - 1);
+        Ok(())
+    }
+
+    /// Runs pipeline stages of one batch; false when there is none.
+    fn work(&mut self, shared: &Shared) -> io::Result<bool> {
+        let Some(pipeline) = &shared.pipeline else { return Ok(false) };
+        let Self { worker, links: Links { inner, outer_tx, .. }, .. } = self;
+        pipeline.work(worker, &mut Exits { inner: &mut **inner, outer_tx: &mut **outer_tx })
+    }
+
+    /// Completes a batch in flight before the end; false when this worker has none to do.
+    pub(super) fn finish(&mut self) -> io::Result<bool> {
+        let shared = Arc::clone(&self.shared);
+        self.work(&shared)
+    }
+
+    /// True when no batch is in flight, here or at any other worker.
+    pub(super) fn nothing_in_flight(&self) -> bool {
+        self.shared.pipeline.as_ref().is_none_or(|pipeline| pipeline.in_use() == 0)
+    }
+
+    /// Polls a port without a descriptor again as long as it had packets.
+    fn poll_again(&mut self, port: usize) {
+        self.open[port] |= self.unwaitable[port];
+    }
+
+    /// Adds the packets that a port refused since the last call to the drop counters.
+    fn count_refused(&mut self, port: usize) {
+        let now = match port {
+            0 => self.links.inner.refused(),
+            _ => self.links.outer_rx.get(port - 1).unwrap_or(&self.links.outer_tx).refused(),
+        };
+        let seen = std::mem::replace(&mut self.seen[port], now);
+        if now == seen {
+            return;
+        }
+        for (reason, by) in [
+            (Reason::QueueFull, now.full - seen.full),
+            (Reason::TooBig, now.too_big - seen.too_big),
+            (Reason::TxError, now.other - seen.other),
+            (Reason::NoRoom, now.cut_off - seen.cut_off),
+            (Reason::Malformed, now.unreadable - seen.unreadable),
+        ] {
+            bump(&self.counters.drops[reason as usize], by);
+        }
+    }
+
+    /// Maximum time to sleep: until there is something to do for which no descriptor becomes
+    /// readable.
+    pub(super) fn max_sleep_ms(&self) -> i64 {
+        let core = self.worker.config().core;
+        // Stuck packets must leave before outer packets are received; room in a ring wakes the
+        // worker.
+        let open = if self.hand_over.is_stuck() { &self.open[..1] } else { &self.open[..] };
+        match () {
+            () if open.contains(&true) || self.shared.has_work(core) || !self.arrivals.is_empty() => 0,
+            () if self.hand_over.has_input() => 0,
+            () if self.hand_over.is_stuck() => POLL_SLEEP_MS,
+            () if self.unwaitable.contains(&true) || self.worker.waits_for_sign() => POLL_SLEEP_MS,
+            () => LONGEST_SLEEP_MS,
+        }
+    }
+
+    /// Finds out which ports have packets; sleeps up to `ms` until one has.
+    pub(super) fn wait(&mut self, ms: i64) -> io::Result<()> {
+        let parks = ms > 0;
+        let mut ms = if parks && !self.park() { 0 } else { ms };
+        if ms > 0 && self.hand_over.is_stuck() {
+            let mut waker = [PollFd::from_borrowed_fd(self.ready(), PollFlags::IN)];
+            let _ = poll(&mut waker, Some(&Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 }));
+            ms = 0;
+        }
+        let timeout = Timespec { tv_sec: 0, tv_nsec: ms * 1_000_000 };
+        let mut events = [const { MaybeUninit::uninit() }; 16];
+        let outcome = epoll::wait(self.ready.as_fd(), &mut events, Some(&timeout));
+        if parks {
+            self.unpark();
+        }
+        match outcome {
+            Ok((events, _)) => {
+                for event in events.iter() {
+                    if event.data.u64() == WAKE {
+                        let _ = rustix::io::read(&self.shared.wakers[self.worker.config().core], &mut [0; 8]);
+                    }
+                    // The tokens STOP and WAKE are beyond every index.
+                    if let Some(open) = self.open.get_mut(event.data.u64() as usize) {
+                        *open = true;
+                    }
+                }
+            }
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        for (open, unwaitable) in self.open.iter_mut().zip(&self.unwaitable) {
+            *open |= unwaitable;
+        }
+        Ok(())
+    }
+}

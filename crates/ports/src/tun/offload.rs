@@ -1,0 +1,372 @@
+//! A TUN queue that exchanges super-packets with the kernel. Reading, one call may bring 64 KiB of one flow. They come
+//! mostly in one form after the other, so each segment is read straight to where it belongs in a packet buffer of its own;
+//! what comes in another form than the one before is copied there. Writing, runs of packets go as one super-packet,
+//! gathered from where they lie.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::os::fd::BorrowedFd;
+
+use arrayvec::ArrayVec;
+use dataplane::{Batch, Packet};
+use rustix::io::{Errno, readv, writev};
+
+use super::coalesce::{Coalescer, RUN_PACKETS, Run};
+use super::vnet::{Cut, Gso, Unreadable, VnetHeader, finish_checksum};
+use super::{Refused, SuperPackets, is_ip, not_taken, nothing_there};
+
+/// Longest super-packet in bytes, with room for the header that its length does not count.
+const SUPER_BYTES: usize = 65_536 + 64;
+/// Longest headers of packets that are joined: IPv6 and TCP with options.
+const HEAD_BYTES: usize = 40 + 60;
+/// Segments that are read straight to their places.
+const SCATTERED: usize = 64;
+
+/// What a queue with offloads keeps: about 70 KB.
+pub(super) struct Offload {
+    /// What was read beyond the packet buffers, each byte at its place in the super-packet.
+    whole: Box<[u8]>,
+    mtu: usize,
+    layout: Layout,
+    waiting: Option<Waiting>,
+    coalescer: Coalescer,
+}
+
+/// Where the next super-packet is read to: `head` and the first `size` bytes of payload into one packet buffer, and further
+/// `size` into each of the next ones, behind the place of their headers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Layout {
+    head: usize,
+    size: usize,
+    /// Packet buffers, at least 1.
+    places: usize,
+}
+
+/// A super-packet of which some segments found no room in the batch.
+struct Waiting {
+    cut: Cut,
+    /// The segment to go on with.
+    next: usize,
+    /// Where its payload begins.
+    at: usize,
+}
+
+impl Layout {
+    /// For packets of up to `mtu` bytes, or for super-packets of which nothing is known.
+    fn plain(mtu: usize) -> Self {
+        Self { head: 0, size: mtu, places: 1 }
+    }
+
+    /// For super-packets like this one.
+    fn of(cut: &Cut) -> Self {
+        let places = (SUPER_BYTES / cut.payload_of(0).len()).clamp(1, SCATTERED);
+        Self { head: cut.head_len(), size: cut.payload_of(0).len(), places }
+    }
+
+    /// As much of it as `into` has room for.
+    fn within(self, into: &mut Batch) -> Self {
+        let places = self.places.min(into.room()).max(1);
+        let area = into.spare_mut().last_mut().map_or(0, |packet| packet.receive_area().len());
+        match area.checked_sub(self.head + self.size) {
+            Some(_) => Self { places, ..self },
+            None => Self::plain(area),
+        }
+    }
+
+    /// Bytes up to the end of place `i`.
+    fn end(self, i: usize) -> usize {
+        self.head + (i + 1) * self.size
+    }
+
+    /// Bytes that go into packet buffers.
+    fn bytes(self) -> usize {
+        self.end(self.places - 1)
+    }
+
+    /// Place `i` in its packet buffer.
+    fn place(self, i: usize, packet: &mut Packet) -> &mut [u8] {
+        let start = if i == 0 { 0 } else { self.head };
+        &mut packet.receive_area()[start..self.head + self.size]
+    }
+}
+
+impl Offload {
+    pub(super) fn new(mtu: usize, udp: bool) -> Self {
+        Self {
+            whole: vec![0; SUPER_BYTES].into_boxed_slice(),
+            mtu,
+            layout: Layout::plain(mtu),
+            waiting: None,
+            coalescer: Coalescer::new(true, udp),
+        }
+    }
+
+    /// Receives until the queue is empty or `into` is full. What of a super-packet finds no room comes first the
+    /// next time.
+    pub(super) fn receive(
+        &mut self,
+        queue: BorrowedFd<'_>,
+        into: &mut Batch,
+        refused: &mut Refused,
+        supers: &SuperPackets,
+    ) -> io::Result<()> {
+        loop {
+            self.go_on(into, refused);
+            if into.room() == 0 {
+                return Ok(());
+            }
+            let layout = self.layout.within(into);
+            match self.read(queue, layout, into) {
+                Ok((header, len)) => {
+                    if let Err(why) = self.take(&header, layout, into, len, supers) {
+                        why.count(refused);
+                    }
+                }
+                Err(error) => return nothing_there(error),
+            }
+        }
+    }
+
+    /// Reads to where `layout` says and beyond; returns what the kernel says of it and the bytes read.
+    fn read(
+        &mut self,
+        queue: BorrowedFd<'_>,
+        layout: Layout,
+        into: &mut Batch,
+    ) -> Result<([u8; VnetHeader::LEN], usize), Errno> {
+        let mut header = [0; VnetHeader::LEN];
+        let mut areas = ArrayVec::<_, { SCATTERED + 2 }>::new();
+        areas.push(IoSliceMut::new(&mut header));
+        let packets = into.spare_mut().iter_mut().rev().take(layout.places).enumerate();
+        areas.extend(packets.map(|(i, packet)| IoSliceMut::new(layout.place(i, packet))));
+        areas.push(IoSliceMut::new(self.whole.get_mut(layout.bytes()..).unwrap_or_default()));
+        let len = readv(queue, &mut areas)?;
+        drop(areas);
+        Ok((header, len.saturating_sub(VnetHeader::LEN)))
+    }
+
+    /// Makes what was read packets, as far as there is room; nothing for what is no IP packet.
+    fn take(
+        &mut self,
+        header: &[u8; VnetHeader::LEN],
+        layout: Layout,
+        into: &mut Batch,
+        len: usize,
+        supers: &SuperPackets,
+    ) -> Result<(), Refusal> {
+        let header = VnetHeader::parse(header)?;
+        let first = layout.end(0).min(len);
+        let Some(packet) = into.spare_mut().last_mut() else { return Ok(()) };
+        let start = &mut layout.place(0, packet)[..first];
+        if !is_ip(start) {
+            return Ok(());
+        }
+        if header.gso == Gso::None && first == len {
+            if header.needs_csum {
+                finish_checksum(start, header.csum_start.into(), header.csum_offset.into())?;
+            }
+            into.push_with(|packet| {
+                packet.received(0, len);
+                true
+            });
+            return Ok(());
+        }
+        if header.gso != Gso::None && usize::from(header.gso_size) == layout.size {
+            // The first place may end within headers that are longer than those of the packet before. What cannot be read
+            // from it is gathered and read again.
+            let cut = Cut::plan(&header, start, len).ok().flatten();
+            if let Some(cut) = cut.filter(|cut| cut.head_len() == layout.head) {
+                supers.count_received(cut.segments());
+                let next = in_place(&cut, layout, into);
+                self.wait_for_room(cut, next);
+                return Ok(());
+            }
+        }
+        self.gather(layout, into, len)?;
+        self.copy_out(&header, into, len, supers)
+    }
+
+    /// Puts what was read by `layout` together in `whole`.
+    fn gather(&mut self, layout: Layout, into: &mut Batch, len: usize) -> Result<(), Refusal> {
+        if len > self.whole.len().max(layout.bytes()) {
+            return Err(Refusal::CutOff);
+        }
+        let mut at = 0;
+        for (i, packet) in into.spare_mut().iter_mut().rev().take(layout.places).enumerate() {
+            let end = layout.end(i).min(len);
+            if at == end {
+                break;
+            }
+            let to = self.whole.get_mut(at..end).ok_or(Refusal::CutOff)?;
+            to.copy_from_slice(&layout.place(i, packet)[..end - at]);
+            at = end;
+        }
+        Ok(())
+    }
+
+    /// Makes what lies in `whole` packets, and says where the next ones like it are to be read to.
+    fn copy_out(
+        &mut self,
+        header: &VnetHeader,
+        into: &mut Batch,
+        len: usize,
+        supers: &SuperPackets,
+    ) -> Result<(), Refusal> {
+        let whole = &self.whole[..len];
+        let cut = match header.gso {
+            Gso::None => None,
+            _ => Cut::plan(header, whole, len)?,
+        };
+        if let Some(cut) = cut {
+            supers.count_received(cut.segments());
+            self.layout = Layout::of(&cut);
+            self.wait_for_room(cut, 0);
+            return Ok(());
+        }
+        self.layout = Layout::plain(self.mtu);
+        let mut outcome = Err(Refusal::CutOff);
+        into.push_with(|packet| {
+            if packet.set(whole) {
+                outcome = match header.needs_csum {
+                    true => finish_checksum(packet.bytes_mut(), header.csum_start.into(), header.csum_offset.into())
+                        .map_err(Refusal::from),
+                    false => Ok(()),
+                };
+            }
+            outcome.is_ok()
+        });
+        outcome
+    }
+
+    /// Keeps what is left of a super-packet from segment `next` on; its payload lies in `whole`.
+    fn wait_for_room(&mut self, cut: Cut, next: usize) {
+        if next < cut.segments() {
+            let at = cut.head_len() + cut.payload_of(next).start;
+            self.waiting = Some(Waiting { cut, next, at });
+        }
+    }
+
+    /// Moves waiting segments into the batch, as far as there is room.
+    fn go_on(&mut self, into: &mut Batch, refused: &mut Refused) {
+        let Some(waiting) = &mut self.waiting else { return };
+        let (cut, whole) = (&waiting.cut, &self.whole);
+        while waiting.next < cut.segments() && into.room() > 0 {
+            let payload = &whole[waiting.at..][..cut.payload_of(waiting.next).len()];
+            let fits = into.push_with(|packet| {
+                let len = cut.head_len() + payload.len();
+                let Some(to) = packet.receive_area().get_mut(cut.head_len()..len) else { return false };
+                to.copy_from_slice(payload);
+                packet.received(0, len);
+                cut.write_head(waiting.next, packet.bytes_mut());
+                true
+            });
+            refused.cut_off += u64::from(!fits);
+            waiting.next += 1;
+            waiting.at += payload.len();
+        }
+        if waiting.next == cut.segments() {
+            self.waiting = None;
+        }
+    }
+
+    /// Sends every packet, runs of them as super-packets.
+    pub(super) fn send(
+        &mut self,
+        queue: BorrowedFd<'_>,
+        from: &mut Batch,
+        refused: &mut Refused,
+        supers: &SuperPackets,
+    ) -> io::Result<()> {
+        self.coalescer.plan(from.packets());
+        for i in 0..self.coalescer.runs() {
+            let run = self.coalescer.run(i);
+            if run.count == 1 {
+                send_one(queue, &from.packets()[usize::from(run.first)], refused)?;
+            } else {
+                self.send_run(queue, run, from.packets_mut(), refused, supers)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send_run(
+        &mut self,
+        queue: BorrowedFd<'_>,
+        run: Run,
+        packets: &mut [Packet],
+        refused: &mut Refused,
+        supers: &SuperPackets,
+    ) -> io::Result<()> {
+        let first = usize::from(run.first);
+        let mut head = [0; HEAD_BYTES];
+        let head = &mut head[..run.head_len()];
+        head.copy_from_slice(&packets[first].bytes()[..run.head_len()]);
+        let last_flags = run.flags(packets[run.last()].bytes());
+        let header = run.join(packets[first].bytes_mut(), last_flags).to_bytes();
+        let mut areas = ArrayVec::<_, { RUN_PACKETS + 1 }>::new();
+        areas.push(IoSlice::new(&header));
+        areas.push(IoSlice::new(packets[first].bytes()));
+        let others = self.coalescer.members(run).skip(1).map(|i| &packets[i]);
+        areas.extend(others.map(|packet| IoSlice::new(&packet.bytes()[run.payload(packet)])));
+        let sent = writev(queue, &areas);
+        drop(areas);
+        match sent {
+            Ok(_) => supers.count_sent(run.count.into()),
+            Err(Errno::INVAL) => {
+                supers.count_refused();
+                // A kernel that does not know this kind of super-packet; single packets it does.
+                if run.is_tcp() {
+                    self.coalescer.tcp = false;
+                } else {
+                    self.coalescer.udp = false;
+                }
+                packets[first].bytes_mut()[..head.len()].copy_from_slice(head);
+                for i in self.coalescer.members(run) {
+                    send_one(queue, &packets[i], refused)?;
+                }
+            }
+            Err(error) => not_taken(refused, error, run.count.into())?,
+        }
+        Ok(())
+    }
+}
+
+fn send_one(queue: BorrowedFd<'_>, packet: &Packet, refused: &mut Refused) -> io::Result<()> {
+    match writev(queue, &[IoSlice::new(&VnetHeader::WHOLE), IoSlice::new(packet.bytes())]) {
+        Ok(_) => Ok(()),
+        Err(error) => not_taken(refused, error, 1),
+    }
+}
+
+/// Makes the segments that lie in their places packets; returns how many those are.
+fn in_place(cut: &Cut, layout: Layout, into: &mut Batch) -> usize {
+    let count = cut.segments().min(layout.places);
+    for n in 0..count {
+        into.push_with(|packet| {
+            packet.received(0, cut.head_len() + cut.payload_of(n).len());
+            cut.write_head(n, packet.bytes_mut());
+            true
+        });
+    }
+    count
+}
+
+/// Why a packet that was read goes no further.
+enum Refusal {
+    CutOff,
+    Unreadable,
+}
+
+impl From<Unreadable> for Refusal {
+    fn from(_: Unreadable) -> Self {
+        Self::Unreadable
+    }
+}
+
+impl Refusal {
+    fn count(&self, refused: &mut Refused) {
+        match self {
+            Self::CutOff => refused.cut_off += 1,
+            Self::Unreadable => refused.unreadable += 1,
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! Packets past the kernel's stack (AF_XDP): a program before an interface takes out what is for the gateway, and sockets
+//! on the receive queues exchange it in memory that is shared with the kernel.
+//!
+//! An [`Interface`] is opened once, before the process gives its privileges up; it lives as long as its ports do, and with
+//! it the program is gone. In copy mode it carries protocols right above IP, for which the kernel has neither GSO nor GRO;
+//! UDP has both, which a copy of each frame would not make up for. With zero-copy it carries UDP too. What a program does
+//! not take, or what goes where the kernel knows no neighbour, goes by sockets as it does without.
+
+mod link;
+mod next_hops;
+mod program;
+mod ring;
+mod sending;
+mod sync;
+mod sys;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use dataplane::{Batch, Port, bump};
+use socket2::SockRef;
+use wire::IpProto;
+
+use self::link::Link;
+pub use self::program::Wanted;
+use self::ring::{Consumer, Producer};
+pub use self::sending::XdpSender;
+use self::sending::{Sending, Way};
+use self::sys::{Descriptor, Frames, Rings, Shared, Umem};
+use super::bpf::{self, Kind};
+use super::{RawPort, Refused};
+
+/// Frames of a queue each way, a power of two.
+const FRAMES: u32 = 1024;
+/// Addresses that packets are taken out for: each one more is compared with all that arrives.
+const MAX_ADDRESSES: usize = 256;
+/// Bytes of an Ethernet header.
+const ETHER: usize = 14;
+/// Room before a received frame that the kernel takes for itself.
+const KERNEL_HEADROOM: usize = 256;
+/// Sizes of frames that the kernel takes.
+const FRAME_BYTES: [usize; 2] = [2048, 4096];
+/// Bytes that may be on their way from a socket in copy mode: all frames of its ring, as the kernel counts them.
+const SENT_BYTES: i32 = 8 << 20;
+
+/// An interface whose packets are taken past the stack.
+pub struct Interface {
+    sockets: Vec<Option<(Receiving, Sending)>>,
+    hold: Arc<Hold>,
+}
+
+/// What keeps the program where it is.
+struct Hold {
+    _link: OwnedFd,
+    _map: OwnedFd,
+}
+
+struct Receiving {
+    socket: Arc<OwnedFd>,
+    fill: Producer<Shared<u64>>,
+    rx: Consumer<Shared<Descriptor>>,
+    frames: Frames,
+    passed: Arc<Passed>,
+}
+
+/// What went past the stack at a queue. Written by its ports, which one worker has, with plain loads and stores; read by
+/// anybody.
+#[derive(Default)]
+#[repr(align(128))]
+struct Passed {
+    received: AtomicU64,
+    sent: AtomicU64,
+    /// The kernel sends nothing from here any more.
+    silent: AtomicBool,
+}
+
+/// Packets that went past the stack at an interface up to now.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct PastStack {
+    /// Received.
+    pub received: u64,
+    /// Given to the interface.
+    pub sent: u64,
+    /// Arrived, and lost because those before had not been taken off the queue yet.
+    pub lost: u64,
+}
+
+/// An interface as seen from beside its ports.
+pub struct Watch {
+    name: String,
+    zero_copy: bool,
+    in_driver: bool,
+    queues: Vec<Watched>,
+}
+
+struct Watched {
+    socket: Arc<OwnedFd>,
+    passed: Arc<Passed>,
+    /// What was said of it already.
+    told: bool,
+}
+
+/// What one queue of an interface receives.
+struct XdpPort {
+    receiving: Receiving,
+    refused: Refused,
+    _hold: Arc<Hold>,
+}
+
+/// Whether this process may do what [`Interface::open`] does, as far as no interface is needed for it.
+///
+/// # Errors
+/// Why not.
+pub fn available() -> io::Result<()> {
+    sys::socket().map_err(|error| privilege(error, "AF_XDP socket"))?;
+    let map = sys::socket_map(1).map_err(|error| privilege(error, "bpf(2)"))?;
+    let wanted = Wanted {
+        local: vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()],
+        protocols: vec![IpProto::ESP],
+        udp: vec![wire::registry::PORT_IPSEC_NAT_T],
+        with_ike: Some(wire::registry::PORT_IPSEC_NAT_T),
+    };
+    bpf::load(Kind::XDP, &program::program(&wanted, map.as_raw_fd()))
+        .map(drop)
+        .map_err(|error| privilege(error, "XDP program"))
+}
+
+impl Interface {
+    /// Opens sockets on the receive queues of an interface and puts the program before it. In copy mode, `wanted` UDP ports
+    /// are left out. Waits up to a second for queues that another socket has: those of a process that has just ended.
+    ///
+    /// # Errors
+    /// Why that cannot be done here: no such interface, no Ethernet, an MTU beyond a page, too many addresses, another
+    /// program before it, no privilege, a kernel without AF_XDP. Nothing has changed then.
+    pub fn open(name: &str, wanted: &Wanted) -> io::Result<(Self, Watch)> {
+        let said = |what: &str| {
+            let what = what.to_owned();
+            move |error: io::Error| io::Error::new(error.kind(), format!("{what}: {error}"))
+        };
+        let link = Link::of(name)?;
+        let frame_bytes = frame_bytes(link.mtu)
+            .ok_or_else(|| io::Error::new(io::ErrorKind::Unsupported, "its MTU does not fit in a frame of a page"))?;
+        if wanted.local.len() > MAX_ADDRESSES {
+            let why = format!(
+                "{} addresses are listened at, and at most {MAX_ADDRESSES} can be looked for; name those in use",
+                wanted.local.len()
+            );
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let map = sys::socket_map(link.queues as u32).map_err(|error| privilege(error, "bpf(2)"))?;
+        let (mut sockets, mut watched, mut zero_copy) = (Vec::new(), Vec::new(), true);
+        for queue in 0..link.queues as u32 {
+            let umem = Umem::new(FRAMES, frame_bytes).map_err(said("memory for frames"))?;
+            let (socket, rings, zero) = match sys::open(&umem, link.if_index, queue, FRAMES) {
+                Ok(opened) => opened,
+                // More queues are there than are in use.
+                Err(error) if queue > 0 && error.raw_os_error() == Some(libc::EINVAL) => break,
+                Err(error) => return Err(privilege(error, "AF_XDP socket")),
+            };
+            zero_copy &= zero;
+            sys::put_socket(map.as_fd(), queue, socket.as_fd()).map_err(said("map of sockets"))?;
+            super::mmsg::large_buffers(&socket, SENT_BYTES).map_err(said("AF_XDP socket"))?;
+            let (socket, passed) = (Arc::new(socket), Arc::new(Passed::default()));
+            watched.push(Watched { socket: Arc::clone(&socket), passed: Arc::clone(&passed), told: false });
+            sockets.push(Some(halves(socket, rings, umem.halves(), &link, zero, passed)));
+        }
+        let wanted = if zero_copy { wanted.clone() } else { Wanted { udp: Vec::new(), ..wanted.clone() } };
+        if wanted.protocols.is_empty() && wanted.udp.is_empty() {
+            let why = "the driver has no zero-copy, and nothing but UDP is received: sockets are faster";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
+        let program = bpf::load(Kind::XDP, &program::program(&wanted, map.as_raw_fd())).map_err(said("XDP program"))?;
+        let (held, in_driver) =
+            sys::attach(program.as_fd(), link.if_index).map_err(|error| match error.raw_os_error() {
+                Some(libc::EBUSY) => {
+                    io::Error::new(error.kind(), "another XDP program is there (`ip link show` names it)")
+                }
+                _ => said("XDP program")(error),
+            })?;
+        let watch = Watch { name: name.to_owned(), zero_copy, in_driver, queues: watched };
+        Ok((Self { sockets, hold: Arc::new(Hold { _link: held, _map: map }) }, watch))
+    }
+
+    /// The halves of the queues of worker `worker` of `workers`: all that it receives from, and the one that it sends by.
+    fn of_worker(&mut self, worker: usize, workers: usize) -> (Vec<Receiving>, Option<Sending>) {
+        let queues = self.sockets.iter_mut().skip(worker).step_by(workers.max(1));
+        let (receiving, sending): (Vec<_>, Vec<_>) = queues.filter_map(Option::take).unzip();
+        (receiving, sending.into_iter().next())
+    }
+}
+
+impl Watch {
+    /// Name of the interface.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Receive queues with a socket.
+    pub fn queues(&self) -> usize {
+        self.queues.len()
+    }
+
+    /// Whether the driver reads and writes the shared memory itself.
+    pub fn zero_copy(&self) -> bool {
+        self.zero_copy
+    }
+
+    /// How it went, for people: "eth0: 4 queues, zero-copy, program in the driver".
+    pub fn describe(&self) -> String {
+        let mode = if self.zero_copy { "zero-copy" } else { "copy mode" };
+        let at = if self.in_driver { "in the driver" } else { "in the stack (generic)" };
+        let plural = if self.queues.len() == 1 { "" } else { "s" };
+        format!("{}: {} queue{plural}, {mode}, program {at}", self.name, self.queues.len())
+    }
+
+    /// The packets of all queues.
+    pub fn read(&self) -> PastStack {
+        self.queues.iter().fold(PastStack::default(), |sum, Watched { socket, passed, .. }| PastStack {
+            received: sum.received + passed.received.load(Ordering::Relaxed),
+            sent: sum.sent + passed.sent.load(Ordering::Relaxed),
+            lost: sum.lost + sys::lost(socket.as_fd()),
+        })
+    }
+
+    /// What has gone wrong since it was opened, for people; each thing is told once.
+    pub fn trouble(&mut self) -> Option<&'static str> {
+        let mut found = None;
+        for Watched { socket, passed, told } in self.queues.iter_mut().filter(|queue| !queue.told) {
+            // The kernel leaves an error on the sockets of an interface that goes; one that is down is none.
+            let trouble = if matches!(SockRef::from(&*socket).take_error(), Ok(Some(_))) {
+                "the interface was taken away"
+            } else if passed.silent.load(Ordering::Relaxed) {
+                "the kernel sends nothing from one of its queues"
+            } else {
+                continue;
+            };
+            *told = true;
+            found.get_or_insert(trouble);
+        }
+        found
+    }
+}
+
+/// The ports of worker `worker` of `workers` at `interfaces`: what it receives by, and what it sends by. `by_kernel` sends
+/// what does not go past the stack, with the same `mark` by which routes are looked up. To be called once for each worker.
+///
+/// # Errors
+/// The operating system's: no rtnetlink, no timer.
+pub fn ports_of_worker(
+    interfaces: &mut [Interface],
+    worker: usize,
+    workers: usize,
+    by_kernel: RawPort,
+    mark: Option<u32>,
+) -> io::Result<(Vec<Box<dyn Port + Send>>, XdpSender)> {
+    let (mut ports, mut ways) = (Vec::new(), Vec::new());
+    for interface in interfaces {
+        let (receives, sends) = interface.of_worker(worker, workers);
+        for receiving in receives {
+            let port = XdpPort { receiving, refused: Refused::default(), _hold: Arc::clone(&interface.hold) };
+            ports.push(Box::new(port) as Box<dyn Port + Send>);
+        }
+        if let Some(sending) = sends {
+            let (way, later) = Way::new(sending, Arc::clone(&interface.hold))?;
+            ways.push(way);
+            ports.push(Box::new(later));
+        }
+    }
+    Ok((ports, XdpSender::new(ways, by_kernel, mark)?))
+}
+
+/// The smallest frame that a packet of the interface fits in.
+fn frame_bytes(mtu: usize) -> Option<usize> {
+    FRAME_BYTES.into_iter().find(|bytes| KERNEL_HEADROOM + ETHER + 4 + mtu <= *bytes)
+}
+
+fn privilege(error: io::Error, what: &str) -> io::Error {
+    let why = match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "no permission: run as root, or with CAP_NET_ADMIN, CAP_NET_RAW and CAP_BPF".into()
+        }
+        Some(libc::EAFNOSUPPORT) => "the kernel has no AF_XDP (CONFIG_XDP_SOCKETS)".to_owned(),
+        Some(libc::ENOSYS) => "the kernel has no bpf(2)".to_owned(),
+        Some(libc::EBUSY) => "another program has the queue".to_owned(),
+        Some(libc::ENOBUFS) => "too little memory may be locked: raise `ulimit -l`".to_owned(),
+        _ => error.to_string(),
+    };
+    io::Error::new(error.kind(), format!("{what}: {why}"))
+}
+
+fn halves(
+    socket: Arc<OwnedFd>,
+    rings: Rings,
+    [rx_frames, tx_frames]: [Frames; 2],
+    link: &Link,
+    zero_copy: bool,
+    passed: Arc<Passed>,
+) -> (Receiving, Sending) {
+    let Rings { fill, completion, rx, tx } = rings;
+    let sending = Sending::new(Arc::clone(&socket), (tx, completion), tx_frames, link, zero_copy, Arc::clone(&passed));
+    let mut receiving =
+        Receiving { socket, fill: Producer::new(fill), rx: Consumer::new(rx), frames: rx_frames, passed };
+    for frame in receiving.frames.all() {
+        receiving.give_back(frame);
+    }
+    receiving.fill.publish();
+    (receiving, sending)
+}
+
+/// The IP packet in a frame, without what Ethernet fills short frames up with.
+fn packet_in(frame: &[u8]) -> Option<&[u8]> {
+    let packet = frame.get(ETHER..)?;
+    let word = |at: usize| Some(usize::from(u16::from_be_bytes(*packet.get(at..)?.first_chunk()?)));
+    let len = match packet.first()? >> 4 {
+        4 => word(2)?,
+        6 => word(4)? + wire::ip::IPV6_HEADER,
+        _ => return None,
+    };
+    packet.get(..len)
+}
+
+impl Receiving {
+    fn receive(&mut self, into: &mut Batch, refused: &mut Refused) {
+        let mut received = 0;
+        while into.room() > 0 {
+            let Some(Descriptor { addr, len, .. }) = self.rx.take() else { break };
+            received += 1;
+            let packet = self.frames.bytes(addr, len as usize).and_then(|frame| packet_in(frame));
+            match packet {
+                None => refused.unreadable += 1,
+                Some(packet) => refused.cut_off += u64::from(!into.push_with(|to| to.set(packet))),
+            }
+            self.give_back(self.frames.frame_of(addr));
+        }
+        self.rx.release();
+        self.fill.publish();
+        bump(&self.passed.received, received);
+        if self.fill.memory.needs_wakeup() {
+            sys::kick_rx(self.socket.as_fd());
+        }
+    }
+
+    /// Lets the kernel receive to a frame, from [`Producer::publish`] on.
+    fn give_back(&mut self, frame: u64) {
+        let put = self.fill.put(frame);
+        debug_assert!(put, "the ring has places for all frames twice");
+    }
+}
+
+impl Port for XdpPort {
+    fn rx(&mut self, into: &mut Batch) -> io::Result<()> {
+        self.receiving.receive(into, &mut self.refused);
+        Ok(())
+    }
+
+    /// This port only receives: every packet is refused.
+    fn tx(&mut self, from: &mut Batch) -> io::Result<()> {
+        self.refused.other += from.len() as u64;
+        from.clear();
+        Ok(())
+    }
+
+    fn readable(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.receiving.socket.as_fd())
+    }
+
+    fn refused(&self) -> Refused {
+        self.refused
+    }
+}

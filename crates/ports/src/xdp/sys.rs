@@ -1,0 +1,407 @@
+//! The kernel's side of AF_XDP: memory that is shared with it, its sockets, and the program in front of them.
+
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::ring::Memory;
+use super::sync::{AtomicU32, Ordering};
+use crate::bpf::{Attr, Kind, owned};
+
+/// Linux: commands of bpf(2), and what they are given.
+const MAP_CREATE: i64 = 0;
+const MAP_UPDATE: i64 = 2;
+const LINK_CREATE: i64 = 28;
+const MAP_TYPE_XSKMAP: u32 = 17;
+/// Linux: where the program runs: anywhere in the stack, or in the driver.
+const IN_STACK: u32 = 1 << 1;
+const IN_DRIVER: u32 = 1 << 2;
+/// How long a queue may belong to a socket of before: the kernel takes it from a process that has ended a moment later.
+const LETTING_GO: Duration = Duration::from_secs(1);
+
+/// Memory that is mapped as long as this lives.
+struct Mapped {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process and is reached through what says who may touch which part: `Frames` and the
+// two sides of a ring.
+unsafe impl Send for Mapped {}
+// SAFETY: as above.
+unsafe impl Sync for Mapped {}
+
+impl Mapped {
+    fn new(len: usize, of: Option<(BorrowedFd<'_>, i64)>) -> io::Result<Self> {
+        let (fd, offset, flags) = match of {
+            Some((fd, offset)) => (fd.as_raw_fd(), offset, libc::MAP_SHARED | libc::MAP_POPULATE),
+            None => (-1, 0, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS),
+        };
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { libc::mmap(std::ptr::null_mut(), len, access, flags, fd, offset) };
+        if start == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("a mapping at address 0"))?;
+        Ok(Self { start, len })
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: the mapping was made by `new` with this length, and whoever reached into it is gone: they hold it.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Frames of packet memory that the kernel shares with one socket.
+pub(super) struct Umem {
+    mapped: Arc<Mapped>,
+    frame_bytes: usize,
+}
+
+/// Frames for one direction: nobody else has them.
+pub(super) struct Frames {
+    umem: Umem,
+    first: u64,
+    end: u64,
+}
+
+impl Umem {
+    /// As many frames each way.
+    pub(super) fn new(each_way: u32, frame_bytes: usize) -> io::Result<Self> {
+        Ok(Self { mapped: Arc::new(Mapped::new(2 * each_way as usize * frame_bytes, None)?), frame_bytes })
+    }
+
+    /// Registers the memory with the socket.
+    fn register(&self, socket: BorrowedFd<'_>) -> io::Result<()> {
+        // struct xdp_umem_reg as Linux 4.18 had it: without flags that are not used here.
+        let (start, len) = (self.mapped.start.as_ptr() as u64, self.mapped.len as u64);
+        let mut bytes = [start.to_ne_bytes(), len.to_ne_bytes()].concat();
+        bytes.extend((self.frame_bytes as u32).to_ne_bytes());
+        bytes.extend([0; 4]); // head room
+        crate::mmsg::set_option(socket, libc::SOL_XDP, libc::XDP_UMEM_REG, &bytes)
+    }
+
+    /// The frames to receive to, and those to send from.
+    pub(super) fn halves(self) -> [Frames; 2] {
+        let Self { mapped, frame_bytes } = self;
+        let half = (mapped.len / 2) as u64;
+        let of = |first| {
+            let umem = Self { mapped: Arc::clone(&mapped), frame_bytes };
+            Frames { umem, first, end: first + half }
+        };
+        [of(0), of(half)]
+    }
+}
+
+impl Frames {
+    /// Addresses of all frames.
+    pub(super) fn all(&self) -> impl Iterator<Item = u64> + use<> {
+        (self.first..self.end).step_by(self.umem.frame_bytes)
+    }
+
+    /// The frame that `addr` is in.
+    pub(super) fn frame_of(&self, addr: u64) -> u64 {
+        addr - addr % self.umem.frame_bytes as u64
+    }
+
+    /// `len` bytes at `addr`, which lie in one of these frames and belong to this side of the rings at this time;
+    /// `None` for what does not lie there.
+    pub(super) fn bytes(&mut self, addr: u64, len: usize) -> Option<&mut [u8]> {
+        let end = addr.checked_add(len as u64)?;
+        let frame_end = self.frame_of(addr) + self.umem.frame_bytes as u64;
+        if addr < self.first || end > self.end || end > frame_end {
+            return None;
+        }
+        // SAFETY: the range lies inside the mapping, of which `self` alone has this part and is borrowed exclusively. The
+        // kernel writes to a frame only between its place in the fill ring and that in the receive ring, and reads one only
+        // between the send ring and the completion ring; callers ask for frames that are in neither.
+        Some(unsafe { std::slice::from_raw_parts_mut(self.umem.mapped.start.as_ptr().add(addr as usize), len) })
+    }
+}
+
+/// A ring in memory shared with the kernel.
+pub(super) struct Shared<E> {
+    mapped: Mapped,
+    producer: usize,
+    consumer: usize,
+    flags: usize,
+    entries: usize,
+    size: u32,
+    entry: std::marker::PhantomData<E>,
+}
+
+impl<E: Copy> Shared<E> {
+    fn map(socket: BorrowedFd<'_>, page: i64, at: &libc::xdp_ring_offset, size: u32) -> io::Result<Self> {
+        let len = at.desc as usize + size as usize * size_of::<E>();
+        Ok(Self {
+            mapped: Mapped::new(len, Some((socket, page)))?,
+            producer: at.producer as usize,
+            consumer: at.consumer as usize,
+            flags: at.flags as usize,
+            entries: at.desc as usize,
+            size,
+            entry: std::marker::PhantomData,
+        })
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        debug_assert!(at + 4 <= self.mapped.len && at.is_multiple_of(4));
+        // SAFETY: the kernel said that a 32-bit counter is there, aligned and inside the mapping, and the other side reaches
+        // it by atomic operations, too.
+        unsafe { &*self.mapped.start.as_ptr().add(at).cast::<AtomicU32>() }
+    }
+
+    fn entry(&self, at: u32) -> *mut E {
+        assert!(at < self.size);
+        // SAFETY: the mapping has room for `size` entries behind `entries`.
+        unsafe { self.mapped.start.as_ptr().add(self.entries).cast::<E>().add(at as usize) }
+    }
+
+    /// True when the kernel waits for a call before it looks at the ring.
+    pub(super) fn needs_wakeup(&self) -> bool {
+        self.word(self.flags).load(Ordering::Relaxed) & libc::XDP_RING_NEED_WAKEUP != 0
+    }
+}
+
+impl<E: Copy> Memory for Shared<E> {
+    type Entry = E;
+
+    fn producer(&self) -> &AtomicU32 {
+        self.word(self.producer)
+    }
+
+    fn consumer(&self) -> &AtomicU32 {
+        self.word(self.consumer)
+    }
+
+    fn size(&self) -> u32 {
+        self.size
+    }
+
+    fn write(&self, at: u32, entry: E) {
+        // SAFETY: the entry is inside the mapping, aligned, and by the protocol of the ring this side's at this time.
+        unsafe { self.entry(at).write(entry) }
+    }
+
+    fn read(&self, at: u32) -> E {
+        // SAFETY: as above; the entries are plain numbers, for which every pattern of bits is a value.
+        unsafe { self.entry(at).read() }
+    }
+}
+
+/// Entry of the receive and the send ring: `struct xdp_desc`.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub(super) struct Descriptor {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) options: u32,
+}
+
+const _: () = assert!(size_of::<Descriptor>() == 16);
+
+/// The rings of a socket.
+pub(super) struct Rings {
+    pub(super) fill: Shared<u64>,
+    pub(super) completion: Shared<u64>,
+    pub(super) rx: Shared<Descriptor>,
+    pub(super) tx: Shared<Descriptor>,
+}
+
+/// A socket on one queue, and its rings for `frames` frames each way. With zero-copy where the driver has it; says whether.
+pub(super) fn open(umem: &Umem, if_index: u32, queue: u32, frames: u32) -> io::Result<(OwnedFd, Rings, bool)> {
+    let socket = socket()?;
+    umem.register(socket.as_fd())?;
+    let sizes = Sizes::of(frames);
+    for (name, size) in [
+        (libc::XDP_UMEM_FILL_RING, sizes.written),
+        (libc::XDP_UMEM_COMPLETION_RING, sizes.taken),
+        (libc::XDP_RX_RING, sizes.taken),
+        (libc::XDP_TX_RING, sizes.written),
+    ] {
+        crate::mmsg::set_option(&socket, libc::SOL_XDP, name, &size.to_ne_bytes())?;
+    }
+    let rings = map(socket.as_fd(), sizes)?;
+    bind_when_free(socket.as_fd(), if_index, queue)?;
+    let zero_copy = zero_copy(socket.as_fd());
+    Ok((socket, rings, zero_copy))
+}
+
+/// Entries of the rings that this side writes and of those that it takes from, powers of two.
+#[derive(Clone, Copy)]
+struct Sizes {
+    written: u32,
+    taken: u32,
+}
+
+impl Sizes {
+    fn of(frames: u32) -> Self {
+        // The kernel gives a frame back, by the receive or the completion ring, a moment before it says that the frame's place
+        // in the ring that it came by is free. For that moment there are places for all frames twice.
+        Self { written: 2 * frames, taken: frames }
+    }
+}
+
+pub(super) fn socket() -> io::Result<OwnedFd> {
+    // SAFETY: the call makes a descriptor and touches no memory.
+    let fd = unsafe { libc::socket(libc::AF_XDP, libc::SOCK_RAW | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK, 0) };
+    owned(fd.into())
+}
+fn map(socket: BorrowedFd<'_>, sizes: Sizes) -> io::Result<Rings> {
+    // SAFETY: zero is a value of these integers.
+    let mut at: libc::xdp_mmap_offsets = unsafe { std::mem::zeroed() };
+    get_option(socket, libc::XDP_MMAP_OFFSETS, &mut at)?;
+    Ok(Rings {
+        fill: Shared::map(socket, libc::XDP_UMEM_PGOFF_FILL_RING as i64, &at.fr, sizes.written)?,
+        completion: Shared::map(socket, libc::XDP_UMEM_PGOFF_COMPLETION_RING as i64, &at.cr, sizes.taken)?,
+        rx: Shared::map(socket, libc::XDP_PGOFF_RX_RING, &at.rx, sizes.taken)?,
+        tx: Shared::map(socket, libc::XDP_PGOFF_TX_RING, &at.tx, sizes.written)?,
+    })
+}
+
+/// What is made of integers alone, so that every pattern of bits is a value.
+///
+/// # Safety
+/// To be implemented for nothing else.
+unsafe trait Integers {}
+
+// SAFETY: integers alone, as `linux/if_xdp.h` has them.
+unsafe impl Integers for libc::xdp_mmap_offsets {}
+// SAFETY: as above.
+unsafe impl Integers for libc::xdp_statistics {}
+// SAFETY: as above.
+unsafe impl Integers for u32 {}
+
+/// Reads an option into a structure of integers; fails when the kernel writes less than all of it.
+fn get_option<T: Integers>(socket: BorrowedFd<'_>, name: i32, into: &mut T) -> io::Result<()> {
+    let mut len = size_of::<T>() as libc::socklen_t;
+    let to = std::ptr::from_mut(into).cast();
+    // SAFETY: the kernel writes at most `len` bytes to `into`, which is borrowed exclusively and takes any bytes.
+    let rc = unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_XDP, name, to, &raw mut len) };
+    match rc {
+        0 if len as usize == size_of::<T>() => Ok(()),
+        0 => Err(io::Error::new(io::ErrorKind::Unsupported, "AF_XDP of this kernel is too old (Linux 5.10 will do)")),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Binds the socket to a queue; waits where another one has it that is about to go.
+fn bind_when_free(socket: BorrowedFd<'_>, if_index: u32, queue: u32) -> io::Result<()> {
+    let start = Instant::now();
+    loop {
+        match bind(socket, if_index, queue) {
+            Err(error) if error.raw_os_error() == Some(libc::EBUSY) && start.elapsed() < LETTING_GO => {
+                std::thread::sleep(LETTING_GO / 50);
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+fn bind(socket: BorrowedFd<'_>, if_index: u32, queue: u32) -> io::Result<()> {
+    let address = libc::sockaddr_xdp {
+        sxdp_family: libc::AF_XDP as u16,
+        sxdp_flags: libc::XDP_USE_NEED_WAKEUP,
+        sxdp_ifindex: if_index,
+        sxdp_queue_id: queue,
+        sxdp_shared_umem_fd: 0,
+    };
+    let len = size_of_val(&address) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes from `address`, which outlives the call.
+    let rc = unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), len) };
+    if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Whether the driver reads and writes the shared memory itself.
+fn zero_copy(socket: BorrowedFd<'_>) -> bool {
+    let mut flags = 0_u32;
+    get_option(socket, libc::XDP_OPTIONS, &mut flags).is_ok_and(|()| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
+}
+
+/// What the kernel did with the send ring.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Kicked {
+    /// It has taken all that it was to take by one call.
+    Done,
+    /// It has not taken all: the interface has no room now, or one call takes no more.
+    Busy,
+    /// It has taken all up to a packet that the interface had no room for, and lost that.
+    Lost,
+    /// The interface is down.
+    Down,
+    /// The interface is gone, or something else that does not pass.
+    Gone,
+}
+
+/// Has the kernel look at the send ring; what it leaves there, the caller sees.
+pub(super) fn kick_tx(socket: BorrowedFd<'_>) -> Kicked {
+    // SAFETY: nothing is sent from memory: the ring says what goes.
+    let rc = unsafe { libc::sendto(socket.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
+    if rc >= 0 {
+        return Kicked::Done;
+    }
+    match io::Error::last_os_error().raw_os_error() {
+        Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM | libc::EINTR) => Kicked::Busy,
+        Some(libc::EBUSY) => Kicked::Lost,
+        Some(libc::ENETDOWN) => Kicked::Down,
+        _ => Kicked::Gone,
+    }
+}
+
+/// Packets for this socket that the kernel had no room for.
+pub(super) fn lost(socket: BorrowedFd<'_>) -> u64 {
+    // SAFETY: zero is a value of these integers.
+    let mut counts: libc::xdp_statistics = unsafe { std::mem::zeroed() };
+    match get_option(socket, libc::XDP_STATISTICS, &mut counts) {
+        Ok(()) => counts.rx_dropped + counts.rx_ring_full,
+        Err(_) => 0,
+    }
+}
+
+/// Has the kernel look at the fill ring.
+pub(super) fn kick_rx(socket: BorrowedFd<'_>) {
+    let (no_bytes, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
+    // SAFETY: nothing is received into memory: the ring says where to.
+    unsafe { libc::recvfrom(socket.as_raw_fd(), no_bytes, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut()) };
+}
+
+/// A map from receive queues to sockets.
+pub(super) fn socket_map(queues: u32) -> io::Result<OwnedFd> {
+    let attr = Attr::new().word(0, MAP_TYPE_XSKMAP).word(4, 4).word(8, 4).word(12, queues);
+    // SAFETY: the command has no pointers.
+    owned(unsafe { attr.call(MAP_CREATE) }?)
+}
+
+/// Puts the socket of a queue in the map.
+pub(super) fn put_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>) -> io::Result<()> {
+    let value = socket.as_raw_fd() as u32;
+    let attr = Attr::new().word(0, map.as_raw_fd() as u32).pointer(8, &raw const queue).pointer(16, &raw const value);
+    // SAFETY: key and value are of the sizes that the map has, and outlive the call.
+    unsafe { attr.call(MAP_UPDATE) }.map(drop)
+}
+
+/// Puts the program before an interface, in the driver or else in the stack, until the descriptor is closed. Says whether in
+/// the driver.
+pub(super) fn attach(program: BorrowedFd<'_>, if_index: u32) -> io::Result<(OwnedFd, bool)> {
+    let attempt = |flags| {
+        let attr = Attr::new()
+            .word(0, program.as_raw_fd() as u32)
+            .word(4, if_index)
+            .word(8, Kind::XDP.attach())
+            .word(12, flags);
+        // SAFETY: the command has no pointers.
+        unsafe { attr.call(LINK_CREATE) }
+    };
+    match attempt(IN_DRIVER) {
+        Ok(link) => Ok((owned(link)?, true)),
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Err(error),
+        Err(_) => Ok((owned(attempt(IN_STACK)?)?, false)),
+    }
+}

@@ -1,0 +1,240 @@
+//! Two hosts with a veth cable between them, past their stacks.
+#![allow(unsafe_code)]
+
+use std::net::IpAddr;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use super::next_hops::{Hop, NextHops};
+use super::*;
+use crate::support::{batch_of, in_namespace, ip, ipv4, ipv6, loopback_up, receive};
+use crate::{RawProtocols, UdpPort};
+
+/// How long something may take on a busy machine.
+const LONGEST: Duration = Duration::from_secs(10);
+
+const MACS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
+
+/// Gives an end of the cable its addresses and a neighbour.
+fn set_up(host: usize) {
+    let (name, own, other) = (format!("wx{host}"), host + 1, 2 - host);
+    ip(&format!("link set {name} address {} up", MACS[host]));
+    ip(&format!("addr add 10.6.0.{own}/24 dev {name}"));
+    ip(&format!("addr add fd00:6::{own}/64 dev {name} nodad"));
+    for neighbour in [format!("10.6.0.{other}"), format!("fd00:6::{other}")] {
+        ip(&format!("neigh replace {neighbour} lladdr {} nud permanent dev {name}", MACS[1 - host]));
+    }
+}
+
+fn wanted(host: usize) -> Wanted {
+    let local = [format!("10.6.0.{}", host + 1), format!("fd00:6::{}", host + 1)];
+    Wanted {
+        local: local.map(|addr| addr.parse().unwrap()).to_vec(),
+        protocols: vec![IpProto::ESP, IpProto(253)],
+        udp: vec![4500],
+        with_ike: Some(4500),
+    }
+}
+
+/// Opens an end, or says why that cannot be tried here.
+fn open_or_skip(host: usize) -> Option<(Vec<Interface>, Watch)> {
+    match Interface::open(&format!("wx{host}"), &wanted(host)) {
+        Ok((interface, watch)) => Some((vec![interface], watch)),
+        Err(error) => {
+            println!("skipped: {error}");
+            assert!(available().is_err(), "{error}");
+            None
+        }
+    }
+}
+
+fn wait_for(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < LONGEST, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn by_kernel() -> RawPort {
+    RawPort::open(&RawProtocols { protocols: vec![], icmp: false, ..RawProtocols::default() }).unwrap()
+}
+
+/// ESP and EESP of both families, as the far host gets them: several times as many as there are frames.
+fn packets() -> Vec<Vec<u8>> {
+    let (near, far) = ([10, 6, 0, 1], [10, 6, 0, 2]);
+    let payload = |n: usize| vec![n as u8; 12 + 7 * (n % 200)];
+    let v4 = (0..1500).map(|n| ipv4(if n % 3 == 0 { 253 } else { 50 }, 0xb8, near, far, &payload(n)));
+    let v6 = (0..1500).map(|n| ipv6(50, 0x0b9_12345, "fd00:6::1", "fd00:6::2", &payload(n)));
+    v4.chain(v6).collect()
+}
+
+#[test]
+fn packets_cross_the_cable_past_both_stacks() {
+    in_namespace(|| {
+        let (to_far, from_near) = mpsc::channel();
+        let (to_near, from_far) = mpsc::channel();
+        let (watching, watched) = mpsc::channel();
+        // SAFETY: the call returns a number.
+        let near = unsafe { libc::gettid() };
+        let far = std::thread::spawn(move || {
+            // SAFETY: the call changes the network namespace of this thread only and touches no memory.
+            assert_eq!(unsafe { libc::unshare(libc::CLONE_NEWNET) }, 0);
+            loopback_up();
+            // SAFETY: the call returns a number.
+            to_near.send(unsafe { libc::gettid() }).unwrap();
+            from_near.recv().unwrap();
+            set_up(1);
+            let (mut interfaces, watch) = open_or_skip(1)?;
+            let mut ports = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap().0;
+            let mut udp = UdpPort::bind("10.6.0.2:4500".parse().unwrap(), None).unwrap();
+            watching.send(watch).unwrap();
+            to_near.send(0).unwrap();
+            let (mut got, mut batch, start) = (vec![], Batch::new(150, 2048), Instant::now());
+            while got.len() < packets().len() && start.elapsed() < LONGEST {
+                ports[0].rx(&mut batch).unwrap();
+                got.extend(batch.packets().iter().map(|packet| packet.bytes().to_vec()));
+                batch.clear();
+            }
+            assert!(ports.iter().all(|port| port.refused() == Refused::default()));
+            Some((got, receive(&mut udp, 1, 2048)))
+        });
+        let far_thread = from_far.recv().unwrap();
+        ip(&format!("link add wx0 type veth peer name wx1 netns /proc/{near}/task/{far_thread}/ns/net"));
+        set_up(0);
+        to_far.send(()).unwrap();
+        if from_far.recv().is_err() {
+            assert!(far.join().unwrap().is_none());
+            return;
+        }
+        let Some((mut interfaces, watch)) = open_or_skip(0) else { return };
+        let (_ports, mut sender) = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap();
+        let (of_far, mut sent) = (watched.recv().unwrap(), 0);
+        for burst in packets().chunks(150) {
+            sender.tx(&mut batch_of(burst)).unwrap();
+            sent += burst.len() as u64;
+            // What is between the ends of a veth holds 256.
+            wait_for("what was sent arrives", || of_far.read().received == sent);
+        }
+        assert_eq!((watch.read().sent, of_far.read()), (sent, PastStack { received: sent, sent: 0, lost: 0 }));
+        let mut strays = vec![ipv4(50, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[1; 1500])];
+        strays.push(ipv4(17, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[0x11, 0x94, 0x11, 0x94, 0, 12, 0, 0, 1, 2, 3, 4]));
+        sender.tx(&mut batch_of(&strays)).unwrap();
+        assert_eq!(sender.refused(), Refused { too_big: 1, ..Refused::default() });
+        let (got, by_udp) = far.join().unwrap().unwrap();
+        assert!(got == packets(), "{} of {}", got.len(), packets().len());
+        assert_eq!(by_udp.len(), 1, "UDP goes by sockets where there is no zero-copy");
+    });
+}
+
+/// Both ends of a cable in one namespace; the second is only there to be sent to.
+fn cable() {
+    ip("link add wx0 type veth peer name wx1");
+    ip("link set wx1 up");
+    set_up(0);
+}
+
+#[test]
+fn an_interface_that_comes_and_goes_is_no_end() {
+    in_namespace(|| {
+        cable();
+        let esp = || batch_of(&[ipv4(50, 0, [10, 6, 0, 1], [10, 6, 0, 2], &[1; 90])]);
+        // Opened again at once: the kernel may still have the queue of before.
+        for _ in 0..3 {
+            let Some((mut interfaces, watch)) = open_or_skip(0) else { return };
+            let (_ports, mut sender) = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap();
+            sender.tx(&mut esp()).unwrap();
+            assert_eq!(watch.read().sent, 1);
+        }
+        let Some((mut interfaces, mut watch)) = open_or_skip(0) else { return };
+        let (mut ports, mut sender) = ports_of_worker(&mut interfaces, 0, 1, by_kernel(), None).unwrap();
+        ip("link set wx0 down");
+        sender.tx(&mut esp()).unwrap();
+        assert_eq!(watch.trouble(), None, "an interface that is down comes up again");
+        ip("link set wx0 up");
+        ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud permanent dev wx0");
+        wait_for("it is used again", || {
+            sender.tx(&mut esp()).unwrap();
+            watch.read().sent > 0
+        });
+        ip("link del wx0");
+        for port in &mut ports {
+            port.rx(&mut batch_of(&[])).unwrap();
+        }
+        sender.tx(&mut esp()).unwrap();
+        sender.tx(&mut esp()).unwrap();
+        assert_eq!((watch.trouble(), watch.trouble()), (Some("the interface was taken away"), None));
+    });
+}
+
+#[test]
+fn next_hops_are_those_of_the_kernel() {
+    in_namespace(|| {
+        cable();
+        let (now, mac) = (Instant::now(), [2, 0, 0, 0, 0, 2]);
+        let mut hops = NextHops::new(None).unwrap();
+        let neighbour: IpAddr = "10.6.0.2".parse().unwrap();
+        let Some(Hop { if_index, .. }) = hops.to(neighbour, now) else { panic!("a permanent neighbour") };
+        assert_eq!(hops.to("fd00:6::2".parse().unwrap(), now), Some(Hop { if_index, mac }));
+        for kernels_own in ["10.6.0.9", "127.0.0.1", "198.51.100.1"] {
+            assert_eq!(hops.to(kernels_own.parse().unwrap(), now), None, "{kernels_own}");
+        }
+        // One that was silent is to be asked for: the first packet is for the kernel.
+        ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud stale dev wx0");
+        let later = now + Duration::from_secs(1);
+        assert_eq!([hops.to(neighbour, later), hops.to(neighbour, later)], [None, Some(Hop { if_index, mac })]);
+        // An answer that nobody waits for is not that to the next question.
+        hops.stray("127.0.0.1".parse().unwrap());
+        ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud permanent dev wx0");
+        assert_eq!(hops.to(neighbour, later + Duration::from_secs(1)), Some(Hop { if_index, mac }));
+    });
+}
+
+#[test]
+fn the_kernel_is_asked_once_a_second_and_place() {
+    let mut hops = NextHops::new(None).unwrap();
+    let now = Instant::now();
+    let destinations: Vec<IpAddr> = (0..20_000_u32).map(|n| Ipv4Addr::from(0x7f00_0000 | n).into()).collect();
+    for _ in 0..3 {
+        destinations.iter().for_each(|dst| assert_eq!(hops.to(*dst, now), None, "an address of this host"));
+    }
+    assert!(hops.asked() <= 4096, "{}", hops.asked());
+    let asked = hops.asked();
+    hops.to(destinations[0], now + Duration::from_secs(1));
+    assert_eq!(hops.asked(), asked + 1);
+}
+
+#[test]
+fn what_cannot_be_opened_says_why() {
+    in_namespace(|| {
+        let local = (0..257_u32).map(|n| Ipv4Addr::from(0x0a00_0000 | n).into()).collect();
+        ip("link add wx0 type veth peer name wx1");
+        let error = Interface::open("wx0", &Wanted { local, ..wanted(0) }).err().unwrap();
+        assert!(error.to_string().contains("257 addresses"), "{error}");
+        let Some(_first) = open_or_skip(0) else { return };
+        let error = Interface::open("wx0", &wanted(0)).err().unwrap();
+        assert!(error.to_string().contains("another program has the queue"), "{error}");
+        for (name, why) in [("wx9", "no such interface"), ("lo", "no Ethernet")] {
+            let error = Interface::open(name, &wanted(0)).err().unwrap();
+            assert!(error.to_string().contains(why), "{error}");
+        }
+    });
+}
+
+#[test]
+fn frames_are_as_small_as_they_can_be() {
+    assert_eq!(
+        [1280, 1500, 1774, 1775, 3822, 3823, 9000].map(frame_bytes),
+        [Some(2048), Some(2048), Some(2048), Some(4096), Some(4096), None, None]
+    );
+}
+
+#[test]
+fn a_frame_holds_the_packet_and_what_ethernet_fills_it_up_with() {
+    let packet = ipv4(50, 0, [1; 4], [2; 4], &[7; 9]);
+    let frame = [&[0; 14][..], &packet, &[0; 17]].concat();
+    assert_eq!(packet_in(&frame), Some(&packet[..]));
+    for len in 0..14 + packet.len() {
+        assert_eq!(packet_in(&frame[..len]), None, "{len}");
+    }
+}

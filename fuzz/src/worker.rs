@@ -1,0 +1,249 @@
+//! A whole worker with every engine and both schedulers, and what may leave it and be delivered by it.
+//!
+//! The first byte chooses engine and scheduler, the second the SAs; the rest are packets, each behind its length. They
+//! come first from the outer side, then from the inner side; what leaves then arrives from the outer side again.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::Arc;
+
+use crypto::Engine;
+use dataplane::{After, Batch, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig};
+use ipsec::{Action, Policy, Spd};
+use wire::registry::{CodePoints, PORT_IPSEC_NAT_T, PORT_PSP};
+use wire::{IpPacket, IpProto};
+
+use crate::pair::{SPI, addresses};
+use crate::{Tables, open_with};
+
+const BATCH: usize = 16;
+const PACKET_BYTES: usize = 2048;
+
+/// Tables in which every policy protects; what no policy covers is dropped.
+fn snapshot(choice: u8, engine: Engine) -> Snapshot {
+    let Tables { keys, outbound, inbound } = Tables::new(choice, engine);
+    let policies = (0..outbound.len()).map(|slot| Policy {
+        name: "fuzz".into(),
+        selectors: Tables::selectors(slot),
+        action: Action::Protect { outbound: slot as u32, inbound: slot as u32 },
+    });
+    let spd = Spd::new(policies.collect());
+    let outbound = outbound.into_iter().map(Arc::new).collect();
+    Snapshot::new(inbound.into_iter().map(Arc::new).collect(), outbound, spd, keys, CodePoints::default())
+        .expect("tables")
+}
+
+fn packets(mut input: &[u8]) -> Vec<Vec<u8>> {
+    let mut packets = Vec::new();
+    while let Some((len, rest)) = input.split_first() {
+        let (packet, rest) = rest.split_at(usize::from(*len).min(rest.len()));
+        input = rest;
+        packets.push(packet.to_vec());
+    }
+    packets.truncate(BATCH);
+    packets
+}
+
+fn fill(batch: &mut Batch, packets: &[Vec<u8>]) {
+    for packet in packets {
+        batch.push_with(|slot| slot.set(packet));
+    }
+}
+
+fn bytes(batch: &Batch) -> Vec<Vec<u8>> {
+    batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
+}
+
+/// The form of a packet that an SA of [`Tables`] protects: protocol, addresses and SPI. What UDP carries to the ports of
+/// protected packets is none by that alone.
+fn is_protected(packet: &[u8]) -> bool {
+    let Ok(ip) = IpPacket::parse(packet) else { return false };
+    let between = [false, true].map(addresses).contains(&(ip.src, ip.dst));
+    if !between || ip.fragment.is_some() {
+        // A fragment may be one of a protected packet.
+        return between;
+    }
+    let is_spi = |at: usize| packet.get(at..at + 4).is_some_and(|bytes| bytes == SPI.to_be_bytes());
+    let port = packet.get(ip.upper_at + 2..ip.upper_at + 4).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
+    match ip.upper {
+        IpProto::ESP => is_spi(ip.upper_at),
+        IpProto::AH | IpProto::EESP_DEFAULT => is_spi(ip.upper_at + 4),
+        IpProto::UDP if port == Some(PORT_IPSEC_NAT_T) => is_spi(ip.upper_at + 8) || is_spi(ip.upper_at + 12),
+        IpProto::UDP if port == Some(PORT_PSP) => ip.upper_at + 24 <= packet.len(),
+        _ => false,
+    }
+}
+
+/// How many packets open with SAs that are fresh: they were protected with the keys of [`Tables`], and are no replays.
+fn authentic(choice: u8, packets: &[Vec<u8>]) -> usize {
+    let tables = Tables::new(choice, Engine::AwsLc);
+    let opens =
+        |packet: &&Vec<u8>| tables.inbound.iter().any(|sa| open_with(Engine::AwsLc, &tables.keys, sa, packet).is_ok());
+    packets.iter().filter(opens).count()
+}
+
+fn is_fragment(packet: &[u8]) -> bool {
+    IpPacket::parse(packet).is_ok_and(|ip| ip.fragment.is_some())
+}
+
+/// Whether a policy covers a packet, other than by ports.
+fn is_covered(packet: &[u8]) -> bool {
+    let Ok(ip) = IpPacket::parse(packet) else { return false };
+    [IpProto::UDP, IpProto::ICMP, IpProto::TCP, IpProto::SCTP].contains(&ip.upper)
+}
+
+/// What came out of one run.
+#[derive(Default)]
+struct Seen {
+    sent: Vec<Vec<u8>>,
+    delivered: Vec<Vec<u8>>,
+}
+
+impl Sink for Seen {
+    fn outer(&mut self, batch: &mut Batch) -> io::Result<After> {
+        self.sent.extend(bytes(batch));
+        batch.clear();
+        Ok(After::Done)
+    }
+
+    fn inner(&mut self, batch: &mut Batch) -> io::Result<()> {
+        self.delivered.extend(bytes(batch));
+        batch.clear();
+        Ok(())
+    }
+}
+
+/// A worker, perhaps with a pipeline.
+struct Path {
+    worker: Worker,
+    pipeline: Option<Pipeline>,
+    tables: Arc<Snapshot>,
+    now_ms: u64,
+}
+
+impl Path {
+    fn outer(&mut self, input: &[Vec<u8>]) -> Seen {
+        let (mut seen, mut batch) = (Seen::default(), Batch::new(BATCH, PACKET_BYTES));
+        fill(&mut batch, input);
+        self.tick();
+        match &self.pipeline {
+            None => {
+                self.worker.inbound(&self.tables, &mut batch);
+                seen.delivered = bytes(&batch);
+            }
+            Some(pipeline) => {
+                pipeline.take_outer(&mut self.worker, &self.tables, &mut batch);
+                assert!(batch.is_empty(), "there is room for one batch");
+                while pipeline.work(&mut self.worker, &mut seen).expect("the sink takes all") {}
+                assert_eq!(pipeline.in_use(), 0, "a batch was left in the pipeline");
+            }
+        }
+        seen
+    }
+
+    fn inner(&mut self, input: &[Vec<u8>]) -> Seen {
+        let (mut seen, mut replies) = (Seen::default(), Batch::new(BATCH, PACKET_BYTES));
+        self.tick();
+        match &self.pipeline {
+            None => {
+                let mut batch = Batch::with_reserve(BATCH, 2 * BATCH, PACKET_BYTES);
+                fill(&mut batch, input);
+                self.worker.outbound(&self.tables, &mut batch, &mut replies);
+                seen.sent = bytes(&batch);
+            }
+            Some(pipeline) => {
+                let filled: Result<_, Infallible> =
+                    pipeline.take_inner(&mut self.worker, &self.tables, &mut replies, |batch| {
+                        batch.clear();
+                        fill(batch, input);
+                        Ok(())
+                    });
+                assert!(filled.is_ok_and(|room| room.is_some()), "there is room for one batch");
+                while pipeline.work(&mut self.worker, &mut seen).expect("the sink takes all") {}
+                assert_eq!(pipeline.in_use(), 0, "a batch was left in the pipeline");
+            }
+        }
+        seen
+    }
+
+    fn tick(&mut self) {
+        self.now_ms += 1;
+        self.worker.tick(self.now_ms);
+    }
+}
+
+/// What one input runs with.
+#[derive(Clone, Copy)]
+struct Oracle {
+    choice: u8,
+    /// The engine computes ICVs: what it did not make does not open.
+    real: bool,
+}
+
+impl Oracle {
+    /// Nothing leaves but protected packets, no more than policies cover, and each opens with the keys of the SAs.
+    fn check_sent(self, input: &[Vec<u8>], seen: &Seen) {
+        assert!(seen.delivered.is_empty(), "a packet of the inner side was delivered to it");
+        for packet in &seen.sent {
+            assert!(is_protected(packet), "left in the clear: {packet:02x?}");
+        }
+        let covered = input.iter().filter(|packet| is_covered(packet)).count();
+        assert!(seen.sent.len() <= covered, "{} left of {covered} that a policy covers", seen.sent.len());
+        if self.real && !seen.sent.iter().any(|packet| is_fragment(packet)) {
+            let opened = authentic(self.choice, &seen.sent);
+            assert_eq!(opened, seen.sent.len(), "left, and does not open with the keys: {:02x?}", seen.sent);
+        }
+    }
+
+    /// No more is delivered than came protected, and only what the policies of the SAs cover.
+    fn check_delivered(self, input: &[Vec<u8>], seen: &Seen) {
+        assert!(seen.sent.is_empty(), "a packet of the outer side was sent there");
+        let protected = if self.real && !input.iter().any(|packet| is_fragment(packet)) {
+            authentic(self.choice, input)
+        } else {
+            input.iter().filter(|packet| is_protected(packet)).count()
+        };
+        assert!(seen.delivered.len() <= protected, "{} delivered of {protected} protected", seen.delivered.len());
+        for packet in &seen.delivered {
+            assert!(is_covered(packet), "delivered without a policy: {packet:02x?}");
+        }
+    }
+}
+
+/// Runs one input.
+///
+/// # Panics
+/// When something leaves or is delivered in the clear.
+pub fn worker(input: &[u8]) {
+    let [how, choice, rest @ ..] = input else { return };
+    let engines: Vec<Engine> = Engine::usable().collect();
+    let engine = engines[usize::from(how >> 1) % engines.len()];
+    let config = WorkerConfig {
+        engine,
+        batch: BATCH,
+        packet_bytes: PACKET_BYTES,
+        flow_cache: 4,
+        derived_keys: 16,
+        reassembly: 2,
+        audit_ring: 4,
+        ..WorkerConfig::default()
+    };
+    let shape = PipelineConfig { places: 2, batch: BATCH, packet_bytes: PACKET_BYTES, ..PipelineConfig::default() };
+    let mut path = Path {
+        worker: Worker::new(config).0,
+        pipeline: (how & 1 == 1).then(|| Pipeline::new(&shape)),
+        tables: Arc::new(snapshot(*choice, engine)),
+        now_ms: 0,
+    };
+    let oracle = Oracle { choice: *choice, real: engine != Engine::Null };
+    let input = packets(rest);
+    oracle.check_delivered(&input, &path.outer(&input));
+    // Whatever is cached by now: what came in the clear is delivered to nobody.
+    let clear: Vec<_> = input.iter().filter(|packet| !is_protected(packet)).cloned().collect();
+    assert!(path.outer(&clear).delivered.is_empty(), "a packet was delivered that came in the clear");
+    let sent = path.inner(&input);
+    oracle.check_sent(&input, &sent);
+    for group in sent.sent.chunks(BATCH) {
+        oracle.check_delivered(group, &path.outer(group));
+    }
+}
