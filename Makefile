@@ -6,6 +6,7 @@
 SECONDS ?= 60
 SEEDS ?= 10000
 MBIT ?= 1000
+JOBS ?= 2
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,8 +34,8 @@ load: ## packets lost while SAs are replaced under load, two namespaces: make lo
 	@scripts/setup.sh test
 	@MBIT=$(MBIT) scripts/load.sh
 
-lint: ## formatting, clippy, documentation, licences: no warnings allowed
-	@scripts/setup.sh build
+lint: ## formatting, clippy, documentation, fuzz targets, dependencies: no warnings allowed
+	@scripts/setup.sh lint
 	@scripts/lint.sh
 
 doc: ## API documentation: target/doc
@@ -54,9 +55,9 @@ miri: ## packet memory and headers under Miri, the interpreter that finds undefi
 	@scripts/setup.sh build
 	@scripts/miri.sh
 
-fuzz: ## every fuzz target in turn, each for SECONDS (default 60): make fuzz SECONDS=600
+fuzz: ## every fuzz target for SECONDS (default 60), JOBS at a time: make fuzz SECONDS=600 JOBS=4
 	@scripts/setup.sh fuzz
-	@scripts/fuzz.sh $(SECONDS)
+	@JOBS=$(JOBS) scripts/fuzz.sh $(SECONDS)
 
 clean: ## remove what was built
 	rm -rf target fuzz/target fuzz/artifacts demo-out

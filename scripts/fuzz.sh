@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
-# Runs fuzz targets, two at a time: scripts/fuzz.sh SECONDS [TARGET...]. Ends with 1 when one found something.
+# Runs fuzz targets, JOBS at a time (default 2): scripts/fuzz.sh SECONDS [TARGET...]. Ends with 1 when one found something.
 #
 # Seeds are committed (fuzz/seeds, written by `cargo run --example seeds`), what the fuzzer learns is kept in fuzz/corpus
 # and not committed, findings are in fuzz/artifacts. A finding becomes a unit test beside the code that it broke.
+#
+# FUZZ_BIN names a folder with targets that are built already: they are run as they are.
 set -uo pipefail
 cd "$(dirname "$0")/../fuzz" || exit 1
 PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
@@ -10,17 +12,27 @@ PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 seconds=${1:-60}
 shift
 [ "$seconds" -gt 0 ] 2>/dev/null || { echo "usage: $0 SECONDS [TARGET...]" >&2 && exit 2; }
+jobs=${JOBS:-2}
+[ "$jobs" -gt 0 ] 2>/dev/null || { echo "fuzz: JOBS has to be a number of targets that run at a time" >&2 && exit 2; }
 targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <(for file in fuzz_targets/*.rs; do basename "$file" .rs; done)
 
-if ! cargo +nightly fuzz --version >/dev/null 2>&1; then
-    echo "fuzz: installing cargo-fuzz" >&2
-    cargo +nightly install --locked --quiet cargo-fuzz || exit 1
+bin=${FUZZ_BIN:-}
+if [ -z "$bin" ]; then
+    # The sanitizer and its instrumentation are unstable options of the compiler: Rust nightly takes them. Where it cannot be had, the
+    # pinned compiler takes them with RUSTC_BOOTSTRAP=1; it comes with the same runtime library (librustc-stable_rt.asan.a).
+    if command -v rustup >/dev/null && rustup run nightly cargo --version >/dev/null 2>&1; then
+        export RUSTUP_TOOLCHAIN=nightly
+    else
+        export RUSTC_BOOTSTRAP=1
+        echo "fuzz: no Rust nightly, using $(rustc --version) with RUSTC_BOOTSTRAP=1" >&2
+    fi
+    command -v cargo-fuzz >/dev/null || { echo "fuzz: cargo-fuzz is missing: scripts/setup.sh fuzz" >&2 && exit 1; }
+    echo "fuzz: building with $(rustc --version)" >&2
+    cargo fuzz build || exit 1
+    host=$(rustc -vV | sed -n 's/^host: //p')
+    bin=${CARGO_TARGET_DIR:-target}/$host/release
 fi
-echo "fuzz: building" >&2
-cargo +nightly fuzz build || exit 1
-host=$(rustc +nightly -vV | sed -n 's/^host: //p')
-bin=${CARGO_TARGET_DIR:-target}/$host/release
 export ASAN_OPTIONS=detect_odr_violation=0
 
 run() {
@@ -41,14 +53,21 @@ run() {
     return $status
 }
 
-failed=0
+failed=0 running=0 started=0
 # Ctrl-C ends the fuzzers with this script: they are in its process group.
-for ((i = 0; i < ${#targets[@]}; i += 2)); do
-    pids=()
-    for target in "${targets[@]:i:2}"; do
-        run "$target" &
-        pids+=($!)
-    done
-    for pid in "${pids[@]}"; do wait "$pid" || failed=1; done
+for target in "${targets[@]}"; do
+    if [ "$running" -ge "$jobs" ]; then
+        wait -n || failed=1
+        running=$((running - 1))
+    fi
+    rounds=$(((${#targets[@]} - started + jobs - 1) / jobs))
+    started=$((started + 1))
+    echo "fuzz: target $started of ${#targets[@]}: $target, about $(((rounds * seconds + 59) / 60)) min left" >&2
+    run "$target" &
+    running=$((running + 1))
+done
+while [ "$running" -gt 0 ]; do
+    wait -n || failed=1
+    running=$((running - 1))
 done
 exit $failed

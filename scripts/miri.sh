@@ -17,5 +17,6 @@ fi
 # nothing of memory.
 export MIRIFLAGS="${MIRIFLAGS:--Zmiri-disable-isolation}" PROPTEST_CASES="${PROPTEST_CASES:-2}"
 miri() { cargo +nightly miri test --locked --quiet "$@" --skip neighbouring_flows_spread; }
-miri --package weir-dataplane --lib -- packet:: cache:: hold:: port::memory:: port::mmsg::
+miri --package weir-dataplane --lib -- packet:: cache:: hold::
+miri --package weir-ports --lib -- memory:: mmsg::
 miri --package weir-wire --lib --

@@ -1,33 +1,47 @@
 #!/usr/bin/env bash
-# Makes a folder with a newer Debian and its strongSwan, for testing/interop/strongswan: peers that speak raw ESP in user
-# space, ML-KEM, PPK. About half a minute and 600 MB; nothing in it is ever started as a service.
+# Makes a folder with a newer Debian and its IKE daemons as peers of the interop suites. About half a minute and 600 MB;
+# nothing in it is ever started as a service.
 #
 #     scripts/peer-root.sh forky /var/tmp/forky      # strongSwan 6.1; trixie has 6.0, without per-CPU SAs
 #     STRONGSWAN_ROOT=/var/tmp/forky make test
+#     scripts/peer-root.sh trixie /var/tmp/trixie libreswan-openiked
+#     IKE_PEERS_ROOT=/var/tmp/trixie make test
 #
-# `make test` makes one of forky in the target folder, where it can.
+# strongSwan (testing/interop/strongswan) is the default: raw ESP in user space, ML-KEM, PPK. libreswan and OpenIKED
+# (testing/interop/libreswan, testing/interop/openiked) share a folder; Debian does not install libreswan beside strongSwan.
+# `make test` makes both folders in the target folder, where it can.
 # To remove it: rm -rf --one-file-system DIR.
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
-release=${1:-} root=${2:-}
+release=${1:-} root=${2:-} peers=${3:-strongswan}
 mirror=${MIRROR:-http://deb.debian.org/debian}
-packages=(strongswan-charon strongswan-swanctl libcharon-extra-plugins libcharon-extauth-plugins
-    libstrongswan-standard-plugins libstrongswan-extra-plugins iproute2)
+case $peers in
+strongswan)
+    probe=usr/lib/ipsec/charon
+    packages=(strongswan-charon strongswan-swanctl libcharon-extra-plugins libcharon-extauth-plugins
+        libstrongswan-standard-plugins libstrongswan-extra-plugins iproute2)
+    ;;
+libreswan-openiked)
+    probe=usr/sbin/iked
+    packages=(libreswan openiked iproute2 iputils-ping)
+    ;;
+*) release= ;;
+esac
 
 say() { printf 'peer-root: %s\n' "$*" >&2; }
 case $release in
 trixie) script=trixie ;;
 forky) script=sid ;; # An older debootstrap does not know the name; its rules are those of sid.
 *)
-    echo "usage: $0 trixie|forky DIR" >&2
+    echo "usage: $0 trixie|forky DIR [strongswan|libreswan-openiked]" >&2
     exit 2
     ;;
 esac
 [ -n "$root" ] || { say "which folder?" && exit 2; }
 [ "$(id -u)" -eq 0 ] || { say "debootstrap needs root" && exit 1; }
 command -v debootstrap >/dev/null || { say "please install debootstrap" && exit 1; }
-if [ -x "$root/usr/lib/ipsec/charon" ]; then
-    say "$root has strongSwan already"
+if [ -x "$root/$probe" ]; then
+    say "$root has $peers already"
     exit 0
 fi
 if [ -e "$root" ] && [ -n "$(ls -A "$root")" ]; then
@@ -60,4 +74,4 @@ unshare --mount sh -ec '
 ' sh "$root" "${packages[@]}" </dev/null >&3 2>&1
 rmdir "$whole" && mv "$root" "$whole"
 root=$whole
-say "done: $(chroot "$root" dpkg-query -W -f '${Package} ${Version}' strongswan-charon), $(du -sh "$root" | cut -f1)"
+say "done: $(chroot "$root" dpkg-query -W -f '${Package} ${Version}' "${packages[0]}"), $(du -sh "$root" | cut -f1)"

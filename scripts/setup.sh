@@ -1,11 +1,14 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
+# Installs what is missing for `build`, `lint`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
 #
 # Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to install and goes on
 # with what is there: a build needs only a C compiler and Rust.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 want=${1:-build}
+# Tools that cargo builds from crates.io.
+cargo_fuzz=0.13.2
+cargo_deny=0.20.2
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -26,6 +29,7 @@ iproute2|ip
 iputils-ping|ping
 iperf|iperf"
 test_needs="$demo_needs
+g++|c++
 tcpdump|tcpdump
 tshark|tshark
 python3|/usr/bin/python3
@@ -51,7 +55,7 @@ libstrongswan-extra-plugins|/usr/lib/ipsec/plugins/libstrongswan-curve25519.so'
 
 case $want in
 build) needs=$build_needs ;;
-fuzz) needs="$build_needs
+fuzz | lint) needs="$build_needs
 g++|c++" ;;
 demo) needs=$demo_needs ;;
 rivals)
@@ -65,7 +69,7 @@ test)
     [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
     ;;
 *)
-    echo "usage: $0 build|test|demo|rivals|fuzz" >&2
+    echo "usage: $0 build|lint|test|demo|rivals|fuzz" >&2
     exit 2
     ;;
 esac
@@ -146,7 +150,8 @@ if have rustup; then
     fi
     if [ "$want" = fuzz ] && ! rustup run nightly cargo --version >/dev/null 2>&1; then
         say "installing Rust nightly (the fuzzer's instrumentation needs it)"
-        rustup toolchain install nightly --profile minimal --no-self-update >&2
+        rustup toolchain install nightly --profile minimal --no-self-update >&2 ||
+            say "Rust nightly cannot be installed: Rust $pinned is used with RUSTC_BOOTSTRAP=1"
     fi
 else
     version=$(cargo --version | awk '{ print $2 }')
@@ -155,4 +160,15 @@ else
         exit 1
     fi
 fi
+# Takes about a minute of processor time; a tool that is there already in this version stays.
+cargo_tool() {
+    local name=$1 version=$2
+    case $("$name" --version 2>/dev/null) in *" $version") return 0 ;; esac
+    say "installing $name $version"
+    cargo install --locked --quiet --debug --config profile.dev.debug=false --version "$version" "$name" >&2
+}
+case $want in
+fuzz) cargo_tool cargo-fuzz "$cargo_fuzz" ;;
+lint) cargo_tool cargo-deny "$cargo_deny" ;;
+esac
 have cc || { say "no C compiler: install gcc" && exit 1; }

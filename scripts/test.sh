@@ -14,12 +14,12 @@ if [ "${CI:-}" = true ]; then export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG
 passed=0 failed=0 skipped=0
 failures=()
 log=$(mktemp)
-peer_pid=
-# A peer that is still being made when we are stopped is not wanted any more.
+peer_pid='' ike_pid=''
+# Peers that are still being made when we are stopped are not wanted any more.
 end() {
     local pid
     rm -rf "$log" "${outputs:-}"
-    [ -z "$peer_pid" ] || kill "$peer_pid" 2>/dev/null
+    for pid in $peer_pid $ike_pid; do kill "$pid" 2>/dev/null; done
     # With what they started: each timeout passes the signal on.
     for pid in ${lane_pids[@]+"${lane_pids[@]}"}; do pkill -TERM -P "$pid" 2>/dev/null; kill "$pid" 2>/dev/null; done
 }
@@ -76,7 +76,7 @@ engine_tests() {
 
 # Suites wait more than they work, so three lanes of them run at a time, each in this order. What has a strongSwan of its own
 # shares a lane.
-lanes=("linux daemon psp" "report lab" "strongswan swanctl ike")
+lanes=("linux daemon psp libreswan" "report lab openiked leak" "strongswan swanctl ike")
 outputs=$(mktemp -d)
 lane_pids=()
 
@@ -126,7 +126,7 @@ start_lint() {
     fi
     # The unit tests are made with all examples.
     [ ! -x "$target/debug/examples/vici-server" ] || export WEIR_VICI_SERVER=$target/debug/examples/vici-server
-    nice -n 19 scripts/lint.sh >"$outputs/lint.out" 2>&1 &
+    nice -n 19 sh -c 'scripts/setup.sh lint && exec scripts/lint.sh' >"$outputs/lint.out" 2>&1 &
     lint_pid=$!
     lane_pids+=("$lint_pid")
 }
@@ -176,6 +176,16 @@ if [ -z "${STRONGSWAN_ROOT:-}" ] && [ "$(id -u)" -eq 0 ] && command -v debootstr
     scripts/peer-root.sh forky "$peer_root" >/dev/null 2>&1 &
     peer_pid=$!
 fi
+# libreswan and OpenIKED, too. Their suites take the folder from here, or are skipped.
+ike_pid=
+if [ -z "${IKE_PEERS_ROOT:-}" ]; then
+    export IKE_PEERS_ROOT=${peer_root%/*}/trixie
+    if [ "$(id -u)" -eq 0 ] && command -v debootstrap >/dev/null; then
+        mkdir -p "${peer_root%/*}"
+        scripts/peer-root.sh trixie "$IKE_PEERS_ROOT" libreswan-openiked >/dev/null 2>&1 &
+        ike_pid=$!
+    fi
+fi
 
 # The suites use the binary of the unit tests, with overflow and debug assertions on. Tests of a whole workspace share
 # features of dependencies that the binary by itself would be built without: it is built alone only when they do not run.
@@ -192,7 +202,8 @@ if "${binary[@]}"; then
     export WEIR="${WEIR:-$target/debug/weir}"
     # Without it the cases that need it are skipped, and say so.
     if [ -n "$peer_pid" ] && wait "$peer_pid"; then export STRONGSWAN_ROOT=$peer_root; fi
-    peer_pid=
+    [ -z "$ike_pid" ] || wait "$ike_pid" || true
+    peer_pid='' ike_pid=''
     if [ "${CI:-}" = true ] && [ $# -eq 0 ]; then start_lint; fi
     suites "$@"
     [ -z "$lint_pid" ] || end_lint

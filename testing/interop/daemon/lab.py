@@ -11,6 +11,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from gateway import WEIR, Failed, Gateway  # noqa: E402
+from shell import sh, wait_for  # noqa: E402
 
 OUTER = {"sun": "192.0.2.1", "moon": "192.0.2.2"}
 PEER = {"sun": "moon", "moon": "sun"}
@@ -21,13 +22,6 @@ TUNNELS = {"gcm": 1, "cbc": 2, "eesp": 3, "psp": 4, "ah": 5}
 SUB_SAS = 2
 NAMES = [*TUNNELS, "host"]
 SPI = {name: 0x1000 + 0x100 * i for i, name in enumerate(NAMES)}
-
-
-def sh(script, check=True):
-    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
-    if check and done.returncode != 0:
-        raise Failed(f"{script.strip()}: {done.stderr.strip()}")
-    return done.stdout
 
 
 def within(host):
@@ -101,7 +95,7 @@ class Keys:
                 sides = {"local_ts": network(name, host), "remote_ts": network(name, PEER[host])}
             policies[name] = {**sides, "sa": name}
         addresses = ", ".join(f"{address(name, host)}/24" for name in names if name != "host")
-        settings = {"addresses": addresses, "workers": SUB_SAS, "log_json": False, **gateway}
+        settings = {"addresses": addresses, "workers": SUB_SAS, "log_json": False, "on_stop": "open", **gateway}
         return {"gateway": settings, "sas": sas, "policies": policies}
 
 
@@ -168,17 +162,6 @@ def refused(host, config, prefix=()):
     if "weir: ready" in done.stderr:
         raise Failed(f"it said that it was ready: {done.stderr.strip()}")
     return done.stderr.strip()
-
-
-def wait_for(what, condition, patience_s=12):
-    deadline = time.monotonic() + patience_s
-    while True:
-        result = condition()
-        if result:
-            return result
-        if time.monotonic() > deadline:
-            raise Failed(f"{what}: not within {patience_s} s")
-        time.sleep(0.05)
 
 
 class Blast:
@@ -293,8 +276,10 @@ def no_clear(clear):
 
 
 def traces(host):
-    """Rules, routes and devices of a gateway on a host."""
+    """Rules, routes, nftables tables and devices of a gateway on a host."""
     found = []
+    if "weir" in at(host, ["nft", "list", "tables"]):
+        found.append("nftables table")
     if "fwmark" in at(host, ["ip", "rule"]):
         found.append("rule")
     if at(host, ["ip", "route", "show", "table", TABLE]).strip():
@@ -306,4 +291,5 @@ def traces(host):
 
 def clean_up(host):
     """What the tests left behind by killing."""
-    sh(f"while ip -n {host} rule del pref {TABLE}; do :; done; ip -n {host} route flush table {TABLE} || true", check=False)
+    sh(f"while ip -n {host} rule del pref {TABLE}; do :; done; ip -n {host} route flush table {TABLE} || true; "
+       f"ip netns exec {host} nft delete table inet weir-weir0 || true", check=False)

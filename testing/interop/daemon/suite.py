@@ -11,6 +11,7 @@ import random
 import re
 import shutil
 import signal
+import socket as socket_module
 import subprocess
 import sys
 import time
@@ -284,6 +285,147 @@ def stop(where):
     return None
 
 
+def closed(where):
+    """SIGTERM with on_stop = closed: nothing leaves in clear text until `weir down`, which removes every trace."""
+    keys = Keys()
+    capture = Capture(where)
+    with capture, Weir("sun", where, keys.tree("sun", on_stop="closed")) as sun, Blast():
+        wait_for("protected packets", lambda: sum(len(seen) for seen in capture.sent()[0].values()) > 10)
+        sun.signal(signal.SIGTERM)
+        if sun.ended() != 0:
+            raise Failed(f"it ended with a status other than 0: {sun.last_words()}")
+        time.sleep(1)
+        missing = {"rule", "routes", "nftables table"} - set(traces("sun"))
+        if missing:
+            raise Failed(f"after the stop there is no {missing}")
+    no_clear(capture.sent()[1])
+    down = [WEIR, "down", sun.config]
+    with Capture(os.path.join(where, "after")) as after, Blast():
+        time.sleep(0.5)
+        no_clear(after.sent()[1])
+        at("sun", down)
+        if traces("sun"):
+            raise Failed(f"weir down left {traces('sun')}")
+        wait_for("packets in clear text after weir down", lambda: len(after.sent()[1]) > 10)
+    # A gateway that runs is stopped by it.
+    with Weir("sun", where, keys.tree("sun", on_stop="closed")) as sun:
+        at("sun", down)
+        if sun.ended() != 0 or traces("sun"):
+            raise Failed(f"weir down left {traces('sun') or 'a gateway with a bad exit status'}: {sun.last_words()}")
+    return None
+
+
+def full_tunnel(where):
+    """A policy for all addresses leaves private networks on the links reachable, unless bypass_lan = no."""
+    sh("ip link add lan netns sun type veth peer name lan netns moon")
+    try:
+        for host, number in (("sun", 1), ("moon", 2)):
+            sh(f"ip -n {host} addr add 192.168.77.{number}/24 dev lan && ip -n {host} link set lan up")
+
+        def reached(host, target):
+            return " 0 received" not in at(host, ["ping", "-c", "2", "-i", "0.2", "-W", "1", target])
+
+        for bypass_lan in (True, False):
+            tree = Keys().tree("sun", ["gcm"], bypass_lan=bypass_lan)
+            tree["policies"] = {"all": {"local_ts": "0.0.0.0/0", "remote_ts": "0.0.0.0/0", "action": "drop"}}
+            with Weir("sun", where, tree):
+                seen = reached("sun", "192.168.77.2"), reached("moon", "192.168.77.1")
+                if seen != (bypass_lan, bypass_lan):
+                    raise Failed(f"bypass_lan = {bypass_lan}: the private network was reached (out, in): {seen}")
+                if reached("sun", OUTER["moon"]) or reached("moon", OUTER["sun"]):
+                    raise Failed("a network of public addresses on the link was reached in clear text")
+        if not reached("sun", OUTER["moon"]):
+            raise Failed("the wire does not work without the gateway, so nothing was tested")
+    finally:
+        sh("ip -n sun link del lan", check=False)
+    return None
+
+
+# Networks behind sun (1) and moon (2), and the hosts in them, by family.
+LAN = {4: ("10.81.{}.0/24", "10.81.{}.1/24", "10.81.{}.5/24"), 6: ("fd81:{}::/64", "fd81:{}::1/64", "fd81:{}::5/64")}
+TCP_PORT = 5201
+
+
+def lans():
+    """A host on a link of 1500 bytes behind each gateway; both gateways forward."""
+    for number, host in enumerate(OUTER, 1):
+        sh(f"ip netns add {host}-lan && ip link add lan netns {host} type veth peer name lan netns {host}-lan")
+        sh(f"""exec nsenter --net=/run/netns/{host} sh -ec '
+            echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6; echo 1 >/proc/sys/net/ipv6/conf/all/forwarding
+            echo 1 >/proc/sys/net/ipv4/ip_forward'""")
+        for family, (_, gateway, inside) in LAN.items():
+            nodad = "nodad" if family == 6 else ""
+            sh(f"""ip -n {host} addr add {gateway.format(number)} dev lan {nodad}; ip -n {host} link set lan up
+                   ip -n {host}-lan addr add {inside.format(number)} dev lan {nodad}; ip -n {host}-lan link set lan up
+                   ip -n {host}-lan -{family} route add default via {gateway.format(number).split("/")[0]}""")
+
+
+def no_lans():
+    for host in OUTER:
+        sh(f"""ip netns del {host}-lan; ip -n {host} link del lan
+               exec nsenter --net=/run/netns/{host} sh -c 'echo 0 >/proc/sys/net/ipv4/ip_forward
+                   echo 0 >/proc/sys/net/ipv6/conf/all/forwarding; echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6'""",
+           check=False)
+
+
+def offered(family):
+    """MSS in bytes that each host behind a gateway receives from the other one: in SYN/ACK and in SYN."""
+    server = LAN[family][2].format(2).split("/")[0]
+    talk = ("import sys; sys.path.insert(0, sys.argv[1]); import transfer\n"
+            "if sys.argv[2] == 'serve': transfer.serve_forever(); print('ready', flush=True); sys.stdin.read()\n"
+            "else: sys.exit(transfer.exchange(sys.argv[2], 300_000))")
+    python = ["/usr/bin/python3", "-B", "-c", talk, os.path.join(HERE, "..", "lib")]
+    with contextlib.ExitStack() as stack:
+        serving = subprocess.Popen([*within("moon-lan"), *python, "serve"], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        stack.callback(serving.wait)
+        stack.callback(serving.kill)
+        serving.stdout.readline()
+        captures = {}
+        for host in OUTER:
+            captures[host] = subprocess.Popen(
+                [*within(f"{host}-lan"), "tcpdump", "--immediate-mode", "-l", "-n", "-Q", "in", "-i", "lan", f"tcp port {TCP_PORT}"],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.callback(captures[host].wait)
+            stack.callback(captures[host].kill)
+            captures[host].stderr.readline()
+            if "listening" not in captures[host].stderr.readline():
+                raise Failed("tcpdump does not listen")
+        done = subprocess.run([*within("sun-lan"), *python, server], capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode != 0:
+            raise Failed(f"IPv{family}: the transfer failed: {done.stderr.strip()}")
+        found = []
+        for capture, flags in ((captures["sun"], "[S.]"), (captures["moon"], "[S]")):
+            lines = (line for line in iter(capture.stdout.readline, "") if f"Flags {flags}" in line)
+            found.append(int(re.search(r"mss (\d+)", next(lines))[1]))
+        return tuple(found)
+
+
+def mss(where):
+    """TCP between hosts behind the gateways has an MSS that fits the tunnel, a given one, or its own."""
+    lans()
+    try:
+        for setting in ("auto", "no", "1200"):
+            keys = Keys()
+            with contextlib.ExitStack() as stack:
+                for number, host in enumerate(OUTER, 1):
+                    tree = keys.tree(host, ["gcm"], addresses=None, mss=setting)
+                    side = {"local_ts": number, "remote_ts": 3 - number}
+                    networks = {key: ", ".join(LAN[family][0].format(of) for family in LAN) for key, of in side.items()}
+                    tree["policies"] = {"lans": {**networks, "sa": "gcm"}}
+                    stack.enter_context(Weir(host, where, tree))
+                mtu = int(re.search(r" mtu (\d+)", at("sun", ["ip", "link", "show", "weir0"]))[1])
+                limit = {"auto": mtu - 40, "no": 1460, "1200": 1200}[setting]
+                if setting == "auto" and not 1300 < limit < 1460:
+                    raise Failed(f"the device has an MTU of {mtu} bytes, which limits nothing")
+                for family, less in ((4, 0), (6, 20)):
+                    seen = offered(family)
+                    if seen != (limit - less,) * 2:
+                        raise Failed(f"mss = {setting}, IPv{family}: an MSS of {seen} bytes (in SYN/ACK, in SYN), not {limit - less}")
+    finally:
+        no_lans()
+    return None
+
+
 def fault(where):
     """The device is taken away: the gateway ends, and what was protected stays at home."""
     keys = Keys()
@@ -297,7 +439,7 @@ def fault(where):
             code = sun.ended()
             if code != 1:
                 raise Failed(f"it ended with status {code}: {sun.last_words()}")
-            sun.must_say("stays unreachable until the next start", 0)
+            sun.must_say("what is protected stays unreachable", 0)
             time.sleep(0.3)
         before = counts(moon)
         with Weir("sun", where, keys.tree("sun")):
@@ -332,7 +474,7 @@ def start(where):
                 ({"tun": "weir0"}, "'weir0': the name is taken"),
                 ({"socket": sun.socket}, "another daemon answers there"),
                 ({"state_dir": os.path.join(where, "sun", "state")}, "in use by another weir"),
-                ({}, f"routing table {TABLE} directs traffic into weir0 already")):
+                ({}, f"routing table {TABLE} already leads to weir0")):
             second = Weir("sun", other, Keys().tree("sun", ["gcm"], **{**apart, **what}))
             expect(second, (), words)
             now = at("sun", ["ip", "rule"]) + at("sun", ["ip", "route", "show", "table", TABLE])
@@ -423,6 +565,201 @@ def user(where):
     return None
 
 
+OWN = 4711
+
+
+def negotiated(host, names, numbers=(1,), **gateway):
+    """The configuration of a host with a connection for each number, to networks 10.NUMBER.1.0/24 and 10.NUMBER.2.0/24."""
+    mine, other = (1, 2) if host == "sun" else (2, 1)
+    connections = {}
+    for number in numbers:
+        child = {"local_ts": f"10.{number}.{mine}.0/24", "remote_ts": f"10.{number}.{other}.0/24",
+                 "start_action": "trap" if host == "sun" else "none", "esp_proposals": "aes128gcm16"}
+        connections[f"peer{number}"] = {
+            "local_addrs": OUTER[host], "remote_addrs": names.get(number, OUTER[PEER[host]]),
+            "proposals": "aes128gcm16-prfsha256-x25519", "local": {"auth": "psk", "id": f"{host}{number}"},
+            "remote": {"auth": "psk", "id": f"{PEER[host]}{number}"}, "children": {f"net{number}": child}}
+    addresses = ", ".join(f"10.{number}.{mine}.1/24" for number in (1, 2))
+    secrets = {f"ike-{number}": {"id-1": f"sun{number}", "id-2": f"moon{number}", "secret": "for this test alone"}
+               for number in numbers}
+    return {"gateway": {"addresses": addresses, "log_json": False, **gateway}, "connections": connections, "secrets": secrets}
+
+
+def process(pid):
+    """What /proc says about a process."""
+    with open(f"/proc/{pid}/status", encoding="ascii") as file:
+        return dict(line.rstrip("\n").split(":\t", 1) for line in file if ":\t" in line)
+
+
+def is_own_user(gateway, bounded=True):
+    """All threads run as the user, with three capabilities that no program can get."""
+    for thread in os.listdir(f"/proc/{gateway.pid}/task"):
+        status = process(f"{gateway.pid}/task/{thread}")
+        wanted = {"Uid": "\t".join([str(OWN)] * 4), "Gid": "\t".join([str(OWN)] * 4), "CapEff": "0000000000003400",
+                  "CapPrm": "0000000000003400", "CapInh": "0" * 16, "CapAmb": "0" * 16, "NoNewPrivs": "1", "Seccomp": "2"}
+        if bounded:
+            wanted["CapBnd"] = "0000000000003400"
+        wrong = {key: status[key] for key, value in wanted.items() if status[key] != value}
+        if wrong:
+            raise Failed(f"thread {status['Name']}: {wrong}")
+
+
+def own_user(where):
+    """Started by root it becomes a user of its own; started as that user it does the same."""
+    home = "/run/own-user"
+    os.makedirs(f"{home}/etc/private")
+    # As udev makes it; here it may be root's alone.
+    sh(f"""mknod -m 666 /run/own-tun c 10 200; mount --bind /run/own-tun /dev/net/tun
+           cp {WEIR} /run/own-weir; chmod 755 /run/own-weir
+           chown -R 0:{OWN} {home}; chmod 755 {home}; chmod 750 {home}/etc {home}/etc/private""")
+    own = {"user": OWN, "state_dir": f"{home}/state", "socket": f"{home}/run/weir.vici", "on_stop": "closed"}
+
+    def gateway(numbers=(1,), prefix=()):
+        sun = Weir("sun", where, negotiated("sun", {}, numbers, **own))
+        shutil.copy(sun.config, f"{home}/etc/weir.conf")
+        sh(f"chown 0:{OWN} {home}/etc/weir.conf; chmod 640 {home}/etc/weir.conf")
+        sun.config, sun.socket = f"{home}/etc/weir.conf", f"{home}/run/weir.vici"
+        # In a place that the user can reach.
+        sun.within = (*sun.within, *prefix, "sh", "-c", 'shift; exec /run/own-weir "$@"', "sh")
+        return sun
+
+    # A key of root's alone would be lost with the first reload.
+    key = f"{home}/etc/private/gw.pem"
+    write(key, "-----BEGIN PRIVATE KEY-----\n")
+    sh(f"chmod 600 {key}")
+    expect(gateway(), (), f"{key}: user {OWN}")
+    if f"{key}: user {OWN}" not in " ".join(at("sun", ["sh", "-c", f"{WEIR} check {home}/etc/weir.conf 2>&1"]).split()):
+        raise Failed("weir check does not name the key that the user cannot read")
+    os.remove(key)
+    config = gateway().config
+    write(config, open(config, encoding="ascii").read().replace(f"user = {OWN}", "user = no-such-user"))
+    said = refused("sun", config)
+    if "has no user 'no-such-user'" not in said:
+        raise Failed(f"an unknown user: {said}")
+
+    as_user = ("setpriv", f"--reuid={OWN}", f"--regid={OWN}", "--clear-groups", "--no-new-privs",
+               "--inh-caps=-all,+net_admin,+net_raw,+net_bind_service", "--ambient-caps=-all,+net_admin,+net_raw,+net_bind_service",
+               "--bounding-set=-all,+net_admin,+net_raw,+net_bind_service")
+    with Weir("moon", where, negotiated("moon", {}, (1, 2))):
+        for prefix in ((), as_user):
+            capture = Capture(os.path.join(where, "user" if prefix else "root"))
+            manager = socket_module.socket(socket_module.AF_UNIX, socket_module.SOCK_DGRAM)
+            manager.bind(f"{home}/notify")
+            manager.settimeout(5)
+            os.chmod(f"{home}/notify", 0o666)
+            os.environ["NOTIFY_SOCKET"] = f"{home}/notify"
+
+            def told(words):
+                said = manager.recv(256).decode("ascii")
+                if not said.startswith(words):
+                    raise Failed(f"the service manager was sent '{said}' instead of '{words}'")
+
+            with capture, gateway(prefix=prefix) as sun:
+                is_own_user(sun)
+                told("READY=1")
+                wait_for("the tunnel", lambda: pings("10.1.2.1"))
+                if os.stat(f"{home}/state").st_uid != OWN:
+                    raise Failed("the state is not the user's")
+                gateway((1, 2))
+                sun.signal(signal.SIGHUP)
+                sun.must_say("reloaded")
+                told("RELOADING=1\nMONOTONIC_USEC=")
+                told("READY=1")
+                wait_for("the connection of the reload", lambda: pings("10.2.2.1"))
+                status = subprocess.run([WEIR, "status", "--socket", sun.socket], capture_output=True, text=True, check=False)
+                if "peer2" not in status.stdout:
+                    raise Failed(f"weir status: {status.stdout}{status.stderr}")
+                # It dies; what is protected stays closed, the next start goes on.
+                sun.kill()
+                at("sun", ["ping", "-c", "3", "-i", "0.2", "-W", "1", "10.1.2.1"])
+            again = Capture(os.path.join(where, "user-again" if prefix else "root-again"))
+            with again, gateway((1, 2), prefix) as sun:
+                is_own_user(sun)
+                wait_for("the tunnel after a crash", lambda: pings("10.1.2.1") and pings("10.2.2.1"))
+                sun.signal(signal.SIGTERM)
+                if sun.ended() != 0:
+                    raise Failed(f"it ended with a status other than 0: {sun.last_words()}")
+                told("READY=1")
+                told("STOPPING=1")
+                at("sun", ["ping", "-c", "3", "-i", "0.2", "-W", "1", "10.1.2.1"])
+            del os.environ["NOTIFY_SOCKET"]
+            manager.close()
+            os.remove(f"{home}/notify")
+            for seen in (capture, again):
+                no_clear([packet for packet in seen.sent()[1] if packet.dst.startswith("10.")])
+            if {"rule", "routes", "nftables table"} - set(traces("sun")):
+                raise Failed(f"after a stop with on_stop = closed there is only {traces('sun')}")
+            at("sun", [WEIR, "down", "--config", config])
+            if traces("sun"):
+                raise Failed(f"weir down left {traces('sun')}")
+        with gateway() as sun:
+            at("sun", [WEIR, "down", "--config", config])
+            if sun.ended() != 0 or traces("sun"):
+                raise Failed(f"weir down left {traces('sun') or 'a gateway with a bad exit status'}")
+    other = ("setpriv", f"--reuid={OWN + 1}", f"--regid={OWN}", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all",
+             "sh", "-c", 'shift; exec /run/own-weir "$@"', "sh")
+    expect(gateway(), other, f"user {OWN + 1} cannot become '{OWN}'")
+    return None
+
+
+def resolver_files(where):
+    """/etc/hosts and /etc/resolv.conf that another file replaces by a rename are read, also by a confined daemon."""
+    etc = "/run/etc"
+    sh(f"cp -a /etc {etc}; echo hosts: files dns >{etc}/nsswitch.conf; echo 127.0.0.1 localhost >{etc}/hosts; rm -f {etc}/resolv.conf; "
+       f"printf 'nameserver 192.0.2.99\\noptions timeout:1 attempts:1\\n' >{etc}/resolv.conf; "
+       f"chmod 644 {etc}/hosts {etc}/resolv.conf {etc}/nsswitch.conf; mount --bind {etc} /etc")
+
+    def replace(name, text):
+        with open(os.open(f"/etc/{name}.new", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644), "w", encoding="ascii") as file:
+            file.write(text)
+            os.fchmod(file.fileno(), 0o644)
+        os.rename(f"/etc/{name}.new", f"/etc/{name}")
+
+    def initiates(number):
+        command = [*within("sun"), WEIR, "initiate", f"net{number}", "--socket", sun.socket]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        return done.returncode == 0
+
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(Weir("moon", where, negotiated("moon", {}, (1, 2))))
+            tree = negotiated("sun", {1: "moon.hosts.test", 2: "moon.dns.test"}, (1, 2))
+            for number in (1, 2):
+                tree["connections"][f"peer{number}"]["children"][f"net{number}"]["start_action"] = "none"
+            sun = stack.enter_context(Weir("sun", where, tree))
+            if initiates(1) or initiates(2):
+                raise Failed("a name has an address before it was given one")
+            replace("hosts", f"127.0.0.1 localhost\n{OUTER['moon']} moon.hosts.test\n")
+            wait_for("/etc/hosts that was replaced", lambda: initiates(1), 30)
+            serving = subprocess.Popen([*within("sun"), "/usr/bin/python3", os.path.join(HERE, "names.py"), OUTER["moon"]],
+                                       stdout=subprocess.PIPE, text=True)
+            stack.callback(serving.wait)
+            stack.callback(serving.kill)
+            serving.stdout.readline()
+            replace("resolv.conf", "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
+            wait_for("/etc/resolv.conf that was replaced", lambda: initiates(2), 30)
+            helpers = [pid for pid in os.listdir("/proc") if pid.isdigit() and is_helper(pid, sun.pid)]
+            if len(helpers) != 1:
+                raise Failed(f"processes that resolve names: {helpers}")
+            status = process(helpers[0])
+            if status["Uid"].split("\t")[0] != "65534" or int(status["CapEff"], 16) or status["Seccomp"] != "2":
+                raise Failed(f"the process that resolves names: {status}")
+            sun.kill()
+            # Its parent is this process now, which does not wait for it.
+            wait_for("the helper to end with the daemon", lambda: process(helpers[0])["State"].startswith("Z"))
+    finally:
+        sh("umount -l /etc")
+    return None
+
+
+def is_helper(pid, parent):
+    """Whether a process resolves names for a daemon."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/cmdline", encoding="ascii") as file:
+            return "look-up-names" in file.read() and process(pid)["PPid"] == str(parent)
+    return False
+
+
 def socket(where):
     """One socket serves every command, here with manual keys only; who may open it, and what was left there."""
     keys = Keys()
@@ -438,7 +775,9 @@ def socket(where):
         mode = os.stat(sun.socket).st_mode
         if oct(mode & 0o7777) != "0o600":
             raise Failed(f"its mode is {oct(mode)}")
-        said = ask("list", "sas") + ask("list", "connections") + ask("reload")
+        said = ask("list", "sas") + ask("list", "connections")
+        if ask("reload").strip() != "reloaded":
+            raise Failed("weir reload does not print that it has reloaded")
         if said:
             raise Failed(f"it has connections: {said}")
         if "manual keys only" not in ask("initiate", "net", status=1):
@@ -719,7 +1058,9 @@ class Skipped(Exception):
     """This machine cannot."""
 
 
-CASES = [crash, receiver, disk, reload, sub_sas, stop, fault, start, damaged, socket, user, offload, order, answers, xdp]
+CASES = [
+    crash, receiver, disk, reload, sub_sas, stop, closed, full_tunnel, mss, fault, start, damaged, socket, user, own_user,
+    resolver_files, offload, order, answers, xdp]
 
 
 def main():

@@ -127,6 +127,24 @@ def slowed(name, factor):
     return out
 
 
+def modelled(name, whole="tiny"):
+    """A small run once more with times that a model follows: in trials of a millisecond on a busy machine none need do so."""
+    out = LAB / name
+    out.mkdir(exist_ok=True)
+    for kept in ["campaign.toml", "env.json"]:
+        shutil.copy(LAB / whole / kept, out / kept)
+    trials = [json.loads(line) for line in (LAB / whole / "trials.jsonl").read_text().splitlines()]
+    for number, trial in enumerate(trials):
+        if not trial["received"] or trial["study"] not in ("sizes", "validate", "vector"):
+            continue
+        size = int(trial["traffic"]) if trial["traffic"].isdigit() else 354
+        trial["dur_ns"] = round(trial["received"] * saw(size) * (1 + 1e-4 * (number % 3 - 1)))
+        # Ticks of the real trial would be preferred to its duration.
+        trial.pop("tsc", None)
+    (out / "trials.jsonl").write_text("".join(json.dumps(trial) + "\n" for trial in trials))
+    return out
+
+
 def empty_folder():
     """A run without any trial, as it is right after the start."""
     out = LAB / "empty"
@@ -194,10 +212,9 @@ def case_model_status():
 
 
 def case_model_of_a_run():
-    out = folder()
-    fitted = run(WEIR, "lab", "model", "fit", out)
-    # On a busy machine no form need be better than two points, in trials of a millisecond.
-    assert fitted.returncode in (0, 1), fitted.stderr[-300:]
+    folder()
+    out = modelled("known")
+    weir("model", "fit", out, status=0)
     profiles = sorted(p.name for p in (out / "profiles").iterdir())
     assert profiles == ["weir-esp-tunnel-aes128gcm16-out.toml", "weir-esp-tunnel-chacha20poly1305-out.toml"], profiles
     done = run(WEIR, "lab", "model", "validate", out, "--json")
@@ -210,8 +227,8 @@ def case_model_of_a_run():
     assert found["measured in other sessions"] is True and found["calibrated on at least 7 sizes in at least 5 sessions"] is False, found
     assert [c["kind"] for c in judged[0]["beyond"]["checks"]] == ["mix"], judged[0]["beyond"]
     # A second run of the same campaign numbers its sessions alike; they are others.
-    again = LAB / "again"
-    weir("run", "tiny.toml", "--out", "again", status=0)
+    weir("run", "tiny.toml", "--out", "measured-again", status=0)
+    again = modelled("again", "measured-again")
     done = run(WEIR, "lab", "model", "validate", out, again, "--json")
     assert {c["what"]: c["holds"] for c in json.loads(done.stdout)[0]["validation"]["criteria"]}["measured in other sessions"], done.stderr
     # Names of ways are long, and a terminal is not.
@@ -241,14 +258,14 @@ def case_zero_trials():
 def case_half_written():
     """A line that a crash cut short is left aside by whoever reads, and the rest stays."""
     out = LAB / "half"
-    shutil.copytree(folder(), out)
+    folder()
+    modelled("half")
     with open(out / "trials.jsonl", "a") as file:
         file.write('{"schema":1,"run":"tiny","ses')
-    done = run(WEIR, "lab", "model", "fit", out)
-    assert done.returncode in (0, 1), done.stderr[-300:]
+    done = weir("model", "fit", out, status=0)
     assert "the last, is cut off and was left aside" in done.stderr, done.stderr
     weir("explain", out, status=0)
-    whole = (folder() / "trials.jsonl").read_text()
+    whole = (LAB / "tiny" / "trials.jsonl").read_text()
     (out / "trials.jsonl").write_text(whole.replace('{"schema":1', '{"schema":9', 1))
     refused("model", "fit", out, words=["trials.jsonl:1:", "schema 9 is newer"])
     (out / "trials.jsonl").write_text("nonsense\n" + whole)
@@ -276,8 +293,9 @@ def case_full_disk():
     if run("unshare", "--mount", "mount", "-t", "tmpfs", "none", disk).returncode != 0:
         raise Skip("this machine does not allow mounting a small file system")
     folder()
+    modelled("known")
     for args in [
-        f"lab model fit {LAB}/tiny --out {disk}/profiles",
+        f"lab model fit {LAB}/known --out {disk}/profiles",
         f"lab model cost aes128gcm16 --max 9000 --step 4 --rounds 3 --out {disk}/cost.csv",
         f"lab import {ROOT}/testing/data/thesis/esp.csv --out {disk}/import",
         f"lab run {LAB}/tiny.toml --out {disk}/run",

@@ -63,3 +63,13 @@ run_apart() {
     trap 'kill -KILL "$child"; wait "$child" 2>/dev/null; exit 143' INT TERM
     wait "$child"
 }
+
+# Skips the suite unless $IKE_PEERS_ROOT, or else the folder that `make test` makes, holds this program: need_ike_peer FILE NAME.
+need_ike_peer() {
+    IKE_PEERS_ROOT=${IKE_PEERS_ROOT:-$root/target/peers/trixie}
+    export IKE_PEERS_ROOT
+    [ -x "$IKE_PEERS_ROOT/$1" ] ||
+        skip "no $2 in $IKE_PEERS_ROOT: scripts/peer-root.sh trixie DIR libreswan-openiked, then IKE_PEERS_ROOT=DIR"
+    "${namespaces[@]}" sh -c 'mount -t tmpfs probe /run && ip tuntap add probe mode tap' 2>/dev/null ||
+        skip "this machine does not allow namespaces, mounts or taps"
+}

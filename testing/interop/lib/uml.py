@@ -6,6 +6,8 @@ import select
 import subprocess
 import time
 
+from gateway import Failed
+
 BOOT_S = 60
 ANSWER_S = 45
 MARK = "\x1eguest:"
@@ -67,3 +69,30 @@ class Guest:
         """Runs a script there; returns exit status and output."""
         reply = self.ask(sh=script)
         return reply["rc"], reply["out"].strip()
+
+    def must(self, script):
+        """Runs a script there, which has to succeed; returns its output."""
+        code, out = self.sh(script)
+        if code != 0:
+            raise Failed(f"the guest: {' '.join(out.split())[-600:]}")
+        return out
+
+
+class GuestHost:
+    """A guest in the place of a network namespace."""
+
+    def __init__(self, guest):
+        self.guest = guest
+
+    def run(self, command, patience_s=30):
+        reply = self.guest.ask(sh=" ".join(f"'{word}'" for word in command))
+
+        class Done:
+            returncode, stdout = reply["rc"], reply["out"]
+        return Done
+
+    def must(self, script):
+        return self.guest.must(script)
+
+    # As a namespace has it.
+    sh = must

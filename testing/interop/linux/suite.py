@@ -15,6 +15,7 @@ sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 import transfer  # noqa: E402
 from cases import CASES, INNER, NETWORK, OUTER, PREFIX, algorithms  # noqa: E402
 from gateway import Failed, Gateway  # noqa: E402
+from shell import sh  # noqa: E402
 from uml import Guest  # noqa: E402
 
 TAP = "tap0"
@@ -25,13 +26,6 @@ SPI_OUT, SPI_IN = 0x1001, 0x2002
 
 class Refused(Exception):
     """The guest's kernel does not know what a case needs."""
-
-
-def sh(script):
-    """Runs a script here; the host's side of the lab depends on it."""
-    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Failed(f"cannot set up this side: {done.stderr.strip()}")
 
 
 def prepare_host():
@@ -109,6 +103,7 @@ def weir_tree(case, key_out, key_in):
     tunnel = case.mode == "tunnel"
     return {
         "gateway": {
+            "on_stop": "open",
             "addresses": None if case.mode == "transport" else f"{near}/{PREFIX[case.inner]}",
             "allow_legacy": True if case.legacy else None, "workers": case.workers,
         },

@@ -176,9 +176,12 @@ class Weir(End):
 
     def drops(self):
         """Packets by the reason for which they went no further."""
-        done = subprocess.run([WEIR, "status", "--json", "--socket", self.socket],
-                              capture_output=True, text=True, timeout=10, check=False)
-        return json.loads(done.stdout or "{}").get("total", {}).get("drops", {})
+        return json.loads(self.status() or "{}").get("total", {}).get("drops", {})
+
+    def status(self):
+        """What `weir status --json` prints."""
+        return subprocess.run([WEIR, "status", "--json", "--socket", self.socket], capture_output=True, text=True,
+                              timeout=10, check=False).stdout
 
     def log(self):
         if not os.path.exists(self.said):

@@ -11,6 +11,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
 from gateway import Failed  # noqa: E402
+from shell import QUIET, sh, wait_for  # noqa: E402
 
 OUTER = {"weir": "192.0.2.1", "peer": "192.0.2.2"}
 OUTER6 = {"weir": "2001:db8::1", "peer": "2001:db8::2"}
@@ -34,31 +35,14 @@ WIRE = {
     "psp": "udp dst port 1000",
     "esp-in-udp": "udp port 4500 and udp[8:4] > 0",
     "ike-fragment": "(udp port 500 and udp[24] = 53) or (udp port 4500 and udp[8:4] = 0 and udp[28] = 53)",
+    "ip-fragment": "ip[6:2] & 0x1fff != 0",
     "ike-intermediate": "(udp port 500 and udp[26] = 43) or (udp port 4500 and udp[8:4] = 0 and udp[30] = 43)",
     "cookie": "udp port 500 and udp[26] = 34 and udp[24] = 41 and udp[42:2] = 16390",
     "invalid-ke": "udp port 500 and udp[26] = 34 and udp[24] = 41 and udp[42:2] = 17",
     "keepalive": "udp port 4500 and udp[4:2] = 9",
+    "echo": "icmp[icmptype] = icmp-echo",
     "other-port": "udp dst port 4500 and udp src port not 4500",
 }
-
-
-def sh(script):
-    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Failed(f"cannot set up a host: {done.stderr.strip()}")
-    return done.stdout
-
-
-def wait_for(what, condition, patience_s=10):
-    """The first result of `condition` that is true; `what` may be a function that says why there was none."""
-    deadline = time.monotonic() + patience_s
-    while True:
-        result = condition()
-        if result:
-            return result
-        if time.monotonic() > deadline:
-            raise Failed(f"{what() if callable(what) else what}: not within {patience_s} s")
-        time.sleep(0.05)
 
 
 class Host:
@@ -69,17 +53,9 @@ class Host:
         self.namespace = f"{scenario}.{name}"
         self.within = ("nsenter", f"--net=/run/netns/{self.namespace}")
         sh(f"ip netns add {self.namespace}")
-        self.sh("""
-            for conf in all default; do
-                echo 0 >/proc/sys/net/ipv4/conf/$conf/rp_filter
-                echo 1 >/proc/sys/net/ipv4/conf/$conf/promote_secondaries
-                echo 0 >/proc/sys/net/ipv4/conf/$conf/send_redirects
-                echo 0 >/proc/sys/net/ipv6/conf/$conf/accept_dad
-                echo 0 >/proc/sys/net/ipv6/conf/$conf/accept_ra
-            done
+        self.sh(QUIET + """
             echo 1 >/proc/sys/net/ipv6/conf/default/addr_gen_mode
-            echo 1 >/proc/sys/net/ipv4/ip_forward
-            ip link set lo up""")
+            echo 1 >/proc/sys/net/ipv4/ip_forward""")
 
     def sh(self, script):
         return sh(f"exec {' '.join(self.within)} sh -ec '{script}'")

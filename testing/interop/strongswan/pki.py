@@ -2,6 +2,9 @@
 
 `rsa`, `ecdsa256`, `ecdsa384`, `ed25519` are valid; `expired` has expired, `revoked` stands on the CRL of its CA. Files are
 named NAME-END, CAs ca-KIND. `moonCert` and `sunCert` are those of strongSwan's own examples.
+
+The folder `www` is what the server of revocation.py has. `cdp` and `cdp-revoked` name its CRL, `ocsp` and `ocsp-revoked` its OCSP,
+`late` stands on the delta CRL alone; `below` is issued by an intermediate CA, which is revoked.
 """
 
 import os
@@ -17,6 +20,12 @@ KINDS = {"rsa": ("rsa", 2048), "ecdsa256": ("ecdsa", 256), "ecdsa384": ("ecdsa",
 # Name of a certificate: the kind of key, and what is special about it.
 NAMES = {**{kind: kind for kind in KINDS}, "expired": "ecdsa256", "revoked": "ecdsa256"}
 ENDS = ("weir", "peer")
+# Names of certificates with a place of revocation information, and whether they are revoked.
+SERVER = "http://192.0.2.1:8880"
+PLACES = {"cdp": ["--crl", f"{SERVER}/ca-ecdsa256.crl"], "ocsp": ["--ocsp", f"{SERVER}/ocsp"], "late": [], "below": []}
+PLACES |= {f"{name}-revoked": PLACES[name] for name in ("cdp", "ocsp")}
+NAMES.update(dict.fromkeys(PLACES, "ecdsa256"))
+NAMES["below"] = "below"
 EXAMPLES = {"moonCert": "moon.strongswan.org", "sunCert": "sun.strongswan.org"}
 NAMES.update(dict.fromkeys(EXAMPLES, "rsa"))
 
@@ -38,16 +47,18 @@ class Pki:
         os.makedirs(folder, exist_ok=True)
         with ThreadPoolExecutor(4) as pool:
             list(pool.map(self._ca, KINDS))
+            self._intermediate()
             list(pool.map(lambda both: self._leaf(*both), [(name, end) for name in NAMES for end in ENDS if name not in EXAMPLES]))
             list(pool.map(lambda name: self._leaf(name, None), EXAMPLES))
         for end in ENDS:
             self._revoke(end)
+        self._www()
 
     def path(self, *parts):
         return os.path.join(self.folder, "-".join(parts))
 
     def _key(self, kind, path):
-        algorithm, bits = KINDS[kind]
+        algorithm, bits = KINDS.get(kind, KINDS["ecdsa256"])
         pki("--gen", "--type", algorithm, *(["--size", str(bits)] if bits else []), "--outform", "pem", out=path)
 
     def _ca(self, kind):
@@ -66,7 +77,7 @@ class Pki:
         pki("--issue", *dates, "--type", "priv", "--in", self.path(file + ".key"),
             "--cacert", self.path("ca", kind + ".pem"), "--cakey", self.path("ca", kind + ".key"),
             "--dn", f"C=CH, O=Lab, CN={san}", "--san", san, "--flag", "serverAuth", "--flag", "clientAuth",
-            "--flag", "ikeIntermediate", "--outform", "pem", out=self.path(file + ".pem"))
+            "--flag", "ikeIntermediate", *PLACES.get(name, []), "--outform", "pem", out=self.path(file + ".pem"))
 
     def _revoke(self, end):
         """One CRL with both, the second built upon the first."""
@@ -76,9 +87,33 @@ class Pki:
             *more, "--reason", "key-compromise", "--cert", self.path("revoked", end + ".pem"), out=last + ".new")
         os.replace(last + ".new", last)
 
+    def _intermediate(self):
+        self._key("below", self.path("ca", "below.key"))
+        pki("--issue", "--ca", "--lifetime", "3000", "--type", "priv", "--in", self.path("ca", "below.key"),
+            "--cacert", self.path("ca", "ecdsa256.pem"), "--cakey", self.path("ca", "ecdsa256.key"),
+            "--dn", "C=CH, O=Lab, CN=Lab CA below", "--outform", "pem", out=self.path("ca", "below.pem"))
+
+    def _www(self):
+        """What the server has: a CRL, one with a delta CRL, and the list of certificates that `openssl ocsp` reads."""
+        www = os.path.join(self.folder, "www")
+        os.makedirs(www)
+        sign = ["--signcrl", "--cacert", self.path("ca", "ecdsa256.pem"), "--cakey", self.path("ca", "ecdsa256.key")]
+        because = ["--reason", "key-compromise", "--cert"]
+        revoked = [word for name in ("revoked-peer.pem", "cdp-revoked-peer.pem", "ca-below.pem") for word in (*because, self.path(name))]
+        base = os.path.join(www, "ca-base.crl")
+        pki(*sign, *revoked, out=os.path.join(www, "ca-ecdsa256.crl"))
+        pki(*sign, "--crluri", f"{SERVER}/ca-delta.crl", *because, self.path("revoked-peer.pem"), out=base)
+        pki(*sign, "--basecrl", base, *because, self.path("late-peer.pem"), out=os.path.join(www, "ca-delta.crl"))
+        with open(os.path.join(www, "index.txt"), "w", encoding="ascii") as index:
+            for name, state, end in ((*known, end) for known in (("ocsp", "V"), ("ocsp-revoked", "R")) for end in ENDS):
+                shown = subprocess.run(["openssl", "x509", "-noout", "-serial", "-in", self.path(name, end + ".pem")],
+                                       capture_output=True, text=True, check=True).stdout
+                since = "200101000000Z" if state == "R" else ""
+                index.write(f"{state}\t401231000000Z\t{since}\t{shown.strip().split('=')[1]}\tunknown\t/CN={name}-{end}\n")
+
     def renew(self, folder, end, name):
         """The certificate `name` of an end that has been installed, made anew: it is valid."""
-        fresh = NAMES[name]
+        fresh = "ecdsa256" if name == "below" else NAMES[name]
         for place, ending in (("x509", "pem"), ("private", "key")):
             target = os.path.join(folder, place, f"{name}-{end}.{ending}")
             os.unlink(target)
@@ -90,6 +125,7 @@ class Pki:
         wanted = [("x509", f"{file}.pem") for file in files]
         wanted += [("private", f"{file}.key") for file in files]
         wanted += [("x509ca", f"ca-{kind}.pem") for kind in trusted]
+        wanted += [("x509ca", "ca-ecdsa256.pem")] if "below" in trusted else []
         wanted += [("x509crl", "ca-ecdsa256.crl")] if crl else []
         for place, file in wanted:
             os.makedirs(os.path.join(folder, place), mode=0o700, exist_ok=True)

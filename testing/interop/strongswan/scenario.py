@@ -4,6 +4,8 @@ A step is a line of words; the first names a method of `Run` (with `_` for `-`),
 "peer" are the two ends; "initiator" and "responder" are who they are in this run.
 """
 
+import json
+import fcntl
 import os
 import re
 import shlex
@@ -16,7 +18,7 @@ from dataclasses import dataclass, field
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "lib"))
-from gateway import Failed  # noqa: E402
+from gateway import WEIR, Failed  # noqa: E402
 from net import INNER, INNER6, OTHER, OUTER6, PROTECTED, WIRE, Pings, answered, ping, wait_for  # noqa: E402
 
 TOPOLOGIES = ("direct", "ipv4", "lossy", "nat-weir", "nat-peer", "uml")
@@ -45,11 +47,13 @@ class Scenario:
     captured: str = ""
     # What pings go between: "inner" networks, or the "outer" addresses themselves.
     pings: str = "inner"
-    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT.
-    strongswan: str = "debian"
+    # Which strongSwan: "debian" that of this machine, "root" that in $STRONGSWAN_ROOT. With a list each is a run of its own.
+    strongswan: str | list = "debian"
     # Names of certificates of each end, see pki.py; whether both get the CRL.
     certificates: dict = field(default_factory=dict)
     crl: bool = False
+    # Weir's host has a server of CRLs and OCSP from the start; see revocation.py and the steps `server` and `flush`.
+    server: bool = False
     # Lines for the section `charon` of strongswan.conf.
     charon: str = ""
     # Lines for the section `gateway` of Weir.
@@ -60,6 +64,8 @@ class Scenario:
     disk: str = ""
     # The clocks of the ends can be set; see the step `clock`.
     clock: bool = False
+    # What may be on the wire in the clear, as a filter of tcpdump: what a shunt lets pass.
+    clear: str = ""
     # Why it cannot pass yet; it is then run only when it is named.
     pending: str = ""
 
@@ -81,10 +87,15 @@ class Scenario:
             return file.read()
 
     def runs(self):
-        """Name of a run, and who initiates in it."""
+        """Name of a run, who initiates in it, and which strongSwan it is with."""
+        of_initiator = {initiator: f"{self.name}-by-{initiator}" for initiator in self.initiators}
         if len(self.initiators) == 1:
-            return [(self.name, self.initiators[0])]
-        return [(f"{self.name}-by-{initiator}", initiator) for initiator in self.initiators]
+            of_initiator = {self.initiators[0]: self.name}
+        suffix = {kind: "-newest" if kind == "root" and len(self.peers()) > 1 else "" for kind in self.peers()}
+        return [(name + suffix[kind], initiator, kind) for kind in suffix for initiator, name in of_initiator.items()]
+
+    def peers(self):
+        return [self.strongswan] if isinstance(self.strongswan, str) else self.strongswan
 
 
 def children(sa):
@@ -127,7 +138,8 @@ class Run:
         self.nothing_in_the_clear()
 
     def nothing_in_the_clear(self):
-        clear = self.capture.matching(f"not ({PROTECTED})")
+        allowed = f" or {self.scenario.clear}" if self.scenario.clear else ""
+        clear = self.capture.matching(f"not ({PROTECTED}{allowed})")
         if clear:
             raise Failed(f"{len(clear)} packets on the wire in the clear, the first: {clear[0]}")
 
@@ -187,6 +199,55 @@ class Run:
             self.pki.renew(self.ends[end].folder, end, name)
         self.ends[end].reload()
 
+    def server(self, order):
+        """The server of CRLs and OCSP goes `off`, or `on` again. It is at Weir's own address: nothing of it is on the wire."""
+        if order == "on":
+            before = self._served() if hasattr(self, "served") else ""
+            log = open(os.path.join(self.ends["weir"].folder, "server.log"), "a", encoding="utf-8")
+            program = [os.path.join(HERE, "revocation.py"), self.pki.folder, self.outer["weir"], "8880"]
+            self.served = self.network.hosts["weir"].popen(["/usr/bin/python3", *program], stdout=log, stderr=subprocess.STDOUT)
+            wait_for("the server of revocation information", lambda: "listens" in self._served()[len(before):], 10)
+        else:
+            self.served.kill()
+            self.served.wait()
+
+    def _served(self):
+        with open(os.path.join(self.ends["weir"].folder, "server.log"), encoding="utf-8") as file:
+            return file.read()
+
+    def fetched(self, what):
+        """Weir has got this from the server."""
+        wait_for(lambda: f"the server was asked for {self._served().split()}", lambda: what in self._served(), 10)
+
+    def lists(self, what, text):
+        """`weir list` with this word has a text in its output."""
+        socket = self.ends["weir"].socket
+        done = subprocess.run([WEIR, "list", what, "--socket", socket], capture_output=True, text=True, timeout=10, check=False)
+        if text not in done.stdout:
+            raise Failed(f"weir list {what}: {done.stdout}{done.stderr}")
+
+    def checks(self, outcome, *texts):
+        """`weir check` accepts (`ok`) or refuses (`refused`) Weir's file, and prints each of these texts."""
+        end = self.ends["weir"]
+        if end.kind != "weir":
+            return
+        done = subprocess.run([WEIR, "check", "--config", end.write("checked.conf", end.config)], capture_output=True, text=True,
+                              timeout=30, check=False, cwd=end.folder)
+        said = done.stdout + done.stderr
+        missing = [text for text in texts if text not in " ".join(said.split())]
+        if done.returncode != {"ok": 0, "refused": 2}[outcome] or missing:
+            raise Failed(f"weir check ended with {done.returncode}, without {missing}: {said}")
+
+    def flush(self):
+        """Weir forgets what it fetched."""
+        self._swanctl("weir", "--flush-certs")
+
+    def listed(self, end, *arguments):
+        """`swanctl` with these words has the last one in its output."""
+        code, out = self.ends[end].swanctl(*arguments[:-1])
+        if code != 0 or arguments[-1] not in out:
+            raise Failed(f"swanctl {' '.join(arguments[:-1])}: {out}")
+
     def clock(self, end, offset):
         """The clock of `end` jumps to so far from the right time: `+3h`, `-2d`, `+10y`, `0`. What it has measures of passing time stay."""
         units = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "y": 31_557_600}
@@ -223,6 +284,17 @@ class Run:
             f"[s.sendto(os.urandom(8) + m[8:], ('{self.outer[self.who['responder']]}', 500)) for _ in range({int(count)})]"
         self.network.hosts[self.who["initiator"]].run(["/usr/bin/python3", "-c", request])
 
+    def name(self, host, address):
+        """`host` has `address` in the file that the resolver reads, or `none`. Names are unique in all scenarios."""
+        with open("/etc/hosts", "r+", encoding="ascii") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            lines = [line for line in file if host not in line.split()]
+            if address != "none":
+                lines.append(f"{address} {host}\n")
+            file.seek(0)
+            file.truncate()
+            file.writelines(lines)
+
     def wait(self, seconds):
         time.sleep(float(seconds))
 
@@ -243,6 +315,24 @@ class Run:
         for end, address in (("weir", ours), ("peer", theirs)):
             self.network.hosts[end].sh(f"ip addr replace {address}/32 dev lo")
             self.inner[end] = address
+
+    def device_mtu(self, end):
+        """The TUN device of a Weir has the MTU that its narrowest SA leaves, less than that of the wire."""
+        def mtus():
+            status = json.loads(self.ends[end].status())
+            inner = min((sa["inner_mtu"] for sa in status["sas"] if sa.get("inner_mtu")), default=None)
+            device = re.search(r" mtu (\d+) ", self.network.hosts[end].run(["ip", "-o", "link", "show", "weir0"]).stdout)
+            return inner, int(device[1]) if device else None
+
+        def same():
+            inner, device = mtus()
+            return inner and inner == device and 1280 <= device < self.scenario.mtu
+
+        wait_for(lambda: "inner MTU {}, MTU of the device {}".format(*mtus()), same)
+
+    def use(self, end, address):
+        """Pings of `end` are to and from this address from now on, which it has already."""
+        self.inner[end] = address
 
     def first_packet(self, end, patience_s="10"):
         """One ping from `end`, held until there is an SA for it, is answered."""
@@ -407,6 +497,12 @@ class Run:
         if not held:
             raise Failed(f"{end} did not give itself {address}")
 
+    def source(self, end, address):
+        """What a program on `end` sends to the other end has this source address by itself."""
+        def said():
+            return self.network.hosts[end].run(["ip", "route", "get", self.inner[OTHER[end]]]).stdout.split()
+        wait_for(lambda: f"{end}: {' '.join(said())}; {self._last_words()}", lambda: ("src", address) in zip(said(), said()[1:]))
+
     def resolves(self, end, *servers):
         """The file of the resolver of `end` names these servers, in this order, before those of its own."""
         path = os.path.join(self.ends[end].folder, "resolv.conf")
@@ -422,6 +518,12 @@ class Run:
         found = re.compile(pattern)
         wait_for(lambda: f"{end} never said it: {self.ends[end].last_words()}",
                  lambda: found.search(self.ends[end].log()), float(patience_s))
+
+    def never(self, end, pattern):
+        """The log of `end` has no line like this so far."""
+        found = re.search(pattern, self.ends[end].log())
+        if found:
+            raise Failed(f"{end} said '{found.group(0)}'")
 
     def wire(self, what, least="1"):
         """So many packets of a kind were seen, see WIRE in net.py."""

@@ -19,7 +19,7 @@ import pki  # noqa: E402
 from gateway import Failed  # noqa: E402
 from hardship import Clock, Disk  # noqa: E402
 from scenario import Run, Scenario  # noqa: E402
-from uml import Guest  # noqa: E402
+from uml import Guest, GuestHost  # noqa: E402
 
 # Most of a scenario is waiting; of what is not, two cores carry this much.
 JOBS = int(os.environ.get("JOBS", "4"))
@@ -33,41 +33,13 @@ def say(line):
         print(line, flush=True)
 
 
-class GuestHost:
-    """The guest in the place of a network namespace."""
-
-    def __init__(self, guest):
-        self.guest = guest
-
-    def run(self, command, patience_s=30):
-        reply = self.guest.ask(sh=" ".join(f"'{word}'" for word in command))
-
-        class Done:
-            returncode, stdout = reply["rc"], reply["out"]
-        return Done
-
-    def sh(self, script):
-        code, out = self.guest.sh(script)
-        if code != 0:
-            raise Failed(f"the guest: {out}")
-
-
-class Kernel(Guest):
-    """The guest, with what strongSwan in it needs to be asked."""
-
-    def must(self, script):
-        code, out = self.sh(script)
-        if code != 0:
-            raise Failed(f"the guest: {out[-600:]}")
-
-
 class Uml:
     """The wire to the guest, which is booted once; scenarios there come one after the other."""
 
     def __init__(self, lab):
         self.network = net.Network("uml", "uml")
         weir = self.network.hosts["weir"]
-        self.guest = Kernel(lab, HERE, "tap0", weir.within)
+        self.guest = Guest(lab, HERE, "tap0", weir.within)
         self.guest.must(f"""set -e
             ip link set lo up
             echo 1 >/proc/sys/net/ipv6/conf/vec0/addr_gen_mode
@@ -97,12 +69,12 @@ class Suite:
         self.failed = 0
         self.uml = None
 
-    def missing(self, scenario):
-        """Why a scenario cannot run here."""
+    def missing(self, scenario, strongswan):
+        """Why a scenario cannot run here with this strongSwan."""
         if "strongswan" in STANDS_AT.values():
-            if scenario.strongswan == "root" and not ROOT:
+            if strongswan == "root" and not ROOT:
                 return "needs a newer strongSwan: scripts/peer-root.sh forky DIR, then STRONGSWAN_ROOT=DIR"
-            why = ends.available(ROOT if scenario.strongswan == "root" else None)
+            why = ends.available(ROOT if strongswan == "root" else None)
             if why:
                 return why
         if scenario.topology.startswith(("nat", "lossy")) and not which("nft"):
@@ -116,40 +88,42 @@ class Suite:
     def in_guest(self, scenario):
         return scenario.topology == "uml" and STANDS_AT["peer"] == "strongswan"
 
-    def end(self, actor, scenario, network, folder):
+    def end(self, actor, scenario, strongswan, network, folder):
         config = scenario.config(actor)
         host = network.hosts[actor]
         if STANDS_AT[actor] == "weir":
             weir = ends.Weir(actor, host, folder, config, scenario.gateway)
             weir.disk = Disk(folder, scenario.disk) if scenario.disk else None
             return weir
-        root = ROOT if scenario.strongswan == "root" else None
+        root = ROOT if strongswan == "root" else None
         if self.in_guest(scenario) and actor == "peer":
             return ends.GuestCharon(actor, host, folder, config, self.uml.guest, root, scenario.charon)
         if self.in_guest(scenario):
             root = ROOT
         return ends.Charon(actor, host, folder, config, root, scenario.charon)
 
-    def run(self, scenario, name, initiator):
+    def run(self, scenario, name, initiator, strongswan):
         started = time.monotonic()
         folder = os.path.join(self.lab, name)
         os.makedirs(folder, exist_ok=True)
         guest, network, both, capture = self.in_guest(scenario), None, {}, None
-        why, figures = None, []
+        why, figures, under_way = None, [], None
         try:
             weirs = [actor for actor in net.OUTER if STANDS_AT[actor] == "weir"]
             topology = "direct" if scenario.topology == "uml" else scenario.topology
             network = self.uml.wire(scenario.outer) if guest else net.Network(name, topology, scenario.outer, weirs, scenario.mtu)
             capture = net.Capture(network.seen_at, network.device, os.path.join(folder, "wire.pcap"), scenario.captured)
             for actor in net.OUTER:
-                both[actor] = self.end(actor, scenario, network, os.path.join(folder, actor))
+                both[actor] = self.end(actor, scenario, strongswan, network, os.path.join(folder, actor))
                 both[actor].clock = Clock(self.lab, both[actor].folder) if scenario.clock else None
                 self.certificates(scenario, actor, both[actor].folder)
                 with open(os.path.join(both[actor].folder, "resolv.conf"), "w", encoding="ascii") as file:
                     file.write("nameserver 192.0.2.53\n")
+            under_way = Run(scenario, initiator, network, both, capture, self.pki)
+            if scenario.server:
+                under_way.server("on")
             for actor in net.OUTER:
                 both[actor].start()
-            under_way = Run(scenario, initiator, network, both, capture, self.pki)
             under_way.go()
             figures = under_way.figures
         except Failed as wrong:
@@ -164,6 +138,8 @@ class Suite:
                     end.disk.log(os.path.join(folder, f"{end.actor}.log"))
                 if not end.stop() and why is None and end.kind == "weir":
                     why = f"{end.actor} did not end in order: {end.last_words()}"
+            if scenario.server and under_way:
+                under_way.server("off")
             if capture:
                 capture.stop()
             if network and not guest:
@@ -181,9 +157,9 @@ class Suite:
         # A client of EAP-TLS is asked for its certificate by the CA of the server.
         self.pki.install(folder, actor, own, trusted | {pki.NAMES[name] for name in own}, scenario.crl)
 
-    def lane(self, scenarios):
+    def lane(self, runs):
         """The runs in the guest, in order."""
-        if not scenarios:
+        if not runs:
             return
         try:
             self.uml = Uml(self.lab)
@@ -191,34 +167,36 @@ class Suite:
             self.failed += 1
             say(f"FAIL {self.name}/uml: {error}")
             return
-        for scenario in scenarios:
-            for name, initiator in scenario.runs():
-                self.run(scenario, name, initiator)
+        for scenario, run in runs:
+            self.run(scenario, *run)
 
     def main(self, named):
         ready = []
         for scenario in self.scenarios:
-            why = self.missing(scenario)
-            if scenario.pending and not named:
-                why = f"pending: {scenario.pending}"
-            if why:
-                say(f"SKIP {self.name}/{scenario.name}: {why}")
-            else:
-                ready.append(scenario)
+            for kind in scenario.peers() if "strongswan" in STANDS_AT.values() else scenario.peers()[:1]:
+                why = self.missing(scenario, kind)
+                if scenario.pending and not named:
+                    why = f"pending: {scenario.pending}"
+                runs = [run for run in scenario.runs() if run[2] == kind]
+                if why:
+                    say(f"SKIP {self.name}/{scenario.name if len(scenario.peers()) == 1 else runs[0][0]}: {why}")
+                else:
+                    ready += [(scenario, run) for run in runs]
         if not ready:
             return 0
         net.sh("mount --make-rprivate / && mount -t tmpfs -o mode=0755 lab /run && mkdir /run/netns && ip link set lo up")
+        # Names are those of the step `name` alone: a request for DNS would be on the wire in the clear.
+        net.sh("cp /etc/hosts /run/hosts && mount --bind /run/hosts /etc/hosts && echo hosts: files > /run/nsswitch.conf && chmod 644 /run/hosts /run/nsswitch.conf "
+               "&& mount --bind /run/nsswitch.conf /etc/nsswitch.conf")
         self.pki = pki.Pki(os.path.join(self.lab, "pki"))
         if "strongswan" in STANDS_AT.values():
             ends.Charon.program = ends.unconfined(self.lab)
-        in_guest = [scenario for scenario in ready if self.in_guest(scenario)]
         with ThreadPoolExecutor(JOBS) as pool:
-            pool.submit(self.lane, in_guest)
+            pool.submit(self.lane, [(scenario, run) for scenario, run in ready if self.in_guest(scenario)])
             # The long ones first, so that none is left alone at the end.
-            for scenario in sorted(ready, key=lambda s: -len(s.steps)):
-                if scenario not in in_guest:
-                    for name, initiator in scenario.runs():
-                        pool.submit(self.run, scenario, name, initiator)
+            for scenario, run in sorted(ready, key=lambda both: -len(both[0].steps)):
+                if not self.in_guest(scenario):
+                    pool.submit(self.run, scenario, *run)
         return 1 if self.failed else 0
 
 

@@ -10,7 +10,7 @@ need cargo openssl /usr/bin/python3
 SERVER=${WEIR_VICI_SERVER:-}
 if [ -z "$SERVER" ]; then
     export CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-$root/target}"
-    cargo build --quiet --locked --manifest-path "$root/Cargo.toml" --package weir-gateway --example vici-server ||
+    cargo build --quiet --locked --manifest-path "$root/Cargo.toml" --package weir-vici --example vici-server ||
         fail "the example server does not build"
     SERVER="$CARGO_TARGET_DIR/debug/examples/vici-server"
 fi

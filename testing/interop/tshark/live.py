@@ -17,6 +17,7 @@ from concurrent import futures
 sys.dont_write_bytecode = True
 import esp  # noqa: E402
 from gateway import Failed, Gateway  # noqa: E402
+from shell import sh  # noqa: E402
 
 LINKTYPE_ETHERNET = 1
 ETH_P_ALL = 3
@@ -70,12 +71,6 @@ class Case:
         """Types of request and reply, as tshark names the field and shows it."""
         return ("icmpv6.type", "icmpv6.echo.sequence_number", "128", "129") if self.version == 6 else (
             "icmp.type", "icmp.seq", "8", "0")
-
-
-def sh(script):
-    done = subprocess.run(["sh", "-ec", script], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise Failed(f"cannot set up the two hosts: {done.stderr.strip()}")
 
 
 class Wire(threading.Thread):

@@ -173,7 +173,7 @@ fn children(dice: &mut Dice, edge: &Edge, spoke: &mut Connection, hub: &mut Conn
         spoke.children.push(Arc::new(a));
         hub.children.push(Arc::new(b));
     }
-    spoke.remote_addrs = vec![range(&testkit::addr(1).to_string())];
+    spoke.remote_addrs = vec![range(&testkit::addr(1).to_string()).into()];
 }
 
 fn actions(dice: &mut Dice) -> (Action, Action) {

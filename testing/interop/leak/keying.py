@@ -1,0 +1,112 @@
+"""Configurations of both gateways for each way of keying: manual SAs, IKE with a preshared key, PSP's key service."""
+
+import hashlib
+import os
+
+from net import FAMILIES, NETWORK, OUTER, sh
+
+OTHER = {"gw": "out", "out": "gw"}
+NAME = "peer{}.leak.example"
+# Addresses for peers, in the remote network.
+POOL = {4: "10.2.0.0/24", 6: "fd02::/112"}
+# A peer that does not exist, and networks for it.
+NOBODY = "192.0.2.77"
+MORE = {"local_ts": "10.8.0.0/24", "remote_ts": "10.9.0.0/24"}
+
+
+def certificates(folder):
+    """A CA and a certificate for each end, below `folder`."""
+    os.makedirs(folder, exist_ok=True)
+    new = "openssl ecparam -name prime256v1 -genkey -noout"
+    sh(f"""cd {folder}; umask 077
+        {new} -out ca.key
+        openssl req -x509 -new -key ca.key -days 30 -subj /O=Lab/CN=CA -out ca.pem \
+            -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign 2>&1""")
+    for end in OTHER:
+        sh(f"""cd {folder}; umask 077
+            {new} -out {end}.key
+            openssl req -new -key {end}.key -subj /O=Lab/CN={end}.lab -out {end}.csr
+            printf 'subjectAltName=DNS:{end}.lab\\nextendedKeyUsage=serverAuth,clientAuth\\n' >{end}.ext
+            openssl x509 -req -in {end}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 30 -extfile {end}.ext \
+                -out {end}.pem 2>&1""")
+
+
+def install(certified, folder, end):
+    """Puts the files of an end where its configuration is."""
+    for place, source in (("x509", f"{end}.pem"), ("private", f"{end}.key"), ("x509ca", "ca.pem")):
+        os.makedirs(os.path.join(folder, place), mode=0o700, exist_ok=True)
+        target = os.path.join(folder, place, os.path.basename(source))
+        if not os.path.exists(target):
+            os.link(os.path.join(certified, source), target)
+
+
+class Keying:
+    """What the gateways of a topology are configured with."""
+
+    def __init__(self, kind, mode):
+        self.kind, self.mode = kind, mode
+        self.secret = os.urandom(16).hex()
+
+    def selectors(self, end, family):
+        if self.mode == "tunnel":
+            return {"local_ts": NETWORK[family][end], "remote_ts": NETWORK[family][OTHER[end]]}
+        bits = {4: 32, 6: 128}[family]
+        return {"local_ts": f"{OUTER[family][end]}/{bits}", "remote_ts": f"{OUTER[family][OTHER[end]]}/{bits}"}
+
+    def tree(self, end, action="none", named=False, more=False, pools=None, child=None, connection=None, sa=None):
+        """A configuration. `named`: the peer is given by name. `more`: with a policy for networks that occur nowhere
+        else. `pools`: peers get addresses of pools, which are (not) there. The dictionaries are added to their sections."""
+        own = {"gateway": {"tun": "weir0", "workers": 1}}
+        if self.kind == "manual":
+            tree = self._manual(end, sa or {})
+            if more:
+                tree["policies"]["more"] = {**MORE, "action": "drop"}
+            return {**own, **tree}
+        tree = self._connections(end, action, named, child or {}, connection or {})
+        if pools is not None:
+            # Any peer may come; it gets an address of the remote network.
+            for family in FAMILIES:
+                net = tree["connections"][f"net{family}"]
+                net.update(remote_addrs="%any", pools=f"pool{family}" if pools else None)
+                net["children"][f"c{family}"]["remote_ts"] = "dynamic"
+            tree["pools"] = {f"pool{family}": {"addrs": POOL[family]} for family in FAMILIES if pools}
+        if more:
+            tree["connections"]["more"] = {
+                **tree["connections"]["net4"], "remote_addrs": NOBODY, "children": {"more": {**MORE, "start_action": "none"}}}
+        return {**own, **tree}
+
+    def _half(self, family, sender):
+        spi = 0x1000 + 0x10 * family + (1 if sender == "gw" else 2)
+        key = hashlib.sha512(f"{self.secret} {family} {sender}".encode()).hexdigest()[:72]
+        return {"spi": hex(spi), "key": "0x" + key}
+
+    def _manual(self, end, sa):
+        sas, policies = {}, {}
+        for family in FAMILIES:
+            name = f"c{family}"
+            sas[name] = {
+                "protocol": "esp", "mode": self.mode, "suite": "aes256gcm16", "local": OUTER[family][end],
+                "remote": OUTER[family][OTHER[end]], **sa, "out": self._half(family, end), "in": self._half(family, OTHER[end])}
+            policies[name] = {**self.selectors(end, family), "sa": name}
+        return {"sas": sas, "policies": policies}
+
+    def _connections(self, end, action, named, child, connection):
+        psp = self.kind == "psp"
+        connections = {}
+        for family in FAMILIES:
+            own = {"protocol": "psp" if psp else None, "local_addrs": OUTER[family][end] if psp else None}
+            certified = {"auth": "pubkey", "certs": f"{end}.pem"}
+            connections[f"net{family}"] = {
+                **own, "remote_addrs": NAME.format(family) if named else OUTER[family][OTHER[end]], "keyingtries": 0,
+                **connection,
+                "local": {**certified, "id": f"{end}.lab"} if psp else {"auth": "psk", "id": f"{end}{family}.lab"},
+                "remote": {"auth": "pubkey", "id": f"{OTHER[end]}.lab"} if psp else
+                          {"auth": "psk", "id": f"{OTHER[end]}{family}.lab"},
+                "children": {f"c{family}": {**self.selectors(end, family), "mode": self.mode, "start_action": action,
+                                            **child}}}
+        if psp:
+            return {"connections": connections}
+        # An identity for each family: INITIAL_CONTACT of one IKE SA ends others of the same identities (RFC 7296 §2.4).
+        secrets = {f"ike-{family}": {"id-1": f"gw{family}.lab", "id-2": f"out{family}.lab", "secret": f'"{self.secret}"'}
+                   for family in FAMILIES}
+        return {"connections": connections, "secrets": secrets}

@@ -1,0 +1,181 @@
+"""Follows documents: writes the files that they show and runs their commands."""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib"))
+from gateway import WEIR, Failed  # noqa: E402
+
+# Outer and inner address of the two hosts of the README.
+HOSTS = {"a": ("192.0.2.1", "10.1.0.1"), "b": ("192.0.2.2", "10.2.0.1")}
+PATIENCE_S = 60
+
+
+def section(path, heading):
+    """Text from a heading to the next one."""
+    with open(path, encoding="utf-8") as file:
+        found = re.search(rf"^## {re.escape(heading)}\n(.*?)(?=^## |\Z)", file.read(), re.M | re.S)
+    if not found:
+        raise Failed(f"{path} has no section '{heading}'")
+    return found.group(1)
+
+
+def blocks(text):
+    """Fenced blocks in their order: language and text."""
+    return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+
+
+def exchanged(text, config):
+    """The configuration of the second host, by the rows `keys | values of A | values of B` of a table."""
+    rows = re.findall(r"^\| (`.*?) \| (.*?) \| (.*?) \|$", text, re.M)
+    if not rows:
+        raise Failed("there is no table of exchanged values")
+    for keys, ours, theirs in rows:
+        for key, here, there in zip(re.findall(r"`(\w+)`", keys), ours.split(", "), theirs.split(", ")):
+            config, count = re.subn(rf"(\b{key} = ){re.escape(here)}$", rf"\g<1>{there}", config, flags=re.M)
+            if count != 1:
+                raise Failed(f"'{key} = {here}' is {count} times in the file")
+    return config
+
+
+def tools(lab):
+    """A folder with `weir`, for PATH."""
+    folder = os.path.join(lab, "bin")
+    os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(os.path.join(folder, "weir")):
+        os.symlink(os.path.abspath(WEIR), os.path.join(folder, "weir"))
+    return f"{folder}:{os.environ['PATH']}"
+
+
+class Host:
+    """A network namespace with /run, /etc and /var/lib of its own."""
+
+    def __init__(self, name, lab):
+        self.name = name
+        self.log = os.path.join(lab, f"{name}.log")
+        self.environment = {**os.environ, "PATH": tools(lab)}
+        prepare = ("mount --make-rprivate / && mount -t tmpfs run /run && mount -t tmpfs lib /var/lib && mount -t tmpfs etc /mnt && "
+                   "cp -a /etc/. /mnt/ && mount --bind /mnt /etc && mkdir -p /etc/weir && echo ready && exec sleep infinity")
+        self.holder = subprocess.Popen(["unshare", "--net", "--mount", "sh", "-c", prepare], stdout=subprocess.PIPE, text=True)
+        self.daemon = None
+        if self.holder.stdout.readline().strip() != "ready":
+            raise Failed(f"{name} has no namespaces")
+
+    def within(self, command):
+        return ["nsenter", "-t", str(self.holder.pid), "-n", "-m", "sh", "-c", command]
+
+    def must(self, command, **options):
+        done = subprocess.run(self.within(command), capture_output=True, text=True, env=self.environment, timeout=PATIENCE_S,
+                              check=False, **options)
+        if done.returncode != 0:
+            raise Failed(f"{self.name}: {command}: status {done.returncode}: {done.stdout}{done.stderr}")
+        return done.stdout
+
+    def up(self, command):
+        with open(self.log, "w", encoding="utf-8") as log:
+            self.daemon = subprocess.Popen(self.within(f"exec {command}"), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                                           env=self.environment)
+        deadline = time.monotonic() + PATIENCE_S
+        while "weir: ready" not in self.said():
+            if self.daemon.poll() is not None or time.monotonic() > deadline:
+                raise Failed(f"{self.name}: {command}: {self.said()}")
+            time.sleep(0.05)
+
+    def said(self):
+        with open(self.log, encoding="utf-8") as log:
+            return log.read()
+
+    def end(self):
+        for process in (self.daemon, self.holder):
+            if process and process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(20)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+
+
+def first_tunnel(lab, root):
+    """The file, its exchanged values and the commands of the README."""
+    text = section(os.path.join(root, "README.md"), "First tunnel")
+    config = next((block for _, block in blocks(text) if "connections {" in block), None)
+    commands = next((block for kind, block in blocks(text) if kind == "sh" and "weir up" in block), None)
+    if not config or not commands:
+        raise Failed("the README shows no file or no commands")
+    commands = [line.split("#")[0].strip() for line in commands.splitlines()]
+    hosts = {}
+    try:
+        for name, host_config in (("a", config), ("b", exchanged(text, config))):
+            hosts[name] = Host(name, lab)
+            hosts[name].must("umask 077; cat >/etc/weir/weir.conf", input=host_config)
+        a, b = hosts.values()
+        add_wire = f"ip link add wire netns {a.holder.pid} type veth peer name wire netns {b.holder.pid}"
+        subprocess.run(["sh", "-c", add_wire], check=True)
+        for name, (outer, inner) in HOSTS.items():
+            hosts[name].must(f"ip link set lo up; ip addr add {outer}/24 dev wire; ip link set wire up; "
+                             f"ip addr add {inner}/24 dev lo")
+        start = commands.index("weir up")
+        for command in commands[:start]:
+            a.must(command)
+            b.must(command)
+        a.up("weir up")
+        b.up("weir up")
+        for command in filter(None, commands[start + 1:]):
+            # As it is, `ping` goes on for ever.
+            a.must(re.sub(r"^ping ", "ping -c 3 -W 10 ", command))
+        if a.daemon.wait(20) != 0:
+            raise Failed(f"the gateway ended with {a.daemon.returncode}: {a.said()}")
+    finally:
+        for host in hosts.values():
+            host.end()
+    return f"{len(commands)} commands"
+
+
+def two_namespaces(lab, root):
+    """Both blocks in one shell."""
+    found = blocks(section(os.path.join(root, "docs", "configuration.md"), "Try it in two namespaces"))
+    if len(found) < 2 or "ip netns add" not in found[0][1]:
+        raise Failed("docs/configuration.md shows no blocks of commands")
+    script = "mount -t tmpfs run /run\n" + "\n".join(block for _, block in found)
+    done = subprocess.run(["unshare", "--mount", "bash", "-c", script], cwd=lab, capture_output=True, text=True, timeout=PATIENCE_S,
+                          env={**os.environ, "PATH": tools(lab)}, check=False)
+    said = done.stdout + done.stderr
+    if " 0% packet loss" not in said:
+        raise Failed(f"pings were lost: {said}")
+    # The last command of the first block.
+    if "1 connection: 1 up" not in done.stdout:
+        raise Failed(f"weir status: {said}")
+    if done.returncode != 0:
+        raise Failed(f"the second block ended with {done.returncode}: {said}")
+    return ""
+
+
+CASES = [first_tunnel, two_namespaces]
+
+
+def main():
+    lab, root, *names = sys.argv[1:]
+    os.umask(0o022)
+    subprocess.run(["sh", "-c", "mount --make-rprivate /; ip link set lo up"], check=True)
+    failed = 0
+    for case in CASES:
+        name = case.__name__.replace("_", "-")
+        if names and name not in names:
+            continue
+        started = time.monotonic()
+        folder = os.path.join(lab, name)
+        os.makedirs(folder)
+        try:
+            note = case(folder, root)
+            print(f"PASS readme/{name} ({time.monotonic() - started:.1f} s{', ' + note if note else ''})")
+        except (Failed, OSError, subprocess.SubprocessError) as why:
+            failed += 1
+            print(f"FAIL readme/{name}: {' '.join(str(why).split())}")
+    return 1 if failed else 0
+
+
+sys.exit(main())
