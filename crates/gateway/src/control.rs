@@ -50,6 +50,8 @@ pub(crate) struct Control {
     /// Names and versions of IKE SAs and Child SAs that are up, to tell of their end.
     known: HashMap<IkeId, IkeSaListing>,
     failures: summary::Failures,
+    /// Answer to a request that changed what is protected: sent once routes and guard have followed.
+    held: Option<(ClientId, Message)>,
 }
 
 /// A request that waits for IKE.
@@ -140,6 +142,7 @@ impl Control {
             counters: ike::counters().map(|(name, _)| (name, 0)).collect(),
             known: HashMap::new(),
             failures: summary::Failures::default(),
+            held: None,
         }
     }
 
@@ -155,7 +158,7 @@ impl Control {
         let _ = rustix::event::poll(&mut [PollFd::new(&self.requests, PollFlags::IN)], Some(&timeout));
     }
 
-    /// Carries out what clients ask for.
+    /// Carries out what clients ask for. [`Control::release`] has to follow once routes and guard are set.
     pub(crate) fn turn(&mut self, mut reach: Reach<'_>) -> Vec<Wish> {
         let mut wishes = Vec::new();
         for _ in 0..REQUESTS_PER_LOOK {
@@ -172,9 +175,12 @@ impl Control {
                             Reach::Keyed(realm) => self.carry_out(realm, client, command, &message),
                             Reach::Manual(plane) => self.without_peers(client, command, plane),
                         };
-                        if let Some(reply) = reply {
-                            self.clients.reply(client, &reply);
+                        let Some(reply) = reply else { continue };
+                        if changes_policies(command) {
+                            self.held = Some((client, reply));
+                            break;
                         }
+                        self.clients.reply(client, &reply);
                     }
                 },
                 Some(Incoming::Gone(client)) => self.jobs.retain(|_, job| job.client != client),
@@ -183,6 +189,13 @@ impl Control {
         }
         self.give_up(Instant::now());
         wishes
+    }
+
+    /// Sends the answer that was held back: a client that has it may send packets at once.
+    pub(crate) fn release(&mut self) {
+        if let Some((client, reply)) = self.held.take() {
+            self.clients.reply(client, &reply);
+        }
     }
 
     /// Answers a wish.
@@ -651,6 +664,11 @@ fn no_child(connections: &[std::sync::Arc<ike::config::Connection>], name: &str)
         [] => format!("no child '{name}'; connection '{name}' has none"),
         children => format!("no child '{name}'; connection '{name}' has: {}", children.join(", ")),
     }
+}
+
+/// Whether a command changes what is protected.
+fn changes_policies(command: Command) -> bool {
+    matches!(command, Command::LoadConn | Command::UnloadConn | Command::Install | Command::Uninstall)
 }
 
 fn version() -> Message {

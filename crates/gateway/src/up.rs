@@ -523,6 +523,7 @@ impl Gateway {
         } else if let Err(error) = self.plane.commit() {
             tracing::error!(target: "control", "{error:#}");
         }
+        self.control.release();
         for wish in wishes {
             let Wish::Reload(client) = wish else {
                 self.opens = true;
@@ -588,6 +589,8 @@ impl Gateway {
         if let Some(keyed) = &mut self.keyed {
             keyed.loaded.reload(sections);
             keyed.apply(&mut self.plane);
+            // As at the start: nobody is told of policies whose traffic may still leave in clear text.
+            keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
         }
         Ok((self.plane.config.sas.len(), self.plane.config.policies.len()))
     }

@@ -702,6 +702,42 @@ def own_user(where):
     return None
 
 
+# Adds and removes peer2 by turns; as soon as the daemon says that it is there, a packet goes to its network.
+AT_ONCE = """
+import shutil, socket, sys
+import vici
+control, config, one, two = sys.argv[1:]
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(25):
+    for file in (two, one):
+        shutil.copy(file, config + ".next")
+        shutil.move(config + ".next", config)
+        reply = vici.listing(control, "reload-settings", "log")[1]
+        if reply.get("success") != "yes":
+            sys.exit(f"the reload failed: {reply}")
+        if file == two:
+            udp.sendto(b"not to be seen", ("10.2.2.1", 9))
+"""
+
+
+def answered(where):
+    """A reload is answered when what it protects is closed, not before."""
+    trees = {number: negotiated("sun", {}, range(1, number + 1)) for number in (1, 2)}
+    files = {}
+    for number, tree in trees.items():
+        path = Weir("sun", where, tree).config
+        files[number] = shutil.copy(path, f"{path}.{number}")
+    capture = Capture(os.path.join(where, "capture"))
+    with capture, Weir("sun", where, trees[1]) as sun:
+        lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib")
+        done = subprocess.run([*within("sun"), sys.executable, "-c", AT_ONCE, sun.socket, sun.config, files[1], files[2]],
+                              env={**os.environ, "PYTHONPATH": lib}, capture_output=True, text=True, check=False, timeout=60)
+        if done.returncode:
+            raise Failed(done.stderr.strip())
+    no_clear([packet for packet in capture.sent()[1] if packet.dst.startswith("10.")])
+    return "25 reloads"
+
+
 def resolver_files(where):
     """/etc/hosts and /etc/resolv.conf that another file replaces by a rename are read, also by a confined daemon."""
     etc = "/run/etc"
@@ -1059,7 +1095,7 @@ class Skipped(Exception):
 
 
 CASES = [
-    crash, receiver, disk, reload, sub_sas, stop, closed, full_tunnel, mss, fault, start, damaged, socket, user, own_user,
+    crash, receiver, disk, reload, answered, sub_sas, stop, closed, full_tunnel, mss, fault, start, damaged, socket, user, own_user,
     resolver_files, offload, order, answers, xdp]
 
 

@@ -170,7 +170,14 @@ impl Bench {
         (connections, sas, self.plane.negotiated.policies().len())
     }
 
+    /// What the control loop does in one turn.
     fn turn(&mut self, manual: bool) {
+        self.carry_out(manual);
+        self.control.release();
+    }
+
+    /// A turn up to the moment when routes and guard are set.
+    fn carry_out(&mut self, manual: bool) {
         let Self { control, keying, psp, plane, loaded, .. } = self;
         let reach = if manual { Reach::Manual(plane) } else { Reach::Keyed(Realm { keying, psp, plane, loaded }) };
         for wish in control.turn(reach) {
@@ -333,4 +340,33 @@ pub fn vici_commands(mut input: &[u8]) {
         }
     }
     bench.end();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_of_policies_is_answered_after_they_are_in_force() {
+        let mut bench = Bench::new();
+        let client = bench.clients[0];
+        let changes = [
+            (Command::Uninstall, "child", "trap"),
+            (Command::Install, "child", "trap"),
+            (Command::UnloadConn, "name", "moon"),
+        ];
+        for (command, key, value) in changes {
+            let mut message = Message::new();
+            message.set(key, value);
+            bench.server.request(client, command, message);
+            bench.carry_out(false);
+            assert_eq!(bench.read(client, command), 0, "{} was answered too early", command.name());
+            bench.control.release();
+            assert_eq!(bench.read(client, command), 1, "{} was not answered", command.name());
+        }
+        bench.server.request(client, Command::Version, Message::new());
+        bench.carry_out(false);
+        assert_eq!(bench.read(client, Command::Version), 1, "nothing has to be waited for");
+        bench.end();
+    }
 }
