@@ -57,7 +57,7 @@ pub struct CongestionHeader {
     pub delays: U64,
     /// Opaque time of the sender, which the receiver echoes.
     pub t_val: U32,
-    /// The other side's last `t_val`.
+    /// The peer's last `t_val`.
     pub t_echo: U32,
 }
 const _: () = assert!(size_of::<CongestionHeader>() == CongestionHeader::LEN);
@@ -66,7 +66,7 @@ impl CongestionHeader {
     /// Bytes on the wire.
     pub const LEN: usize = 24;
 
-    /// P: a path MTU probe is on its way, so lost packets need not mean congestion.
+    /// P: a path MTU probe is in flight, so lost packets need not mean congestion.
     pub const fn p(&self) -> bool {
         self.flags & 2 != 0
     }

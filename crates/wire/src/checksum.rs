@@ -25,9 +25,9 @@ impl Sum {
     /// vectors (`#[target_feature]`) get them. For whole payloads; elsewhere it only makes code longer.
     #[inline(always)]
     pub fn add_here(self, bytes: &[u8]) -> Self {
-        // Halves of 64-bit words in sums of 64 bits, which cannot overflow below 32 GiB. A plain index and no lanes of our own: so
-        // every build makes vector instructions of it that take the bytes as they lie, which decides what joining and
-        // cutting super-packets costs.
+        // Halves of 64-bit words in sums of 64 bits, which cannot overflow below 32 GiB. A plain
+        // index loop without manual lanes: every build vectorises it with unaligned loads, which
+        // determines the cost of coalescing and segmenting GSO packets.
         let (words, rest) = bytes.as_chunks::<8>();
         let (mut low, mut high) = (0_u64, 0_u64);
         let mut i = 0;
@@ -109,20 +109,20 @@ impl Sum {
     }
 }
 
-/// The checksum field for up to 65,537 16-bit words whose plain sum is `sum`.
+/// The checksum field for up to 65,537 16-bit words with the plain sum `sum`.
 #[inline]
 pub fn of_sum(sum: u32) -> u16 {
     let sum = (sum >> 16) + (sum & 0xffff);
     !(((sum >> 16) + sum) as u16)
 }
 
-/// The one's complement sum of words whose plain sum is `sum`, in one word.
+/// The one's complement sum of words with the plain sum `sum`, in one word.
 #[inline]
 pub fn folded(sum: u32) -> u16 {
     !of_sum(sum)
 }
 
-/// The checksum field for words whose one's complement sum is `sum`, and one more.
+/// The checksum field for words with the one's complement sum `sum`, and one more word.
 #[inline]
 pub fn of_sum_and(sum: u16, word: u16) -> u16 {
     let (sum, carry) = sum.overflowing_add(word);

@@ -8,7 +8,7 @@ use crate::{IpProto, ParseError, emit_prefix};
 
 /// First byte of every EESPv0 packet: marker bit, version 0, reserved bits zero.
 pub const FIRST_BYTE: u8 = 0x80;
-/// The bit of the first byte that tells EESP from ESP inside UDP.
+/// The bit of the first byte that distinguishes EESP from ESP in UDP.
 pub const MARKER: u8 = 0x80;
 
 /// The fixed base header.
@@ -103,13 +103,13 @@ impl CryptOffset {
             .then(|| Self(u16::from(payload_words) << 10 | u16::from(crypt_words) << 4))
     }
 
-    /// Where the payload starts, in 4-byte words from the start of the base header.
+    /// Offset of the payload in 4-byte words from the start of the base header.
     #[inline]
     pub const fn payload_words(self) -> u8 {
         (self.0 >> 10) as u8
     }
 
-    /// How much of the payload stays clear, in 4-byte words.
+    /// Unencrypted part of the payload, in 4-byte words.
     #[inline]
     pub const fn crypt_words(self) -> u8 {
         (self.0 >> 4) as u8 & 63
@@ -127,7 +127,7 @@ impl CryptOffset {
         self.crypt_words() as usize * 4
     }
 
-    /// The option as it stands on the wire.
+    /// The option as on the wire.
     #[inline]
     pub const fn emit(self) -> [u8; Self::LEN] {
         let value = self.0.to_be_bytes();
@@ -135,12 +135,12 @@ impl CryptOffset {
     }
 }
 
-/// What the options of a packet say.
+/// Options of a packet.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct Options {
     /// The Crypt Offset option, if there is one.
     pub crypt_offset: Option<CryptOffset>,
-    /// How many options had a type that is not known here; they are ignored. At most 127.
+    /// Number of options of unknown type, which are ignored. At most 127.
     pub unknown: u8,
 }
 
@@ -256,8 +256,8 @@ impl PayloadInfo {
     }
 }
 
-/// The two layouts of the plaintext; a property of the SA, which an SA that announced a Crypt Offset
-/// tells from the first byte of the payload.
+/// The two layouts of the plaintext; a property of the SA; an SA that negotiated a Crypt Offset
+/// determines it by the first byte of the payload.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Format {
     /// [`PayloadInfo`], payload, padding.

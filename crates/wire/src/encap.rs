@@ -21,8 +21,8 @@ pub const NON_ESP_MARKER: [u8; 4] = [0; 4];
 /// The payload of a NAT keepalive (RFC 3948 §2.3).
 pub const KEEPALIVE: [u8; 1] = [0xff];
 
-/// Says what `payload` is. Where EESP is not enabled a first bit of 1 is an ESP SPI as any other;
-/// where it is, ESP SPIs given to peers must have a top bit of 0.
+/// Classifies `payload`. If EESP is disabled, a first bit of 1 belongs to an ordinary ESP SPI; if
+/// it is enabled, ESP SPIs assigned to peers must have a top bit of 0.
 ///
 /// Only the first four bytes are judged: that a packet is complete, or of a known EESP version, is
 /// not checked here.

@@ -1,6 +1,6 @@
 //! Why bytes could not be read.
 
-/// A structural fault in received bytes. Carries no text of its own: callers count it.
+/// A structural fault in received bytes. Carries no text, because callers only count it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {

@@ -28,9 +28,9 @@ pub struct FlowKey {
     /// Upper-layer protocol. Of a non-first IPv6 fragment: what its fragment header names, which may
     /// be an extension header.
     pub proto: IpProto,
-    /// True for a fragment whose ports are not known (RFC 4301 OPAQUE).
+    /// True for a fragment with unknown ports (RFC 4301 OPAQUE).
     pub opaque_ports: bool,
-    /// True for IPv6. Tells an IPv6 packet that carries mapped addresses from an IPv4 one.
+    /// True for IPv6. Distinguishes an IPv6 packet with mapped addresses from an IPv4 one.
     pub v6: bool,
     /// Always 0: fills the last word.
     pub zero: u8,
@@ -44,7 +44,7 @@ impl FlowKey {
         Self::join(src, dst, upper)
     }
 
-    /// The key of `packet`, whose headers were read into `ip`.
+    /// The key of `packet`, with its headers already parsed into `ip`.
     #[inline]
     pub fn of(ip: &IpPacket, packet: &[u8]) -> Self {
         let upper = match ip.fragment {
@@ -77,7 +77,7 @@ impl FlowKey {
         (addr(self.src), addr(self.dst))
     }
 
-    /// The key of packets that go the other way. The type of a message is not turned round.
+    /// The key of packets in the reverse direction. The type of a message is not reversed.
     #[inline]
     pub fn reversed(&self) -> Self {
         let mut key = *self;
@@ -98,7 +98,7 @@ impl FlowKey {
         let addresses = mix(a ^ seed ^ K[0], b ^ seed.rotate_left(13) ^ K[1])
             ^ mix(c ^ seed.rotate_left(26) ^ K[2], d ^ seed.rotate_left(39) ^ K[3]);
         let all = mix(addresses ^ seed ^ K[4], e ^ seed.rotate_left(52) ^ K[5]);
-        // Neighbouring ports would still lie on a lattice.
+        // Consecutive ports would still form a lattice.
         let all = (all ^ all >> 32).wrapping_mul(K[0] | 1);
         all ^ all >> 32
     }
@@ -109,7 +109,7 @@ impl FlowKey {
     }
 }
 
-/// What a key takes from the upper layer. By value, so that a key can be made in registers.
+/// Upper-layer fields of a key. By value, so that a key can be made in registers.
 #[derive(Clone, Copy)]
 struct Upper {
     proto: IpProto,
@@ -199,8 +199,8 @@ impl Hash for FlowKey {
     }
 }
 
-/// The flow of an unfragmented IPv4 TCP or UDP packet without options, as its bytes stand: what most
-/// packets can be told by, at a fraction of the work of a [`FlowKey`].
+/// The flow of an unfragmented IPv4 TCP or UDP packet without options, as raw bytes: it identifies
+/// most packets at a fraction of the cost of a [`FlowKey`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ShortKey {
     addresses: u64,
@@ -239,7 +239,7 @@ impl ShortKey {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PlainFlow([u64; 3]);
 
-/// What the next packet of a flow has of its own.
+/// Fields that vary between packets of a flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PlainHead {
     /// Bytes of the packet by its own header; at most the bytes read.
@@ -262,7 +262,8 @@ impl PlainFlow {
     /// Bytes that are looked at: the header and the ports.
     pub const LEN: usize = IPV4_HEADER + 4;
 
-    /// What all packets of a flow have: version and header length, no fragment; protocol, source; destination, ports.
+    /// Fields common to all packets of a flow: version and header length, no fragment; protocol,
+    /// source; destination, ports.
     const MASK: [u64; 3] = [
         u64::from_le_bytes([0xff, 0, 0, 0, 0, 0, 0xbf, 0xff]),
         u64::from_le_bytes([0, 0xff, 0, 0, 0xff, 0xff, 0xff, 0xff]),
@@ -286,7 +287,7 @@ impl PlainFlow {
         (self.starts([a, b, c]) && whole).then_some(PlainHead { total_len, first: a, second: b })
     }
 
-    /// Whether packets of this flow start with these words, first byte lowest.
+    /// Returns whether packets of this flow start with these words, first byte lowest.
     #[inline(always)]
     pub fn starts(&self, [a, b, c]: [u64; 3]) -> bool {
         let [of_a, of_b, of_c] = self.0;
@@ -318,7 +319,7 @@ pub struct PlainLike {
 }
 
 impl PlainLike {
-    /// What of the first word is not looked at.
+    /// Ignored bits of the first word.
     const IDENTIFICATION: u64 = u64::from_le_bytes([0, 0, 0, 0, 0xff, 0xff, 0, 0]);
 
     /// Bytes of each.

@@ -19,7 +19,7 @@ pub struct IcmpHeader {
     pub code: u8,
     /// Checksum; of ICMPv6 with a pseudo header.
     pub checksum: U16,
-    /// What else the type has: the next-hop MTU here.
+    /// Type-specific field: the next-hop MTU.
     pub rest: U32,
 }
 const _: () = assert!(size_of::<IcmpHeader>() == IcmpHeader::LEN);
@@ -41,9 +41,9 @@ pub const MAX_ERROR_V4: usize = 576;
 /// Longest ICMPv6 error with its IPv6 header in bytes: the smallest MTU (RFC 4443 §2.4 c).
 pub const MAX_ERROR_V6: usize = 1280;
 
-/// Writes to `out` the packet that tells the sender of `original` that the path from `from` on only
-/// takes `mtu` bytes, and returns its length, at most [`MAX_ERROR_V6`]. Call [`may_answer_too_big`]
-/// first. Over IPv4 an `mtu` above 65,535 is sent as 65,535.
+/// Writes to `out` the ICMP error to the sender of `original`, which states that the path from
+/// `from` on has an MTU of `mtu` bytes, and returns its length, at most [`MAX_ERROR_V6`]. Call
+/// [`may_answer_too_big`] first. Over IPv4 an `mtu` above 65,535 is sent as 65,535.
 ///
 /// # Errors
 /// [`ParseError`] when `out` is too short for the headers and the quote, or `from` is of another
@@ -121,11 +121,11 @@ fn fill(message: &mut [u8], head: IcmpHeader, quote: &[u8], pseudo: Sum) -> Resu
     Ok(())
 }
 
-/// An error that says that a packet was too big for the path.
+/// A "fragmentation needed" or "packet too big" error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TooBig<'a> {
-    /// The MTU that the path takes in bytes. Over IPv4 0 where an old router does not say it
-    /// (RFC 1191 §5). A claim: whoever uses it bounds it from below.
+    /// MTU of the path in bytes. Over IPv4 0 if an old router does not report it (RFC 1191 §5). It
+    /// is unauthenticated: the user must apply a lower bound.
     pub mtu: u32,
     /// The start of the packet that was too big, for
     /// [`IpPacket::parse_quoted`](crate::IpPacket::parse_quoted).
@@ -133,8 +133,8 @@ pub struct TooBig<'a> {
 }
 
 impl<'a> TooBig<'a> {
-    /// Reads `packet`, whose headers were read into `ip`; `None` when it is anything else than a
-    /// whole "fragmentation needed" or "packet too big".
+    /// Parses `packet`, with its headers already parsed into `ip`; `None` unless it is a complete
+    /// "fragmentation needed" or "packet too big".
     ///
     /// # Errors
     /// [`ParseError`] when the message is cut off or its checksum is wrong.
@@ -168,8 +168,8 @@ impl<'a> TooBig<'a> {
 }
 
 /// True when an ICMP error may be sent about this packet (RFC 1122 §3.2.2, RFC 4443 §2.4 e): not
-/// about an ICMP error or redirect, a non-first fragment, a packet to many receivers, or one whose
-/// source is not a single host.
+/// about an ICMP error or redirect, a non-first fragment, a packet to many receivers, or one with a
+/// source that is not a single host.
 pub fn may_answer(ip: &IpPacket, packet: &[u8]) -> bool {
     may_answer_too_big(ip, packet) && !is_many(ip.dst)
 }
@@ -191,7 +191,7 @@ fn is_many(addr: IpAddr) -> bool {
 
 fn is_single_host(addr: IpAddr) -> bool {
     match addr {
-        // 0/8 and 240/4 name no host; broadcast lies in the latter.
+        // 0/8 and 240/4 contain no hosts; the latter includes broadcast.
         IpAddr::V4(v4) => !(v4.octets()[0] == 0 || v4.is_loopback() || v4.is_multicast() || v4.octets()[0] >= 240),
         IpAddr::V6(v6) => !(v6.is_unspecified() || v6.is_loopback() || v6.is_multicast()),
     }

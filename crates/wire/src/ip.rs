@@ -1,7 +1,7 @@
 //! IPv4 and IPv6 headers, read once per packet.
 //!
-//! [`IpPacket`] is what the path carries along; `ip/walk.rs` goes through options and extension
-//! headers one by one, `ip/edit.rs` changes a packet where it lies.
+//! [`IpPacket`] is the parsed form used by the data path; `ip/walk.rs` iterates over options and
+//! extension headers, `ip/edit.rs` modifies a packet in place.
 
 mod edit;
 mod walk;
@@ -158,7 +158,7 @@ impl Ipv6Header {
     }
 }
 
-/// Where a fragment belongs.
+/// Position of a fragment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Fragment {
     /// Identification (16 bits in IPv4, 32 in IPv6).
@@ -169,8 +169,8 @@ pub struct Fragment {
     pub more: bool,
 }
 
-/// What the path needs to know of one IP packet. Making one proves that the headers it speaks of
-/// lie inside the bytes it was parsed from.
+/// Parsed fields of one IP packet. A value proves that the headers it describes are inside the
+/// bytes it was parsed from.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct IpPacket {
     /// Source address.
@@ -356,8 +356,7 @@ impl Fragment {
     }
 }
 
-/// What the first header of a packet says about all of it; a fraction of the work of
-/// [`IpPacket::parse`].
+/// Summary of a packet from its first header only; a fraction of the cost of [`IpPacket::parse`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Brief {
     /// True for IPv6.
@@ -502,7 +501,7 @@ pub(crate) mod tests {
         assert_eq!((ip.upper, ip.upper_at, ip.proto_at, ip.extensions), (IpProto::UDP, 80, 72, 4));
         assert_eq!((ip.fragment, ip.dont_fragment, ip.ip_in_ip()), (None, true, IpProto::IPV6));
         (0..packet.len()).for_each(|len| assert!(IpPacket::parse(&packet[..len]).is_err(), "{len}"));
-        // The same packet whose own length cuts the chain.
+        // The same packet with a length that truncates the chain.
         for len in 1..40 {
             let cut = v6(IpProto::HOP_BY_HOP, &chain.as_flattened()[..len]);
             assert!(IpPacket::parse(&cut).is_err(), "{len}");
@@ -594,7 +593,7 @@ pub(crate) mod tests {
                 if let Some(b) = bytes.first_mut() {
                     *b = first;
                 }
-                // Half of them get lengths that fit, or the walks behind would hardly be reached.
+                // Half of them get valid lengths, otherwise the walks would hardly be reached.
                 let len = bytes.len() as u16;
                 if fix && bytes.len() >= 40 {
                     let (at, len) = if first >> 4 == 6 { (4, len - 40) } else { (2, len) };

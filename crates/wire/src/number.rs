@@ -1,4 +1,4 @@
-//! The numbers of IPsec, each with a type of its own.
+//! The numbers of IPsec, each with a separate type.
 
 use std::fmt;
 
@@ -20,7 +20,7 @@ impl Spi {
         self.0
     }
 
-    /// The SPI as it stands on the wire.
+    /// The SPI as on the wire.
     pub const fn to_be_bytes(self) -> [u8; 4] {
         self.0.to_be_bytes()
     }

@@ -1,8 +1,8 @@
 //! Records of pcap and pcapng captures, read from and written to byte slices.
 //!
-//! [`PcapSlice`] looks at the first bytes and then walks the file record by record, in either
-//! format and byte order; `pcap/classic.rs` and `pcap/ng.rs` know the formats, `pcap/link.rs`
-//! finds the IP packet behind a link-layer header.
+//! [`PcapSlice`] detects the format by the first bytes and then reads the file record by record, in
+//! either format and byte order; `pcap/classic.rs` and `pcap/ng.rs` implement the formats,
+//! `pcap/link.rs` finds the IP packet after a link-layer header.
 
 mod classic;
 mod link;
@@ -22,7 +22,7 @@ pub const SNAP_LEN: u32 = 262_144;
 pub struct Record<'a> {
     /// Time of capture in ns since 1970; 0 where the format has none (simple packet blocks).
     pub ts_ns: u64,
-    /// What `data` starts with.
+    /// Format of `data`.
     pub link_type: LinkType,
     /// Bytes that the packet had on the wire; more than `data` where the capture cut it.
     pub orig_len: u32,
@@ -46,7 +46,7 @@ pub enum PcapFormat {
     Ng,
 }
 
-/// A capture file that lies in memory as a whole.
+/// A capture file that is completely in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct PcapSlice;
 
@@ -123,7 +123,7 @@ impl Order {
     }
 }
 
-/// What is left of a structure that is being read.
+/// Unread rest of a structure.
 #[derive(Clone, Copy, Debug)]
 struct Input<'a> {
     what: &'static str,

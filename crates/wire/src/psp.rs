@@ -94,7 +94,7 @@ impl PspHeader {
         }
     }
 
-    /// The header of a packet with a cookie, whose 8 bytes follow it.
+    /// The header of a packet with a cookie; the 8 bytes of the cookie follow it.
     #[inline]
     #[must_use]
     pub fn with_cookie(mut self) -> Self {
@@ -167,7 +167,8 @@ impl PspHeader {
         (self.ext_len as usize + 1) * 8
     }
 
-    /// Bytes between the end of the IV and the first encrypted byte, 0 to 252. A cookie lies inside.
+    /// Bytes between the end of the IV and the first encrypted byte, 0 to 252. A cookie is
+    /// included.
     #[inline]
     pub const fn crypt_offset_bytes(&self) -> usize {
         (self.crypt_offset & Self::MAX_CRYPT_OFFSET) as usize * 4
@@ -182,7 +183,7 @@ const _: () = assert!(size_of::<PspCookie>() == PspHeader::COOKIE_LEN);
 
 impl PspCookie {
     /// The cookie that starts `extensions`, the second part that [`PspHeader::parse_full`] gives;
-    /// only there when [`PspHeader::has_cookie`] says so.
+    /// present only if [`PspHeader::has_cookie`] returns true.
     ///
     /// # Errors
     /// [`ParseError::Truncated`] below 8 bytes.
@@ -255,7 +256,7 @@ impl fmt::Display for PspVersion {
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PspSpi(u32);
 
-/// A PSP SPI whose low 31 bits are zero.
+/// A PSP SPI with 31 low bits of zero.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("PSP SPI {0:#010x} has only zeros below its top bit; choose another number")]
 pub struct ZeroPspSpi(pub u32);
@@ -270,13 +271,13 @@ impl PspSpi {
         self.0
     }
 
-    /// The SPI as it stands on the wire and enters key derivation.
+    /// The SPI as on the wire and in the key derivation.
     #[inline]
     pub const fn to_be_bytes(self) -> [u8; 4] {
         self.0.to_be_bytes()
     }
 
-    /// Which of the two master keys: 0 or 1.
+    /// Index of the master key: 0 or 1.
     #[inline]
     pub const fn master_key(self) -> usize {
         (self.0 >> 31) as usize

@@ -100,8 +100,8 @@ impl IpProto {
         matches!(self, Self::TCP | Self::UDP | Self::SCTP | Self::UDP_LITE | Self::DCCP)
     }
 
-    /// True for protocols whose message type (and code, for ICMP) is what a selector looks at
-    /// instead of ports (RFC 4301 §4.4.1.1).
+    /// True for protocols with message types (and codes, for ICMP) in selectors instead of ports
+    /// (RFC 4301 §4.4.1.1).
     #[inline]
     pub const fn has_message_type(self) -> bool {
         matches!(self, Self::ICMP | Self::ICMPV6 | Self::MOBILITY)

@@ -40,7 +40,7 @@ pub struct TrafficSelector {
     pub ports: PortRange,
 }
 
-/// Which packets a policy speaks of.
+/// Packets that a policy matches.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Selector {
     /// Source addresses.
@@ -72,8 +72,8 @@ impl AddrRange {
         (start.is_ipv4() == end.is_ipv4() && start <= end).then_some(Self { start, end })
     }
 
-    /// The network of `prefix` bits around `addr`, whose other bits do not matter; `None` when the
-    /// family has fewer bits.
+    /// The network of `prefix` bits around `addr`, ignoring its other bits; `None` if the family
+    /// has fewer bits.
     pub fn from_cidr(addr: IpAddr, prefix: u8) -> Option<Self> {
         Some(match addr {
             IpAddr::V4(v4) => {
@@ -140,9 +140,9 @@ fn bits(addr: IpAddr) -> u128 {
 }
 
 impl PortRange {
-    /// Any port, and packets whose ports cannot be seen.
+    /// Any port, and packets with opaque ports.
     pub const ANY: Self = Self { start: 0, end: u16::MAX };
-    /// Only packets whose ports cannot be seen (RFC 4301 OPAQUE; start 65535, end 0 on the wire).
+    /// Only packets with opaque ports (RFC 4301 OPAQUE; start 65535, end 0 on the wire).
     pub const OPAQUE: Self = Self { start: u16::MAX, end: 0 };
 
     /// The range of one port.
@@ -205,8 +205,7 @@ impl Selector {
         Ok(Self { src: src.addrs, dst: dst.addrs, proto, src_ports, dst_ports })
     }
 
-    /// The two sides, source first. The type of an ICMP message stands on both, as RFC 7296 §3.13.1
-    /// has it.
+    /// The two sides, source first. The type of an ICMP message is in both, as in RFC 7296 §3.13.1.
     pub fn sides(&self) -> (TrafficSelector, TrafficSelector) {
         let dst_ports = if self.has_message_type() { self.src_ports } else { self.dst_ports };
         let src = TrafficSelector { addrs: self.src, proto: self.proto, ports: self.src_ports };
@@ -223,8 +222,8 @@ impl Selector {
             && self.src_ports.matches(key.src_port, key.opaque_ports)
     }
 
-    /// The selector of packets that go the other way. The type of an ICMP message is not turned
-    /// round, so a selector for echo requests stays one for echo requests.
+    /// The selector of packets in the reverse direction. The type of an ICMP message is not
+    /// reversed, so a selector for echo requests stays one for echo requests.
     pub fn reversed(&self) -> Self {
         let mut reversed = Self { src: self.dst, dst: self.src, ..*self };
         if !self.has_message_type() {

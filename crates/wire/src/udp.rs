@@ -74,8 +74,8 @@ impl UdpHeader {
     }
 }
 
-/// The checksum field for `datagram`, a UDP header and its payload, whose field is zero. Never 0:
-/// that would say that there is none (RFC 768).
+/// The checksum field for `datagram`, a UDP header and its payload, with the field set to zero.
+/// Never 0, which would mean "no checksum" (RFC 768).
 #[inline]
 pub fn checksum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> u16 {
     match sum(src, dst, datagram).finish() {
@@ -84,8 +84,8 @@ pub fn checksum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> u16 {
     }
 }
 
-/// True when the checksum of `datagram` is correct, or 0, which says that there is none. Whether
-/// that is acceptable over IPv6 (RFC 6935 §5) is the caller's to say. False below 8 bytes.
+/// True when the checksum of `datagram` is correct, or 0, which means "no checksum". The caller
+/// must decide whether that is acceptable over IPv6 (RFC 6935 §5). False below 8 bytes.
 #[inline]
 pub fn is_valid(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> bool {
     UdpHeader::parse(datagram)
@@ -101,7 +101,8 @@ fn sum(src: IpAddr, dst: IpAddr, datagram: &[u8]) -> Sum {
 mod tests {
     use super::*;
 
-    /// The IPv4 and IPv6 datagrams inside the EESP test packets, whose checksums others computed.
+    /// The IPv4 and IPv6 datagrams inside the EESP test packets, with checksums from an independent
+    /// implementation.
     const V4: [u8; 14] = [0x03, 0xe8, 0x07, 0xd0, 0, 0x0e, 0x42, 0x0c, 0x45, 0x45, 0x53, 0x50, 0x2d, 0x41];
     const V6: [u8; 15] = [0x03, 0xe8, 0x07, 0xd0, 0, 0x0f, 0xa2, 0xc8, 0x45, 0x45, 0x53, 0x50, 0x2d, 0x42, 0x30];
 

@@ -6,7 +6,7 @@ use crate::ParseError;
 /// Attributes of one transform or one configuration payload beyond which reading stops.
 pub const MAX_ATTRIBUTES: usize = 256;
 
-/// The bit that says that the value is in place.
+/// The Attribute Format bit: the value is in place.
 const SHORT: u16 = 0x8000;
 
 /// Value of an attribute.
@@ -86,7 +86,7 @@ pub(super) fn emit_long(kind: u16, bytes: &[u8], out: &mut Vec<u8>) {
 pub struct Attributes<'a> {
     rest: &'a [u8],
     left: usize,
-    /// True where every attribute has a length, whatever the first bit says (RFC 7296 §3.15.1).
+    /// True if every attribute has a length, regardless of the first bit (RFC 7296 §3.15.1).
     always_long: bool,
 }
 

@@ -39,7 +39,7 @@ impl<'a> Ke<'a> {
 /// Identification (RFC 7296 §3.5). The body itself, as received, enters AUTH.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Id<'a> {
-    /// What the bytes are.
+    /// Encoding of the data.
     pub kind: IdType,
     /// The identity.
     pub data: &'a [u8],
@@ -65,7 +65,7 @@ impl<'a> Id<'a> {
 /// Certificate (RFC 7296 §3.6), of both versions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Cert<'a> {
-    /// What the bytes are.
+    /// Encoding of the data.
     pub encoding: CertEncoding,
     /// Certificate, revocation list, OCSP response, key, or hash and URL.
     pub data: &'a [u8],
@@ -91,7 +91,7 @@ impl<'a> Cert<'a> {
 /// Certificate Request (RFC 7296 §3.7), of both versions.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct CertReq<'a> {
-    /// What is wanted.
+    /// Requested encoding.
     pub encoding: CertEncoding,
     /// In IKEv2 SHA-1 hashes of the authorities' keys; in IKEv1 one distinguished name.
     pub authorities: &'a [u8],
@@ -125,9 +125,9 @@ impl<'a> CertReq<'a> {
 /// Authentication (RFC 7296 §3.8).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Auth<'a> {
-    /// How the data was made.
+    /// Authentication method.
     pub method: AuthMethodId,
-    /// Signature or code; for [`AuthMethodId::DIGITAL_SIGNATURE`] behind the algorithm.
+    /// Signature or code; for [`AuthMethodId::DIGITAL_SIGNATURE`] after the algorithm.
     pub data: &'a [u8],
 }
 
@@ -166,9 +166,9 @@ pub struct Notify<'a> {
     pub protocol: ProtocolId,
     /// SPI of that SA, at most 255 bytes.
     pub spi: &'a [u8],
-    /// What is notified.
+    /// Notify Message Type.
     pub kind: NotifyType,
-    /// What belongs to it.
+    /// Notification Data.
     pub data: &'a [u8],
 }
 
@@ -299,7 +299,7 @@ pub struct Eap<'a> {
     pub code: u8,
     /// Identifier that matches a response with its request.
     pub id: u8,
-    /// What follows the four bytes of header: type and its data, or nothing.
+    /// Data after the four bytes of header: type and its data, or nothing.
     pub data: &'a [u8],
     /// The packet with its header.
     pub whole: &'a [u8],
@@ -344,9 +344,9 @@ impl<'a> Eap<'a> {
 /// Encrypted and Authenticated Fragment (RFC 7383 §2.5).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Skf<'a> {
-    /// Which fragment, counted from 1.
+    /// Fragment Number, from 1.
     pub number: u16,
-    /// How many there are, at least `number`.
+    /// Total Fragments, at least `number`.
     pub total: u16,
     /// IV, ciphertext and ICV.
     pub body: &'a [u8],

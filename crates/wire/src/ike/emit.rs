@@ -33,7 +33,7 @@ pub fn finish_message(out: &mut [u8], first: PayloadType) {
 pub struct Chain<'b> {
     out: &'b mut Vec<u8>,
     first: PayloadType,
-    /// Where the Next Payload field of the last payload is.
+    /// Offset of the Next Payload field of the last payload.
     last_at: Option<usize>,
     sealed: bool,
     overflowed: bool,
@@ -75,7 +75,7 @@ impl<'b> Chain<'b> {
         self
     }
 
-    /// Appends a payload whose body `body` writes.
+    /// Appends a payload; `body` writes its body.
     pub fn payload(&mut self, kind: PayloadType, body: impl FnOnce(&mut Vec<u8>)) -> &mut Self {
         self.push(kind, 0, body)
     }

@@ -86,7 +86,7 @@ impl Header {
     }
 }
 
-/// What a sender decides about a header; the rest follows from the payloads.
+/// Header fields that the sender sets; the rest follows from the payloads.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct HeaderFields {
     /// SPI of the initiator of the IKE SA.

@@ -6,7 +6,7 @@ use std::fmt;
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// One registry: an open newtype, a constant per row and the way back from value to name.
+/// One registry: an open newtype, a constant per row, and the mapping from value to name.
 macro_rules! numbers {
     ($(#[$meta:meta])* $name:ident($int:ty), $noun:literal { $($row:ident = $value:literal $doc:literal;)* }) => {
         $(#[$meta])*
@@ -254,7 +254,7 @@ numbers! {
 }
 
 impl TransformType {
-    /// How many additional key exchanges there are (RFC 9370).
+    /// Number of additional key exchanges (RFC 9370).
     pub const ADDITIONAL: usize = 7;
 
     /// The type of additional key exchange `index`, counted from 0; `None` from 7 on.
@@ -262,7 +262,7 @@ impl TransformType {
         (index < Self::ADDITIONAL).then(|| Self(Self::ADDKE1.0 + index as u8))
     }
 
-    /// Which additional key exchange this is, counted from 0; `None` for every other type.
+    /// Index of this additional key exchange, from 0; `None` for every other type.
     pub fn additional_index(self) -> Option<usize> {
         (Self::ADDKE1..=Self::ADDKE7).contains(&self).then(|| usize::from(self.0 - Self::ADDKE1.0))
     }

@@ -16,10 +16,9 @@ pub struct RawPayload<'a> {
     pub kind: PayloadType,
     /// The message is to be refused when the type is unknown (RFC 7296 §2.5).
     pub critical: bool,
-    /// What follows the generic header.
+    /// Payload body, after the generic header.
     pub body: &'a [u8],
-    /// What the Next Payload field names: the payload after this one, or for SK and SKF the first
-    /// one inside.
+    /// Next Payload field: the payload after this one, or for SK and SKF the first one inside.
     pub next: PayloadType,
 }
 
@@ -45,7 +44,7 @@ impl<'a> Payloads<'a> {
         Self { v1: true, ..Self::new(first, bytes) }
     }
 
-    /// The bytes that are still unread: behind the last payload the padding of IKEv1.
+    /// Unread bytes; after the last payload the padding of IKEv1.
     pub const fn rest(&self) -> &'a [u8] {
         self.rest
     }

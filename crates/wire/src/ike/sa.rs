@@ -1,7 +1,7 @@
 //! Security Association payload: proposals and their transforms (RFC 7296 §3.3).
 //!
-//! Structure only: which transforms make sense together is the business of who negotiates. A
-//! proposal that is well formed but unknown comes out like every other.
+//! Structure only: the negotiation checks combinations of transforms. A well-formed proposal with
+//! unknown transforms is parsed like every other.
 
 use super::attribute::{Attribute, AttributeValue, Attributes};
 use super::body::short;
@@ -70,7 +70,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Appends one part whose body `body` writes.
+/// Appends one part; `body` writes its body.
 pub(super) fn emit_part(out: &mut Vec<u8>, more: u8, body: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend([more, 0, 0, 0]);
@@ -189,9 +189,9 @@ impl Iterator for Transforms<'_> {
 /// One transform.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Transform {
-    /// What it is for.
+    /// Transform Type.
     pub kind: TransformType,
-    /// Which algorithm of the type.
+    /// Transform ID.
     pub id: u16,
     /// Length of the key in bits, for algorithms that have several.
     pub key_bits: Option<u16>,

@@ -96,7 +96,7 @@ impl Model {
         };
     }
 
-    /// `None` for payloads whose body is not read here.
+    /// `None` for payloads that are not parsed here.
     fn parse(RawPayload { kind, body, .. }: RawPayload<'_>) -> Result<Option<Self>, ParseError> {
         Ok(Some(match kind {
             PayloadType::SA => {

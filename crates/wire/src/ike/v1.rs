@@ -167,10 +167,10 @@ impl ProposalOut<'_> {
     }
 }
 
-/// Identification (RFC 2407 §4.6.2): who in phase 1, which packets in phase 2.
+/// Identification (RFC 2407 §4.6.2): the identity in phase 1, the selectors in phase 2.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Id<'a> {
-    /// What the bytes are.
+    /// Identification Type.
     pub kind: IdType,
     /// Protocol; `None` is any.
     pub proto: Option<IpProto>,
@@ -208,9 +208,9 @@ pub struct Notification<'a> {
     pub protocol: ProtocolId,
     /// Its SPI; for ISAKMP both cookies or nothing. At most 255 bytes.
     pub spi: &'a [u8],
-    /// What is notified.
+    /// Notify Message Type.
     pub kind: NotifyType,
-    /// What belongs to it.
+    /// Notification Data.
     pub data: &'a [u8],
 }
 
@@ -308,7 +308,7 @@ impl<'a> Config<'a> {
 pub struct FragmentPayload<'a> {
     /// Links the fragments of one message.
     pub id: u16,
-    /// Which fragment, counted from 1.
+    /// Fragment Number, from 1.
     pub number: u8,
     /// True for the last.
     pub last: bool,
@@ -340,7 +340,7 @@ impl<'a> FragmentPayload<'a> {
     }
 }
 
-/// Payloads of IKEv1; for those whose body is the bytes themselves there is [`Chain::raw`].
+/// Payloads of IKEv1; for opaque bodies see [`Chain::raw`].
 impl Chain<'_> {
     /// Appends an SA payload of IKEv1.
     pub fn sa_v1(&mut self, doi: u32, situation: u32, proposals: &[ProposalOut<'_>]) -> &mut Self {

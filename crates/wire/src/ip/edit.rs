@@ -1,5 +1,6 @@
-//! Changes to a packet where it lies. An IPv4 header checksum that was correct stays correct: it is
-//! updated by what changed (RFC 1624), so that a header that was broken stays visibly broken.
+//! In-place modifications of a packet. The IPv4 header checksum is updated incrementally (RFC
+//! 1624): a correct one stays correct, and a wrong one stays wrong, so that corruption remains
+//! detectable.
 //!
 //! Every function judges only what it needs: the version, and that the bytes it touches are there.
 
@@ -93,7 +94,7 @@ pub fn set_total_len(packet: &mut [u8], total_len: usize) -> Result<(), ParseErr
     Ok(())
 }
 
-/// Sets the byte that names the upper layer, which lies at `proto_at` (see
+/// Sets the byte that names the upper layer, which is at `proto_at` (see
 /// [`IpPacket::proto_at`](super::IpPacket::proto_at)).
 ///
 /// # Errors
@@ -115,7 +116,7 @@ pub fn set_proto(packet: &mut [u8], proto_at: usize, proto: IpProto) -> Result<(
     Ok(())
 }
 
-/// Computes the checksum of the IPv4 header that starts `packet` anew, options included.
+/// Recomputes the checksum of the IPv4 header at the start of `packet`, including options.
 ///
 /// # Errors
 /// [`ParseError`] when the packet has no complete IPv4 header.

@@ -9,7 +9,7 @@ pub const OPT_END: u8 = 0;
 /// Option type of IPv4: no operation. One byte.
 pub const OPT_NOP: u8 = 1;
 
-/// Where one option lies.
+/// Position of one option.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct IpOption {
     /// Option type, all eight bits.
@@ -22,9 +22,9 @@ pub struct IpOption {
 }
 
 impl IpOption {
-    /// True when routers may change the option on its way, so that AH takes it as zero: all but
-    /// the immutable ones of RFC 4302 appendix A1 in IPv4, those whose third type bit says so in
-    /// IPv6 (appendix A2). In IPv4 the whole option is taken as zero, in IPv6 its data alone.
+    /// True if the option is mutable in transit, so that AH treats it as zero: all except the
+    /// immutable ones of RFC 4302 appendix A1 in IPv4, those with the third type bit set in IPv6
+    /// (appendix A2). In IPv4 the whole option counts as zero, in IPv6 only its data.
     #[inline]
     pub const fn is_mutable(&self) -> bool {
         self.mutable
@@ -100,23 +100,23 @@ impl Iterator for Ipv6Options<'_> {
     }
 }
 
-/// Where one IPv6 extension header lies.
+/// Position of one IPv6 extension header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Extension {
-    /// Which extension header it is.
+    /// Type of the extension header.
     pub proto: IpProto,
     /// Offset of its first byte, which names `next`.
     pub at: usize,
     /// Its bytes, a multiple of 8.
     pub len: usize,
-    /// What follows it.
+    /// Next Header field.
     pub next: IpProto,
     /// Of a fragment header that is no atomic fragment: identification, byte offset, more.
     pub(super) fragment: Option<(u32, usize, bool)>,
 }
 
 /// The extension headers of an IPv6 packet, up to the upper layer or to the fragment header of a
-/// real fragment, behind which there may be no header. Ends after an error.
+/// real fragment, after which there may be no header. Ends after an error.
 #[derive(Clone, Debug)]
 pub struct Extensions<'a> {
     packet: &'a [u8],

@@ -49,7 +49,7 @@ impl<'a> Reader<'a> {
 pub fn emit_classic_header(out: &mut Vec<u8>, link_type: LinkType) {
     out.extend_from_slice(&MAGIC_NS.to_le_bytes());
     out.extend_from_slice(&[2, 0, 4, 0]); // version 2.4
-    out.extend_from_slice(&[0; 8]); // time zone and accuracy, which nobody uses
+    out.extend_from_slice(&[0; 8]); // time zone and accuracy, unused
     out.extend_from_slice(&SNAP_LEN.to_le_bytes());
     out.extend_from_slice(&u32::from(link_type.0).to_le_bytes());
 }

@@ -1,8 +1,8 @@
-//! Link-layer headers of captures, as far as the IP packet behind them is concerned.
+//! Link-layer headers of captures, as far as needed to find the IP packet.
 
 use crate::ParseError;
 
-/// What the records of a capture start with (the LINKTYPE registry of tcpdump.org). Open.
+/// Link-layer type of a capture (the LINKTYPE registry of tcpdump.org). Open.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct LinkType(pub u16);
 
@@ -25,7 +25,7 @@ impl LinkType {
     pub const LINUX_SLL2: Self = Self(276);
 }
 
-/// Why a record has no IP packet to look at.
+/// Reason why a record contains no IP packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LinkError {
@@ -45,8 +45,8 @@ const ETHERTYPE_IPV6: u16 = 0x86dd;
 /// 802.1Q, 802.1ad, and what went before the latter.
 const ETHERTYPES_VLAN: [u16; 3] = [0x8100, 0x88a8, 0x9100];
 
-/// Splits the `data` of a record into its link-layer header, VLAN tags among it, and the IP packet
-/// behind it, which may be followed by padding. Returns the length of the header in bytes and the
+/// Splits the `data` of a record into its link-layer header, including VLAN tags, and the IP packet
+/// after it, which may be followed by padding. Returns the length of the header in bytes and the
 /// rest. That the rest is an IP packet is claimed by the header and not checked.
 ///
 /// # Errors
@@ -64,8 +64,8 @@ pub fn ip_payload(link_type: LinkType, data: &[u8]) -> Result<(usize, &[u8]), Li
     }
 }
 
-/// The type lies at `type_at` of a header of `len` bytes; VLAN tags follow the header, each of which
-/// ends with the type of what is behind it.
+/// The EtherType is at `type_at` of a header of `len` bytes; VLAN tags follow the header, each
+/// ending with the next EtherType.
 fn by_ethertype(data: &[u8], type_at: usize, len: usize) -> Result<(usize, &[u8]), LinkError> {
     let (mut type_at, mut len) = (type_at, len);
     loop {

@@ -3,7 +3,7 @@
 use super::{Input, LinkType, Order, Record, SNAP_LEN};
 use crate::ParseError;
 
-/// Most interfaces per section that are told apart; 24 bytes each.
+/// Limit of interfaces per section; 24 bytes each.
 pub const MAX_INTERFACES: usize = 256;
 
 /// Block type of a section header, the same in both byte orders.
@@ -247,7 +247,7 @@ mod tests {
                 block(big, ENHANCED_PACKET, &[words(big, &[1, 0, 77, 3, 60]), b"abc\0".to_vec()].concat()),
                 block(big, SIMPLE_PACKET, &[words(big, &[9]), b"simple\0\0".to_vec()].concat()),
                 block(big, OBSOLETE_PACKET, &[words(big, &[half(0, 5), 0, 2, 4, 4]), b"old!".to_vec()].concat()),
-                section(!big), // interfaces count anew, in another order
+                section(!big), // interface numbers restart, in the other byte order
                 interface(!big, 228, 0, &[]),
                 block(!big, ENHANCED_PACKET, &words(!big, &[0, 1, 0, 0, 0])),
             ]

@@ -8,7 +8,7 @@ use std::str::FromStr;
 use super::{AddrRange, PortRange, Selector, TrafficSelector};
 use crate::IpProto;
 
-/// Why a selector is not accepted. Only made for configuration, so it may hold text.
+/// Reason why a selector is invalid. Used for configuration only, so it may contain text.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SelectorError {
@@ -18,7 +18,7 @@ pub enum SelectorError {
     /// A prefix that is no number or has more bits than an address of the family.
     #[error("'{0}' is no prefix length; write a number from 0 to {1}")]
     Prefix(String, u8),
-    /// A range whose ends are of two families, or in the wrong order.
+    /// A range with ends of different families, or in the wrong order.
     #[error("'{0}' is no range; write two addresses of one family, the lower one first")]
     Range(String),
     /// A bracket is missing or misplaced.
