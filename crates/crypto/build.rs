@@ -26,7 +26,7 @@ fn main() {
             "WEIR_IPSEC_MB={wish}: {why}; install libipsec-mb-dev (Debian's name), or set WEIR_IPSEC_MB to the \
              prefix of a static build of intel-ipsec-mb 1.3 or later, or to off"
         ),
-        // Whoever has installed it expects it to be used.
+        // If it is installed, it must be used, so a failure is an error.
         Err(why) if installed => println!(
             "cargo:warning=built without intel-ipsec-mb: {why}; install version 1.3 or later, or set WEIR_IPSEC_MB to off"
         ),
@@ -79,7 +79,7 @@ impl Library {
                 .define("WEIR_GCM_KEY_BYTES", bytes)
                 .opt_level(2)
                 .warnings(false)
-                // What the compiler says of the sizes before is expected.
+                // The compiler warnings about the sizes are expected.
                 .cargo_warnings(Some(&bytes) == GCM_KEY_BYTES.last())
                 .try_compile("weir_ipsec_mb")
                 .map_err(|error| error.to_string().replace('\n', " "))

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-/// How an encryption algorithm works.
+/// Kind of an encryption algorithm.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)]
 pub enum CipherKind {
@@ -28,13 +28,13 @@ impl CipherKind {
         matches!(self, Self::AesGcm | Self::AesCcm | Self::AesGmac | Self::ChaCha20Poly1305)
     }
 
-    /// True when the body is hidden from who does not have the key: not so for NULL and GMAC.
+    /// True if it provides confidentiality; false for NULL and GMAC.
     pub fn is_confidential(self) -> bool {
         !matches!(self, Self::Null | Self::AesGmac)
     }
 }
 
-/// How an integrity algorithm works.
+/// Kind of an integrity algorithm.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)]
 pub enum IntegKind {
@@ -56,7 +56,7 @@ pub struct EncAlg {
     pub aliases: &'static [&'static str],
     /// IANA IKEv2 transform ID (type 1).
     pub id: u16,
-    /// How it works.
+    /// Kind.
     pub kind: CipherKind,
     /// Key without salt.
     pub key_len: usize,
@@ -71,7 +71,7 @@ pub struct EncAlg {
     /// RFC 8750: the IV is the sequence number.
     pub implicit_iv: bool,
     /// Refused without `allow_legacy` (RFC 8221: MUST NOT or SHOULD NOT, or no confidentiality).
-    /// GMAC is not: nobody who writes its name expects encryption.
+    /// GMAC is accepted, because its name implies that it does not encrypt.
     pub weak: bool,
 }
 
@@ -84,7 +84,7 @@ pub struct IntegAlg {
     pub aliases: &'static [&'static str],
     /// IANA IKEv2 transform ID (type 3).
     pub id: u16,
-    /// How it works.
+    /// Kind.
     pub kind: IntegKind,
     /// Key.
     pub key_len: usize,
@@ -125,7 +125,7 @@ macro_rules! algorithms {
     };
 }
 
-/// What a row may say, with short names.
+/// Short names for the rows.
 struct Lengths {
     key: usize,
     salt: usize,
@@ -252,7 +252,7 @@ impl EncAlg {
 const PRIVATE_USE: u16 = 1024;
 
 impl IntegAlg {
-    /// Whether a proposal may contain it. The others are for SAs whose ends are configured to use them.
+    /// Returns whether a proposal may contain it. The others are for manually configured SAs.
     pub fn is_negotiable(&self) -> bool {
         self.id < PRIVATE_USE
     }
@@ -280,7 +280,8 @@ impl IntegAlg {
     }
 }
 
-/// What protects the packets of an SA: an AEAD, or a cipher with a separate MAC; for AH a MAC alone.
+/// Protection of the packets of an SA: an AEAD, or a cipher with a separate MAC; for AH a MAC
+/// alone.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Suite {
     /// The cipher; `None` for AH.
@@ -296,7 +297,7 @@ pub enum SuiteError {
     /// No algorithm has this name.
     #[error("unknown algorithm '{name}'; did you mean '{nearest}'?")]
     Unknown {
-        /// What was written.
+        /// The input.
         name: String,
         /// The known name closest to it.
         nearest: &'static str,
@@ -304,9 +305,9 @@ pub enum SuiteError {
     /// The algorithms do not make a suite.
     #[error("'{proposal}' is not a suite: {why}")]
     Combination {
-        /// What was written.
+        /// The input.
         proposal: String,
-        /// Why not, and what to write.
+        /// Reason and correction.
         why: &'static str,
     },
 }
@@ -354,7 +355,7 @@ impl Suite {
     /// The suite of an ESP proposal such as `aes128gcm16` or `aes128-sha256`.
     ///
     /// # Errors
-    /// [`SuiteError`] says which word is unknown, or what is wrong with the combination.
+    /// [`SuiteError`] names the unknown word, or the fault of the combination.
     pub fn parse_esp(proposal: &str) -> Result<Self, SuiteError> {
         let refuse = |why| Err(SuiteError::Combination { proposal: proposal.to_owned(), why });
         let Words { enc, integ } = Words::parse(proposal)?;

@@ -1,4 +1,4 @@
-//! A bounded per-core cache of keys derived from what a packet says.
+//! A bounded per-core cache of keys derived from packet fields.
 //!
 //! A key is derived before its packet is authenticated, so anyone can make this cache work: it has a
 //! fixed size, never allocates after it was made, and a key that was used but once is the first to
@@ -8,7 +8,7 @@ use std::hash::BuildHasher;
 
 use crate::{Key, KeyId};
 
-/// What a derived key was made from.
+/// Input of the key derivation.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct DerivedName {
     /// Distinguishes owners: an SA or a master key generation. Never reused while cached.
@@ -17,14 +17,14 @@ pub struct DerivedName {
     pub label: u64,
 }
 
-/// What the cache did so far.
+/// Statistics of the cache.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct DerivedStats {
     /// Keys found.
     pub hits: u64,
     /// Keys not found, whether or not one could then be derived.
     pub misses: u64,
-    /// Keys that gave way to others.
+    /// Evicted keys.
     pub evictions: u64,
     /// Misses that found every slot in use by the current batch.
     pub full: u64,
@@ -53,9 +53,9 @@ pub struct DerivedKeys {
     buckets: Vec<u32>,
     /// Seeded at random: labels come from the network, and must not be chosen to share a chain.
     hasher: foldhash::quality::RandomState,
-    /// The slot that was asked for last: packets of one key come in runs.
+    /// The slot of the last look-up: packets of one key arrive in bursts.
     last: usize,
-    /// Where the search for a slot to evict goes on.
+    /// Position of the next search for a slot to evict.
     hand: usize,
     batch: u64,
     stats: DerivedStats,
@@ -122,15 +122,15 @@ impl DerivedKeys {
     fn hit(&mut self, index: usize) -> KeyId {
         self.stats.hits += 1;
         let slot = &mut self.slots[index];
-        // A second packet in the batch that brought the key in tells nothing: a forger too
-        // can send two at once.
+        // A second packet in the same batch does not confirm the key: an attacker can send two
+        // forged packets at once.
         slot.again |= slot.batch != self.batch;
         slot.batch = self.batch;
         id(index)
     }
 
-    /// Forgets every key of `owner` (its SA ended, its master key rotated away). Not between
-    /// [`DerivedKeys::get_or_derive`] and the engine: a job whose key is gone fails.
+    /// Removes every key of `owner` (its SA ended, or its master key was rotated out). Must not be
+    /// called between [`DerivedKeys::get_or_derive`] and the engine: a job without its key fails.
     pub fn forget(&mut self, owner: u64) {
         for index in 0..self.slots.len() {
             if self.slots[index].key.is_some() && self.slots[index].name.owner == owner {
@@ -145,7 +145,7 @@ impl DerivedKeys {
         self.slots.get((id.0 & !KeyId::DERIVED) as usize)?.key.as_ref()
     }
 
-    /// What the cache did so far.
+    /// Statistics of the cache.
     pub fn stats(&self) -> DerivedStats {
         self.stats
     }
@@ -236,7 +236,7 @@ mod tests {
         DerivedName { owner: label % 3, label }
     }
 
-    /// The label whose key an id leads to.
+    /// Label of the key with an id.
     fn label(cache: &DerivedKeys, id: KeyId) -> u64 {
         assert_eq!(id.0 & KeyId::DERIVED, KeyId::DERIVED);
         assert!(cache.get(id).is_some());

@@ -36,7 +36,7 @@ pub enum Engine {
 pub struct Choice {
     /// The engine.
     pub engine: Engine,
-    /// Why this one, for people.
+    /// Reason of the selection, as text.
     pub why: String,
 }
 
@@ -53,7 +53,7 @@ impl Engine {
         Self::ALL.into_iter().filter(|engine| engine.unavailable().is_none())
     }
 
-    /// Those of them that encrypt.
+    /// The engines that encrypt.
     pub fn real() -> impl Iterator<Item = Self> {
         Self::usable().filter(|engine| *engine != Self::Null)
     }
@@ -87,7 +87,7 @@ impl Engine {
         chosen(fastest, why)
     }
 
-    /// Why this engine cannot be used in this build or on this processor; `None` when it can.
+    /// Reason why this engine is not available in this build or on this processor; `None` if it is.
     pub fn unavailable(self) -> Option<&'static str> {
         match self {
             Self::IpsecMb => ipsec_mb::unavailable(),
@@ -96,7 +96,7 @@ impl Engine {
         }
     }
 
-    /// What runs behind the name: library, version, instructions.
+    /// Implementation: library, version, instructions.
     pub fn describe(self) -> String {
         match self {
             Self::AwsLc => "AWS-LC".to_owned(),
@@ -151,8 +151,8 @@ impl Engine {
         Ok(Key { suite: *suite, icv_len: suite.icv_len(), state })
     }
 
-    /// Encrypts and writes the ICV of every job; [`Job::sealed`] tells the outcome of each. The
-    /// packet of a job that failed may hold anything, plaintext included, and must not be sent.
+    /// Encrypts and writes the ICV of every job; [`Job::sealed`] returns the result of each. The
+    /// packet of a failed job may contain anything, including plaintext, and must not be sent.
     pub fn seal(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
         self.fetch(jobs);
         match self {
@@ -185,8 +185,8 @@ impl Engine {
         }
     }
 
-    /// Verifies and decrypts every job; [`Job::take_ok`] tells the outcome of each. The packet of
-    /// a job whose ICV is wrong may hold anything afterwards and must not be delivered.
+    /// Verifies and decrypts every job; [`Job::take_ok`] returns the result of each. The packet of
+    /// a job with an invalid ICV may contain anything and must not be delivered.
     pub fn open(self, keys: Keys<'_>, jobs: &mut [Job<'_>]) {
         self.fetch(jobs);
         match self {

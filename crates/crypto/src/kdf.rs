@@ -19,7 +19,7 @@ impl PspMasterKey {
     }
 }
 
-/// A key that was derived, with the salt its cipher wants behind it. Zeroed on drop; has no `Debug`.
+/// A derived key, followed by the salt that its cipher needs. Zeroed on drop; has no `Debug`.
 pub struct DerivedKeyBytes {
     bytes: [u8; 36],
     key_len: usize,
@@ -33,7 +33,7 @@ impl DerivedKeyBytes {
     }
 
     /// Key and salt, as [`crate::KeyMaterial::enc`] takes them. PSP's salt is the SPI, because its
-    /// nonce is SPI and IV as they stand in the header.
+    /// nonce is SPI and IV as in the header.
     pub fn material(&self) -> &[u8] {
         &self.bytes[..self.material_len]
     }

@@ -14,7 +14,7 @@ pub struct KeyMaterial<'a> {
     pub integ: &'a [u8],
 }
 
-/// Why a key could not be made.
+/// Reason why a key could not be created.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyError {
@@ -30,7 +30,7 @@ pub enum KeyError {
         /// Bytes given.
         have: usize,
     },
-    /// The engine cannot run the algorithm; said here, never on a packet.
+    /// The engine does not support the algorithm; reported here, never on a packet.
     #[error("engine {engine} cannot run {algorithm}")]
     Unsupported {
         /// Engine name.
@@ -43,7 +43,7 @@ pub enum KeyError {
     Unavailable {
         /// Engine name.
         engine: &'static str,
-        /// What it lacks.
+        /// Missing feature.
         why: &'static str,
     },
 }
@@ -64,7 +64,7 @@ pub struct Key {
 const _: () = assert!(size_of::<Key>() <= if cfg!(ipsec_mb_large) { 1664 } else { 1088 });
 
 impl Key {
-    /// What the key is for.
+    /// Purpose of the key.
     pub fn suite(&self) -> &Suite {
         &self.suite
     }
@@ -119,7 +119,7 @@ impl KeyTable {
     }
 }
 
-/// Where an engine finds the key of an operation.
+/// Look-up of the key of an operation.
 #[derive(Clone, Copy)]
 pub struct Keys<'a> {
     /// Keys published by the control side.

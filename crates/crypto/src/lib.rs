@@ -3,8 +3,8 @@
 //! # Design
 //!
 //! An operation is data ([`CryptoOp`]), an engine is interchangeable ([`Engine`]), and evidence
-//! comes back ([`IcvOk`]). Nothing here knows what a packet means: a caller says which bytes are
-//! authenticated, which are encrypted and where the ICV stands.
+//! comes back ([`IcvOk`]). This crate does not interpret packets: the caller specifies which bytes
+//! are authenticated, which are encrypted, and the position of the ICV.
 //!
 //! A key lives in a [`KeyTable`] (published by the control side and shared by all cores) or in
 //! one core's [`DerivedKeys`] (PSP receive keys, Sub SA keys beyond the table). Both zero their

@@ -1,9 +1,10 @@
 //! The asynchronous form of an engine: groups of operations are submitted, run elsewhere, and polled in the order in which
 //! they were submitted. Here "elsewhere" is worker threads; a GPU or a network card would have the same shape.
 //!
-//! Groups go to the threads in turn and are fetched in turn, so that order needs no numbers: what is polled next is always
-//! at the head of the next thread's ring. The price is that a group which takes long holds back those behind it. All rings
-//! are bounded; a group that finds no room is handed back, for the caller to wait or to drop.
+//! Groups are submitted to the threads in round-robin order and polled in the same order, so that
+//! no sequence numbers are needed: the next group is always at the head of the next thread's ring.
+//! The cost is head-of-line blocking by slow groups. All rings are bounded; if a ring is full the
+//! group is returned, and the caller must wait or drop.
 
 mod rest;
 mod sync;
@@ -19,10 +20,10 @@ use crate::{CryptoOp, DerivedKeys, Engine, IcvOk, Job, KeyTable, Keys};
 
 /// Operations of a group at most: what engines take at once.
 pub const GROUP: usize = 16;
-/// How often a thread looks into an empty ring before it sleeps: about 10 µs.
+/// Number of polls of an empty ring before a thread sleeps: about 10 µs.
 const LOOKS: u32 = 256;
 
-/// Which way a group goes.
+/// Direction of a group.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Way {
     /// [`Engine::seal`].
@@ -33,7 +34,7 @@ pub enum Way {
 
 /// One operation with the packet that it works on, and what came of it.
 pub struct Task<P> {
-    /// What to do.
+    /// Operations.
     pub op: CryptoOp,
     /// The packet. Spans of the operation count from its first byte.
     pub packet: P,
@@ -73,7 +74,8 @@ pub struct Group<P> {
 #[error("a thread of the asynchronous engine has ended")]
 pub struct Gone;
 
-/// An engine on threads of its own. Used by one caller; dropping it ends the threads, and what was not polled is lost.
+/// An engine on separate threads. Used by one caller; dropping it ends the threads, and groups that
+/// were not polled are lost.
 pub struct Offload<P> {
     lanes: Vec<Lane<P>>,
     /// Lane of the next group in, and of the next group out.
@@ -149,7 +151,7 @@ impl<P: AsMut<[u8]> + Send + 'static> Offload<P> {
         self.under_way
     }
 
-    /// Groups that can be under way at the same time.
+    /// Maximum number of groups in flight.
     pub fn capacity(&self) -> usize {
         self.lanes.iter().map(|lane| lane.capacity).sum()
     }
@@ -179,7 +181,7 @@ impl<P> Drop for Lane<P> {
     }
 }
 
-/// What a thread does until nobody submits any more.
+/// Main loop of a thread, until the submitter is dropped.
 fn serve<P: AsMut<[u8]>>(
     engine: Engine,
     mut work: rtrb::Consumer<Group<P>>,
@@ -203,7 +205,7 @@ fn serve<P: AsMut<[u8]>>(
         };
         looks = 0;
         run(engine, &none, &mut group);
-        // There is room: no more groups are under way here than this ring has places.
+        // There is room: the number of groups in flight is at most the size of this ring.
         if done.push(group).is_err() {
             return;
         }

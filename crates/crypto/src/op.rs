@@ -52,16 +52,16 @@ pub enum Aad {
     /// For an AEAD it precedes the body. For a separate MAC (ESP with CBC + HMAC, AH) it is
     /// everything the MAC covers, ciphertext included; ICV bytes within it count as zero (AH).
     InPlace(Span),
-    /// Bytes that do not stand in the packet in this order: SPI, high and low half of an extended
-    /// sequence number (RFC 4106 §5).
+    /// Bytes that are not contiguous in the packet: SPI, high and low half of an extended sequence
+    /// number (RFC 4106 §5).
     Inline([u8; 12]),
     /// A span of the packet and then the high half of the sequence number, as ESP and AH with a
     /// separate MAC and extended numbers have it (RFC 4303 §2.2.1, RFC 4302 §2.5.1).
     ///
     /// For a separate MAC only: no AEAD has its associated data like this, and such an operation fails.
     InPlaceThen(Span, [u8; 4]),
-    /// Bytes that stand nowhere and then a span: SPI, high and low half of an extended sequence
-    /// number, then IV and payload, which is what GMAC covers in ESP (RFC 4543 §3.3).
+    /// Bytes that are not in the packet, followed by a span: SPI, high and low half of an extended
+    /// sequence number, then IV and payload, as authenticated by GMAC in ESP (RFC 4543 §3.3).
     InlineThen([u8; 12], Span),
 }
 
@@ -70,11 +70,11 @@ pub enum Aad {
 pub struct CryptoOp {
     /// The key; the salt is part of it.
     pub key: KeyId,
-    /// What is authenticated.
+    /// Authenticated data.
     pub aad: Aad,
-    /// What is encrypted or decrypted in place. Empty for AH and GMAC.
+    /// Data to encrypt or decrypt in place. Empty for AH and GMAC.
     pub body: Span,
-    /// Where the ICV is written or read; its length is that of the suite.
+    /// Position of the ICV; its length is that of the suite.
     pub icv: Span,
     /// The initialisation vector, first `iv_len` bytes used: 8 for counter-based ciphers
     /// (without salt; the 64-bit sequence number for the implicit-IV forms), 8 or 16 for CBC.
@@ -98,7 +98,7 @@ pub struct IcvOk(pub(crate) ());
 
 /// An operation together with the packet it works on.
 pub struct Job<'p> {
-    /// What to do.
+    /// Operation.
     pub op: CryptoOp,
     /// The packet.
     pub packet: &'p mut [u8],
@@ -113,8 +113,9 @@ impl<'p> Job<'p> {
         Self { op, packet, source: &[], verified: false, sealed: false }
     }
 
-    /// A job whose body begins with the bytes of `source`; what follows them in the body stands in the packet. They are
-    /// copied as they are encrypted, in one go where the engine can. A source longer than the body makes the operation fail.
+    /// A job with a body that begins with the bytes of `source`; the rest of the body is in the
+    /// packet. They are copied during encryption, in one pass if the engine supports it. A source
+    /// longer than the body makes the operation fail.
     pub fn from_source(op: CryptoOp, source: &'p [u8], packet: &'p mut [u8]) -> Self {
         Self { op, packet, source, verified: false, sealed: false }
     }

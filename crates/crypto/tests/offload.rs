@@ -1,7 +1,7 @@
 //! How a thread of the asynchronous engine goes to rest and is woken, under loom: no wake-up is lost in any interleaving.
 //!
-//! The source is built here a second time, with loom's atomics and threads. A thread that rests although there is something to
-//! do is a deadlock, which loom tells.
+//! The source is built here a second time, with loom's atomics and threads. A lost wake-up is a
+//! deadlock, which loom detects.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -26,7 +26,8 @@ struct Lane {
 }
 
 impl Lane {
-    /// What the thread does, until it has run `most` groups or nobody submits any more. Returns how many it has run.
+    /// Main loop of the thread, until it has run `most` groups or the submitter is dropped. Returns
+    /// the number of groups.
     fn serve(&self, most: usize) -> usize {
         let mut run = 0;
         while run < most {

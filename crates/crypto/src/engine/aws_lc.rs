@@ -1,4 +1,4 @@
-//! AWS-LC's primitives behind safe types: everything foreign and `unsafe` of this crate.
+//! Safe types for AWS-LC's primitives: the FFI and `unsafe` code of the packet engine.
 //!
 //! `aws-lc-sys` is used directly where `aws-lc-rs` costs a heap allocation per key or some 10 ns
 //! per packet, or lacks the function: AEAD contexts in place with 8- and 12-byte tags, AES blocks,
@@ -58,7 +58,7 @@ impl Aead {
         // SAFETY: the context is writable, the key readable for its length, no ENGINE is given.
         // All-zero bytes are a valid context (EVP_AEAD_CTX_zero), so it is initialised either way.
         // These algorithms keep their state inside the structure and copy it bytewise
-        // (`aead_ctx_copy_state_trivial`), so it may be moved; they own nothing on the heap.
+        // (`aead_ctx_copy_state_trivial`), so it may be moved; they own no heap memory.
         unsafe {
             let done = sys::EVP_AEAD_CTX_init(
                 ctx.as_mut_ptr(),

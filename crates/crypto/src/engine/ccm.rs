@@ -46,7 +46,7 @@ impl AesCcm {
     }
 }
 
-/// What the three AES types have in common.
+/// Common interface of the three AES types.
 trait Aes: BlockCipherEncrypt + BlockSizeUser<BlockSize = U16> {}
 impl<C: BlockCipherEncrypt + BlockSizeUser<BlockSize = U16>> Aes for C {}
 

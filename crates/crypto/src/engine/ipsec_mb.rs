@@ -1,10 +1,11 @@
 //! intel-ipsec-mb: AES-GCM by direct calls, everything else in bursts that work on several packets at once.
 //!
-//! A key of this engine is [`Expanded`]. What the library has no function for, or cannot express for one
-//! packet, runs on the key of [`super::aws_lc`] that it keeps beside its own: AES-192-CCM, AH with extended
-//! sequence numbers, associated data in pieces, and few packets of a suite with a separate MAC, where one
-//! lane of many is slower than code for one. A table names the calls for each processor ([`Ways`]): it
-//! differs between versions of the library and between processors.
+//! A key of this engine is [`Expanded`]. Operations that the library does not support, or cannot
+//! express for one packet, use the [`super::aws_lc`] key that is stored too: AES-192-CCM, AH with
+//! extended sequence numbers, associated data in pieces, and few packets of a suite with a separate
+//! MAC, because one of many lanes is slower than single-buffer code. A table selects the calls for
+//! each processor ([`Ways`]), because the fastest call depends on the version of the library and on
+//! the processor.
 
 mod sys;
 mod ways;
@@ -71,12 +72,12 @@ enum Mac {
     Cmac(AesKey, [Block; 2]),
 }
 
-/// Why the engine cannot run here; `None` when it can.
+/// Reason why the engine is not available; `None` if it is.
 pub(crate) fn unavailable() -> Option<&'static str> {
     Library::get().is_none().then_some("intel-ipsec-mb finds no AES instructions here, or failed its self-test")
 }
 
-/// Version, instruction set and ways in one line; empty when the engine cannot run.
+/// Version, instruction set and selected calls in one line; empty if the engine is not available.
 pub(crate) fn describe() -> String {
     Library::get().map_or_else(String::new, |library| {
         format!("intel-ipsec-mb {}, {}, {}", library.version, library.arch, Ways::get())
@@ -173,7 +174,7 @@ pub(crate) fn seal(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
     seal_by(keys, jobs, Ways::get());
 }
 
-/// [`seal`], by these ways.
+/// [`seal`] with these calls.
 #[inline]
 fn seal_by(keys: Keys<'_>, jobs: &mut [Job<'_>], ways: &Ways) {
     for at in 0..jobs.len() {
@@ -221,7 +222,7 @@ fn burst(keys: Keys<'_>, jobs: &mut [Job<'_>], encrypt: bool, ways: &Ways) {
     }
 }
 
-/// Runs those of at most [`BURST`] jobs that the library takes; tells how each of them ended.
+/// Runs the supported ones of at most [`BURST`] jobs; records the result of each.
 fn together(
     manager: &mut Manager,
     keys: Keys<'_>,
@@ -319,8 +320,8 @@ impl Key {
 }
 
 impl Separate {
-    /// `None` when the library cannot express what is asked for; it must not see blocks that are broken or
-    /// an empty body, which it refuses together with the whole burst.
+    /// `None` if the library cannot express the operation. It must not receive partial blocks or an
+    /// empty body, because it then rejects the whole burst.
     fn operation<'p>(&'p self, iv: [u8; 16], packet: &'p mut [u8], encrypt: bool, cover: Cover) -> Option<Op<'p>> {
         let blocks = |len: usize| !cover.body.is_empty() && cover.body.len().is_multiple_of(len);
         let mut counter = [0; 16];

@@ -1,7 +1,7 @@
 //! Message authentication: HMAC (RFC 2104), AES-CMAC (RFC 4493) and AES-XCBC-MAC (RFC 3566).
 //!
 //! A key is prepared once; per packet its state is copied on the stack. The message comes in
-//! pieces, because what AH and ESP authenticate does not always stand in one place.
+//! pieces, because the data that AH and ESP authenticate is not always contiguous.
 
 use zeroize::Zeroize;
 
@@ -53,7 +53,8 @@ impl<H: Hash> Hmac<H> {
     }
 }
 
-/// AES-CMAC and AES-XCBC-MAC: CBC-MAC whose last block is masked, differently when it was padded.
+/// AES-CMAC and AES-XCBC-MAC: CBC-MAC with a masked last block; the mask depends on whether it was
+/// padded.
 pub(crate) struct AesMac {
     key: AesEnc,
     whole: [u8; 16],

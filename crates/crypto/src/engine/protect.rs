@@ -147,14 +147,14 @@ pub(super) fn nonce<const SALT: usize, const LEN: usize>(salt: &[u8; SALT], iv: 
     nonce
 }
 
-/// The span as a range, if it lies within the packet.
+/// The span as a range, if it is within the packet.
 fn fit(span: Span, packet_len: usize) -> Option<Range<usize>> {
     let range = span.range();
     (range.start <= range.end && range.end <= packet_len).then_some(range)
 }
 
-/// Where an AEAD's three parts stand: associated data, body, ICV, in this order and without sharing a byte.
-/// `None` when they do not. Of data that stand elsewhere the span is empty.
+/// Spans of an AEAD's three parts: associated data, body, ICV, in this order and disjoint. `None`
+/// if they are not. The span of associated data outside of the packet is empty.
 #[inline]
 pub(super) fn aead_spans(op: &CryptoOp, packet_len: usize, icv_len: usize, gmac: bool) -> Option<[Range<usize>; 3]> {
     let (icv, mut body) = (fit(op.icv, packet_len)?, fit(op.body, packet_len)?);
@@ -174,7 +174,7 @@ pub(super) fn aead_spans(op: &CryptoOp, packet_len: usize, icv_len: usize, gmac:
     Some([aad, body, icv])
 }
 
-/// Hands an AEAD its three parts. False when they do not stand as [`aead_spans`] has it.
+/// Passes the three parts to an AEAD. False if their layout is not that of [`aead_spans`].
 #[inline]
 pub(super) fn with_parts(
     op: &CryptoOp,
@@ -194,7 +194,7 @@ pub(super) fn with_parts(
     }
 }
 
-/// Joins what does not stand together. Only GMAC with extended sequence numbers comes here: the
+/// Joins non-contiguous associated data. Only GMAC with extended sequence numbers comes here: the
 /// AEAD interface takes the associated data in one piece, so it is copied, on the stack.
 #[cold]
 fn with_joined(bytes: &[u8; 12], span: &[u8], run: impl FnOnce(&[u8]) -> bool) -> bool {
@@ -212,7 +212,7 @@ fn with_joined(bytes: &[u8; 12], span: &[u8], run: impl FnOnce(&[u8]) -> bool) -
     }
 }
 
-/// What a separate MAC covers, checked against the packet.
+/// Coverage of a separate MAC, checked against the packet.
 pub(super) struct Cover {
     first: [u8; 12],
     pub(super) first_len: usize,
@@ -222,7 +222,7 @@ pub(super) struct Cover {
     pub(super) last: [u8; 4],
     pub(super) last_len: usize,
     pub(super) body: Range<usize>,
-    /// Bytes of the ICV that lie within the span: they count as zero.
+    /// Bytes of the ICV within the span: they count as zero.
     zeros: usize,
 }
 
@@ -280,7 +280,7 @@ fn open_separate(cipher: &Cipher, mac: &Mac, op: &CryptoOp, packet: &mut [u8], i
     equal(&made[..icv_len], &packet[cover.icv]) && cipher.apply(&op.iv, &mut packet[cover.body], false)
 }
 
-/// What [`crate::Engine::Null`] asks of an operation: that its spans fit.
+/// Check of [`crate::Engine::Null`]: the spans of an operation must fit.
 pub(crate) fn fits(op: &CryptoOp, packet_len: usize, icv_len: usize) -> bool {
     let aad = match op.aad {
         Aad::InPlace(span) | Aad::InPlaceThen(span, _) | Aad::InlineThen(_, span) => fit(span, packet_len),

@@ -124,7 +124,7 @@ fn every_suite_opens_what_it_sealed_and_nothing_else() {
             assert!(rig.open(op, &mut opened), "{suite}");
             assert_eq!(opened[..op.icv.range().start], clear[..op.icv.range().start], "{suite}");
             // The IV is authenticated with the header where a separate MAC or GMAC covers it, and
-            // by its use as nonce otherwise; here it does not stand in the packet for an AEAD.
+            // by its use as nonce otherwise; here it is not in the packet for an AEAD.
             let covered = |at| !suite.is_aead() || !suite.is_confidential() || !(8..8 + suite.iv_len()).contains(&at);
             for at in (0..sealed.len()).step_by(3).chain(op.icv.range()).filter(|at| covered(*at)) {
                 let mut forged = sealed.clone();
@@ -143,7 +143,8 @@ fn every_suite_opens_what_it_sealed_and_nothing_else() {
 #[test]
 fn icv_bytes_within_the_span_count_as_zero() {
     for engine in Engine::real() {
-        // AH: the ICV stands in the middle of what it covers, and the high sequence half follows.
+        // AH: the ICV is in the middle of the authenticated data, and the high sequence half
+        // follows.
         let rig = Rig::new(engine, suite("sha256"));
         let mut packet: Vec<u8> = (0..100).collect();
         let mut zeroed = packet.clone();
@@ -216,7 +217,7 @@ fn gmac_joins_the_extended_number_with_what_follows() {
 #[test]
 fn a_cbc_body_may_begin_at_the_iv_field() {
     // A zero-IV chain over [nonce block | payload] leaves an unpredictable IV on the wire, and the
-    // receiver takes it as explicit IV: both ways must give the same ciphertext.
+    // receiver uses it as explicit IV: both methods must give the same ciphertext.
     for engine in Engine::real() {
         for (name, iv_len) in [("aes192-sha1", 16), ("3des-md5", 8)] {
             let rig = Rig::new(engine, suite(name));
@@ -406,7 +407,7 @@ fn a_mixed_batch_comes_out_as_its_jobs_would_alone() {
                 3 => op.body.end += 7,
                 5 => op.key = KeyId(9999),
                 7 => op.icv.start += 1,
-                // The high half of an extended number stands nowhere.
+                // The high half of an extended number is not in the packet.
                 8 => {
                     if let Aad::InPlace(span) = op.aad {
                         op.aad = Aad::InPlaceThen(span, [1, 2, 3, n as u8]);

@@ -1,11 +1,11 @@
 //! AES-GCM and AES-GMAC by the processor's AES and carry-less multiplication, several packets of
 //! a batch at a time.
 //!
-//! A library is called packet by packet, and for small packets most of its time goes by in waiting:
-//! for ten rounds of AES that follow from one another, then for the sum and the reduction of the
-//! hash. Here the blocks of many packets go through AES side by side while others are hashed
-//! ([`pass`]). One algorithm serves three widths ([`lanes`]): one block per instruction (AES-NI),
-//! two or four (VAES). Which of them, the processor is asked once.
+//! A library processes packet by packet, and for small packets most of the time is latency: ten
+//! dependent rounds of AES, then the sum and the reduction of the hash. Here the blocks of many
+//! packets are encrypted in parallel while others are hashed ([`pass`]). One algorithm serves three
+//! widths ([`lanes`]): one block per instruction (AES-NI), two or four (VAES). The width is
+//! detected once.
 //!
 //! This is one of the few places with `unsafe` code: the instructions exist on some processors
 //! only, and packets are read and written in vectors that do not stop at the end of a slice of
@@ -26,7 +26,7 @@ use super::protect::State;
 use super::{Engine, ipsec_mb};
 use crate::{CipherKind, Job, KeyMaterial, Keys, Suite};
 
-/// Why the engine cannot run here; `None` when it can.
+/// Reason why the engine is not available; `None` if it is.
 pub(crate) fn unavailable() -> Option<&'static str> {
     Form::best().is_none().then_some("this processor has not all of AVX, AES-NI and PCLMULQDQ")
 }
@@ -60,7 +60,7 @@ pub(crate) fn open(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
     }
 }
 
-/// Jobs whose keys are none of this engine's.
+/// Jobs with keys of other engines.
 #[inline(never)]
 fn others<const SEAL: bool>(keys: Keys<'_>, jobs: &mut [Job<'_>]) {
     let engine = if ipsec_mb::unavailable().is_none() { Engine::IpsecMb } else { Engine::AwsLc };
@@ -80,7 +80,7 @@ pub(crate) enum Form {
     Zmm,
 }
 
-/// What this processor runs, the widest last.
+/// Widths that this processor supports, the widest last.
 static FORMS: LazyLock<Vec<Form>> = LazyLock::new(|| {
     macro_rules! has {
         ($($feature:tt)*) => { $(is_x86_feature_detected!($feature))&&* };
@@ -104,7 +104,7 @@ impl Form {
         &FORMS
     }
 
-    /// Said in reports.
+    /// Name in reports.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Xmm => "AES-NI, 128 bits",
@@ -138,7 +138,7 @@ impl Form {
     }
 }
 
-/// What a form runs: `pass`, inlined into functions that are compiled for its features.
+/// Entry points of a width: `pass`, inlined into functions that are compiled for its features.
 macro_rules! forms {
     ($($name:ident $features:literal $lanes:ident $vectors:literal $run:ident;)*) => { $(
         struct $name;

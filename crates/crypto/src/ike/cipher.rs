@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{Aad, CipherKind, CryptoOp, EncAlg, Engine, IntegAlg, Job, Key, KeyError, KeyId, KeyMaterial, Span, Suite};
 
-/// What protects the messages of an IKE SA: an AEAD, or a cipher and a MAC.
+/// Protection of the messages of an IKE SA: an AEAD, or a cipher and a MAC.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SkSuite {
     /// The cipher.
@@ -83,14 +83,14 @@ impl SkSuite {
     }
 }
 
-/// Why a message was not opened. Nothing of it may be believed.
+/// Reason why a message was not opened. Its contents must not be trusted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenFault {
     /// There is no room for IV, Pad Length and ICV, or the ciphertext is not whole blocks.
     #[error("the Encrypted payload has no possible length")]
     Length,
-    /// The ICV is wrong: not sent by the peer of this SA, or changed on its way.
+    /// The ICV is wrong: not sent by the peer of this SA, or modified in transit.
     #[error("the integrity check failed")]
     Icv,
     /// The ICV is right, but there is more padding than plaintext: the peer has a bug.
@@ -101,7 +101,7 @@ pub enum OpenFault {
 /// The keys of one direction, expanded. Zeroed on drop; has no `Debug`.
 pub struct SkKey {
     suite: SkSuite,
-    // On the heap, so that moving it leaves no copy of the key behind.
+    // On the heap, so that moving it leaves no copy of the key in memory.
     key: Box<Key>,
     sealed: AtomicU64,
     first_iv: OnceLock<u64>,
@@ -117,7 +117,7 @@ impl SkKey {
         Ok(Self { suite, key, sealed: AtomicU64::new(0), first_iv: OnceLock::new() })
     }
 
-    /// What the key is for.
+    /// Purpose of the key.
     pub fn suite(&self) -> &SkSuite {
         &self.suite
     }
@@ -131,10 +131,10 @@ impl SkKey {
     ///
     /// `message` holds everything before it, up to the payload's generic header (for an Encrypted
     /// Fragment up to Total Fragments), and is `sk_body_at` long. The lengths in both headers must
-    /// already count [`SkKey::sealed_len`], because they are authenticated. `iv_random` fills a slice
-    /// with random bytes that no one can predict; it is asked once per message for CBC, and once per
-    /// key otherwise: the IV of a counter-based cipher need not be random but must never repeat, so
-    /// it is a counter from a random start.
+    /// already count [`SkKey::sealed_len`], because they are authenticated. `iv_random` fills a
+    /// slice with random bytes that no one can predict; it is called once per message for CBC, and
+    /// once per key otherwise: the IV of a counter-based cipher need not be random but must never
+    /// repeat, so it is a counter from a random start.
     ///
     /// # Panics
     /// When `message` is not `sk_body_at` long: a bug of the caller, never a property of input.
@@ -160,10 +160,10 @@ impl SkKey {
         assert!(sealed, "the operation fits the message it was made for");
     }
 
-    /// Verifies and decrypts the Encrypted payload whose body is the rest of `message` from
-    /// `sk_body_at`; gives where the plaintext stands in it, without padding (whose contents a
-    /// receiver accepts whatever they are). `message` begins with the IKE header; the caller has
-    /// compared both lengths with what arrived.
+    /// Verifies and decrypts the Encrypted payload; its body is the rest of `message` from
+    /// `sk_body_at`. Returns the range of the plaintext without padding (a receiver accepts any
+    /// padding bytes). `message` begins with the IKE header; the caller must have checked both
+    /// lengths.
     ///
     /// # Errors
     /// [`OpenFault`]; the bytes from `sk_body_at` on may then be anything.
@@ -304,7 +304,7 @@ mod tests {
         }
     }
 
-    /// An authentic message whose Pad Length says more than there is, and every value up to that.
+    /// An authentic message with a Pad Length beyond the payload, and every smaller value.
     #[test]
     fn padding_of_any_contents_is_taken_but_not_more_than_there_is() {
         for suite in [suite("aes128", "-sha256"), suite("aes256gcm16", ""), suite("3des", "-sha1")] {

@@ -1,6 +1,6 @@
-//! What AWS-LC has for IKE and `aws-lc-rs` does not offer: modular exponentiation, the primes of
-//! RFC 3526, MD4, and public keys of every kind behind one type, with the signatures that only old
-//! peers make (SHA-1, no DigestInfo). The other `unsafe` module of this crate is the packet engine.
+//! Functions of AWS-LC for IKE that `aws-lc-rs` does not expose: modular exponentiation, the primes
+//! of RFC 3526, MD4, and one type for all kinds of public keys, with the legacy signatures of old
+//! peers (SHA-1, no DigestInfo). The other `unsafe` module of this crate is the packet engine.
 //!
 //! Rules of the library that are relied on throughout:
 //! - every function reads exactly the lengths it is given;
@@ -124,7 +124,7 @@ fn md(hash: Hash) -> *const sys::EVP_MD {
     }
 }
 
-/// How a hash becomes what the key signs.
+/// Encoding of a hash for the signature.
 #[derive(Clone, Copy)]
 pub(super) enum Encoding {
     /// RSASSA-PKCS1-v1_5 with the DigestInfo of the hash.
@@ -146,7 +146,7 @@ unsafe impl Send for PKey {}
 // SAFETY: as above.
 unsafe impl Sync for PKey {}
 
-/// Runs a parser of the library over `der` and asks that it took every byte.
+/// Runs a parser of the library over `der` and requires that it consumed every byte.
 fn whole<T>(der: &[u8], parse: impl FnOnce(*mut sys::CBS) -> Option<T>) -> Option<T> {
     let mut bytes = MaybeUninit::<sys::CBS>::uninit();
     // SAFETY: `CBS_init` initialises the structure, which points into `der`; `der` outlives it.
@@ -159,7 +159,7 @@ fn whole<T>(der: &[u8], parse: impl FnOnce(*mut sys::CBS) -> Option<T>) -> Optio
 }
 
 impl PKey {
-    /// SubjectPublicKeyInfo (RFC 5280 §4.1) and nothing behind it.
+    /// SubjectPublicKeyInfo (RFC 5280 §4.1) without trailing data.
     pub(super) fn from_spki(der: &[u8]) -> Option<Self> {
         // SAFETY: `bytes` is initialised; the function makes an owned key or null.
         whole(der, |bytes| unsafe { Owned::new(sys::EVP_parse_public_key(bytes), sys::EVP_PKEY_free) }).map(Self)
@@ -197,8 +197,7 @@ impl PKey {
         unsafe { Owned::new(sys::EVP_PKEY_new(), sys::EVP_PKEY_free) }.map(Self)
     }
 
-    /// What kind of key it is. `None` when it is of none that is used here; that includes curves
-    /// spelled out by their parameters instead of named.
+    /// Kind of the key. `None` for unsupported kinds, including curves with explicit parameters.
     pub(super) fn kind(&self) -> Option<PublicKeyKind> {
         // SAFETY: a valid key.
         match unsafe { sys::EVP_PKEY_id(self.0.as_ptr()) } {

@@ -27,7 +27,7 @@ impl HashId {
     /// The signature algorithm hashes for itself (RFC 8420): Ed25519.
     pub const IDENTITY: Self = Self(5);
 
-    /// What an implementation of this crate lists: everything but SHA-1 (RFC 8247 §3.2).
+    /// Hashes to announce: all except SHA-1 (RFC 8247 §3.2).
     pub const OFFERED: [Self; 4] = [Self::SHA2_256, Self::SHA2_384, Self::SHA2_512, Self::IDENTITY];
 
     /// The function of the number; `None` for IDENTITY and for numbers that are not known.

@@ -28,7 +28,7 @@ pub enum KeMethod {
     MlKem1024,
 }
 
-/// How a method works.
+/// Kind of a method.
 #[derive(Clone, Copy)]
 enum Kind {
     Modp(&'static Group),
@@ -84,7 +84,7 @@ methods! { // IANA number, name, proposal keyword, other keywords, name in repor
     37 => MlKem1024 "mlkem1024" [] "ML_KEM_1024" Kind::MlKem(&kem::ML_KEM_1024, KemLen { key: 1568, ciphertext: 1568 });
 }
 
-/// Why a key exchange gave no secret.
+/// Reason why a key exchange gave no secret.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeFault {
@@ -333,7 +333,7 @@ impl KeInitiator {
         self.method
     }
 
-    /// What goes into the Key Exchange payload.
+    /// Contents of the Key Exchange payload.
     pub fn public(&self) -> &[u8] {
         &self.public
     }

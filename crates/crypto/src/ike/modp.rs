@@ -27,7 +27,7 @@ pub(super) static MODP4096: Group = Group::new(4096, 64);
 pub(super) static MODP6144: Group = Group::new(6144, 72);
 pub(super) static MODP8192: Group = Group::new(8192, 80);
 
-/// The second Oakley group (RFC 2409 §6.2), which AWS-LC has no more.
+/// The second Oakley group (RFC 2409 §6.2), which AWS-LC no longer has.
 const PRIME_1024: [u32; 32] = [
     0xffffffff, 0xffffffff, 0xc90fdaa2, 0x2168c234, 0xc4c6628b, 0x80dc1cd1, 0x29024e08, 0x8a67cc74, 0x020bbea6,
     0x3b139b22, 0x514a0879, 0x8e3404dd, 0xef9519b3, 0xcd3a431b, 0x302b0a6d, 0xf25f1437, 0x4fe1356d, 0x6d51c245,

@@ -1,7 +1,7 @@
 //! The arithmetic of MS-CHAPv2 (RFC 2759) and its key derivation (RFC 3079), for EAP-MSCHAPv2.
 //!
-//! Weak by today's measures: whoever sees an exchange can find the password's hash by trying 2⁵⁶ DES
-//! keys. Inside IKEv2 only the authenticated server sees it.
+//! Weak by today's standards: from an observed exchange the password's hash can be found by trying
+//! 2⁵⁶ DES keys. Inside IKEv2 only the authenticated server sees it.
 
 use zeroize::{Zeroize, Zeroizing};
 
@@ -11,7 +11,7 @@ use crate::engine::DesCbc;
 /// MD4 of a password: what a server may keep instead of it. Zeroed on drop; has no `Debug`.
 pub struct NtPasswordHash(Zeroizing<[u8; 16]>);
 
-/// What both sides put into an exchange.
+/// Inputs of both sides to an exchange.
 #[derive(Clone, Copy)]
 pub struct Exchange<'a> {
     /// The server's challenge.

@@ -90,8 +90,8 @@ impl Prf {
         self.row().out_len
     }
 
-    /// How many bytes of each nonce key the function for SKEYSEED: `None` for all of them, 8 for the
-    /// two functions whose key had a fixed length once (RFC 7296 §2.14).
+    /// Number of bytes of each nonce in the key for SKEYSEED: `None` for all of them, 8 for the two
+    /// functions that once had a fixed key length (RFC 7296 §2.14).
     pub fn seed_nonce_len(self) -> Option<usize> {
         matches!(self, Self::AesXcbc | Self::AesCmac).then_some(8)
     }

@@ -31,7 +31,7 @@ impl Curve {
     }
 }
 
-/// How something is signed.
+/// Signature scheme.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum SignatureScheme {
     /// RSASSA-PKCS1-v1_5 (RFC 8017 §8.2); with SHA-1 also authentication method 1.

@@ -16,7 +16,7 @@ const RSA_MIN_BITS: usize = 1024;
 /// make us compute for nothing.
 const RSA_MAX_BITS: usize = 8192;
 
-/// What kind of key it is.
+/// Kind of a key.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum PublicKeyKind {
     /// RSA.
@@ -30,7 +30,7 @@ pub enum PublicKeyKind {
     Ed25519,
 }
 
-/// Why a key cannot be used.
+/// Reason why a key cannot be used.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum KeyFault {
@@ -48,7 +48,7 @@ pub enum KeyFault {
     },
 }
 
-/// Why something was not signed or a signature not believed.
+/// Reason why signing or verification failed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SignatureFault {
@@ -75,7 +75,7 @@ struct Public {
 }
 
 impl PublicKey {
-    /// A key from SubjectPublicKeyInfo in DER, with nothing behind it.
+    /// A key from SubjectPublicKeyInfo in DER, without trailing data.
     ///
     /// # Errors
     /// [`KeyFault`].
@@ -86,7 +86,7 @@ impl PublicKey {
         Ok(Self(Arc::new(Public { key, kind, spki: der.to_vec(), key_bits_at })))
     }
 
-    /// What kind of key it is.
+    /// Kind of the key.
     pub fn kind(&self) -> PublicKeyKind {
         self.0.kind
     }
@@ -166,7 +166,7 @@ impl PrivateKey {
         &self.public
     }
 
-    /// What kind of key it is.
+    /// Kind of the key.
     pub fn kind(&self) -> PublicKeyKind {
         self.public.kind()
     }
@@ -221,7 +221,7 @@ fn usable(key: &PKey) -> Result<PublicKeyKind, KeyFault> {
     }
 }
 
-/// What to do with the data and the key.
+/// Operation on the data and the key.
 enum Plan {
     Message,
     Bare,
@@ -229,7 +229,7 @@ enum Plan {
     Classic(Curve),
 }
 
-/// Which scheme a key can be used with.
+/// Schemes that a key supports.
 fn plan(kind: PublicKeyKind, scheme: SignatureScheme) -> Result<Plan, SignatureFault> {
     use PublicKeyKind::{Ecdsa, Ed25519, Rsa};
     match (kind, scheme) {

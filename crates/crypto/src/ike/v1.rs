@@ -1,4 +1,4 @@
-//! The cipher of IKEv1 (RFC 2409 §5): CBC whose IV goes on from one message to the next.
+//! The cipher of IKEv1 (RFC 2409 §5): CBC with an IV chained from one message to the next.
 
 use crate::engine::Cipher;
 use crate::{CipherKind, EncAlg, KeyError};
@@ -51,8 +51,8 @@ impl V1Cipher {
         Ok(())
     }
 
-    /// Decrypts whole blocks and leaves the last block of ciphertext in `iv`. Whoever cannot trust
-    /// the message afterwards must go on with the `iv` from before.
+    /// Decrypts whole blocks and leaves the last block of ciphertext in `iv`. If the message turns
+    /// out to be invalid, continue with the previous `iv`.
     ///
     /// # Errors
     /// [`NotWholeBlocks`], with nothing changed.

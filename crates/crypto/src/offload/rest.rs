@@ -1,9 +1,9 @@
-//! A thread that rests while there is nothing to do, and whoever gives it something to do: no wake-up is lost, however close
-//! they are.
+//! Parking of an idle thread, and its wake-up by a submitter: no wake-up is lost, regardless of
+//! timing.
 
 use super::sync::{AtomicBool, Ordering, Thread, fence, park};
 
-/// Whether the thread of a lane rests. Made with the lane, ends with it.
+/// True if the thread of a lane rests. Made with the lane, ends with it.
 pub(super) struct Rest(AtomicBool);
 
 impl Rest {

@@ -14,7 +14,7 @@ use weir_crypto::{CipherKind, IntegKind, Suite};
 
 use super::Rig;
 
-/// What goes into one operation.
+/// Inputs of one operation.
 #[derive(Clone, Debug)]
 struct Case {
     key: [u8; 36],
@@ -42,7 +42,7 @@ fn cases(max: usize) -> impl Strategy<Value = Case> {
     )
 }
 
-/// What the second library makes of it: body and full-length ICV.
+/// Result of the second library: body and full-length ICV.
 fn second(suite: &Suite, case: &Case) -> (Vec<u8>, Vec<u8>) {
     let Some(enc) = suite.enc else { return (case.clear.clone(), second_mac(suite, case, &case.clear)) };
     let (key, salt) = case.key[..enc.material_len()].split_at(enc.key_len);
@@ -185,7 +185,7 @@ proptest! {
 
     #[test]
     fn ciphers_with_macs_agree(case in cases(2000)) {
-        // Each cipher and each MAC comes up; the pairs are joined the same way whatever they are.
+        // Each cipher and each MAC is included; pairs are combined by the same code.
         let pairs = ["aes128-sha256", "aes192-sha1", "aes256-sha512", "aes128ctr-aesxcbc", "aes192ctr-aescmac",
             "aes256ctr-sha384", "3des-md5", "des-sha1", "null-aescmac"];
         pairs.iter().for_each(|pair| agree(super::esp(pair), &case));

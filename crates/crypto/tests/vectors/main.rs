@@ -102,7 +102,7 @@ impl Rig {
         outcome.unwrap_or(false)
     }
 
-    /// Seals, and checks that the way back works and that a flipped bit bars it.
+    /// Seals, and checks that opening works and that a flipped bit makes it fail.
     fn check(&self, shift: usize, aad: &[u8], iv: [u8; 16], clear: &[u8]) -> (Vec<u8>, Vec<u8>) {
         let icv_len = self.suite.icv_len();
         let (op, mut packet) = self.layout(shift, aad, iv, clear, &vec![0; icv_len]);

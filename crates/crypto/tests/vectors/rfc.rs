@@ -179,7 +179,7 @@ fn cmac_of_rfc_4493_and_4494() {
 }
 
 /// Cases 4, 10 and 16 of the GCM specification (McGrew and Viega), the 96-bit nonce split in salt
-/// and IV as RFC 4106 §4 has it; and case 1, whose empty body is what GMAC computes.
+/// and IV as in RFC 4106 §4; and case 1 with an empty body, which equals GMAC.
 #[test]
 fn aes_gcm_of_its_specification() {
     let key = "feffe9928665731c6d6a8f9467308308feffe9928665731c6d6a8f9467308308";

@@ -17,7 +17,8 @@ fn key(spki: &[u8]) -> PublicKey {
     PublicKey::from_spki(spki).expect("a public key")
 }
 
-/// What the set calls acceptable (a missing NULL, for one) is refused: a peer of today makes none.
+/// Cases marked as acceptable (for example a missing NULL) are rejected: current peers do not
+/// produce them.
 fn check(
     key: &PublicKey,
     scheme: SignatureScheme,

@@ -7,7 +7,7 @@ use weir_crypto::{EncAlg, IntegKind, Suite};
 
 use super::{Rig, esp, iv};
 
-/// Runs the tests of a set whose nonces have `salt + 8` bytes and whose tags have 16.
+/// Runs the tests of a set with nonces of `salt + 8` bytes and tags of 16.
 fn aead_set(set: aead::TestName, nonce_len: usize, suite: impl Fn(usize) -> String) -> usize {
     let mut ran = 0;
     for group in aead::TestSet::load(set).expect("a test set").test_groups {
@@ -48,8 +48,8 @@ fn chacha20_poly1305() {
     assert_eq!(aead_set(aead::TestName::ChaCha20Poly1305, 12, |_| "chacha20poly1305".to_owned()), 316);
 }
 
-/// Runs the tests of a MAC set whose key fits. Tags as long as ours must be judged as the set
-/// says; of longer ones the valid are cut.
+/// Runs the tests of a MAC set with matching key lengths. Tags of our length must give the result
+/// of the set; longer valid tags are truncated.
 fn mac_set(set: mac::TestName, suite: Suite) -> usize {
     let mut ran = 0;
     for group in mac::TestSet::load(set).expect("a test set").test_groups {

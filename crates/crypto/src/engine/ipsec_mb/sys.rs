@@ -1,4 +1,4 @@
-//! The foreign side: what `shim.c` offers, behind safe types.
+//! FFI: safe types for the functions of `shim.c`.
 //!
 //! Rules of the library that are relied on:
 //! - a manager belongs to one thread; the direct calls of AES-GCM and the expansion of keys read
@@ -71,7 +71,7 @@ macro_rules! secret {
                 Self([0; $len])
             }
 
-            /// Where it is, for an [`Op`].
+            /// Pointer, for an [`Op`].
             pub(super) fn at(&self) -> *const c_void {
                 self.0.as_ptr().cast()
             }
@@ -147,7 +147,7 @@ pub(super) enum Hash {
     Aead,
 }
 
-/// What an operation encrypts with.
+/// Cipher and key of an operation.
 pub(super) enum CipherKeys<'k> {
     Null,
     /// Schedules for both directions, and the key's length.
@@ -157,7 +157,7 @@ pub(super) enum CipherKeys<'k> {
     TripleDes(&'k [DesKey; 3]),
 }
 
-/// What an operation authenticates with, when that is something else.
+/// Hash and key of an operation, if separate.
 pub(super) enum MacKeys<'k> {
     /// Inner and outer state of HMAC.
     Hmac(Hash, &'k [HashState; 2]),
@@ -166,7 +166,7 @@ pub(super) enum MacKeys<'k> {
     Cmac(&'k AesKey, &'k [Block; 2]),
 }
 
-/// What an operation of an AEAD works with.
+/// AEAD and key of an operation.
 pub(super) enum AeadKeys<'k> {
     Gcm(&'k GcmKey, usize),
     ChaCha(&'k ChaChaKey),
@@ -214,9 +214,9 @@ const LONGEST_ICV: usize = 32;
 const LONGEST: usize = 65_000;
 
 impl<'p> Op<'p> {
-    /// A cipher and a separate MAC on `packet`: `cover` is authenticated with the bytes of the ICV within
-    /// it as zero, `body` encrypted or decrypted. `last` follows what is authenticated, and is put where
-    /// the ICV is meanwhile. `None` when that cannot be expressed so.
+    /// A cipher and a separate MAC on `packet`: `cover` is authenticated with the bytes of the ICV
+    /// within it as zero, `body` encrypted or decrypted. `last` follows the authenticated data, and
+    /// is stored temporarily in place of the ICV. `None` if this layout cannot be expressed.
     pub(super) fn separate(
         packet: &'p mut [u8],
         encrypt: bool,
@@ -242,8 +242,8 @@ impl<'p> Op<'p> {
         Some(op)
     }
 
-    /// An AEAD on `packet`; `Err` data stand in it, `Ok` data elsewhere. `None` when that cannot be
-    /// expressed so.
+    /// An AEAD on `packet`; associated data is in the packet (`Err`) or elsewhere (`Ok`). `None` if
+    /// this layout cannot be expressed.
     pub(super) fn aead(
         packet: &'p mut [u8],
         encrypt: bool,
@@ -272,7 +272,7 @@ impl<'p> Op<'p> {
         Some(op)
     }
 
-    /// Spans that lie within `packet` and share no byte; keys are still missing.
+    /// Operation with disjoint spans within `packet`; keys are set later.
     fn on(packet: &mut [u8], encrypt: bool, body: &Range<usize>, icv: &Range<usize>, iv: &[u8]) -> Option<Self> {
         let apart = body.end <= icv.start || icv.end <= body.start;
         let mut saved = [0; LONGEST_ICV];
@@ -350,8 +350,8 @@ impl<'p> Op<'p> {
     /// the body already, and the same key stream over it again would restore the plaintext.
     pub(super) fn finish(&mut self) -> Option<bool> {
         let len = usize::from(self.tag_len);
-        // SAFETY: `on` checked that the span lies within the packet, which is borrowed exclusively for as
-        // long as this operation lives, and which the library uses no more.
+        // SAFETY: `on` checked that the span is within the packet, which is borrowed exclusively
+        // for the lifetime of this operation, and the library no longer uses it.
         let icv = unsafe { std::slice::from_raw_parts_mut(self.packet.add(self.icv_at as usize), len) };
         let (made, saved) = (&self.tag[..len], &self.saved[..len]);
         if self.done && self.encrypt {
@@ -377,11 +377,11 @@ impl Manager {
         Some((own, unsafe { CStr::from_ptr(arch) }))
     }
 
-    /// Runs every operation; [`Op::finish`] tells what became of each.
+    /// Runs every operation; [`Op::finish`] returns the result of each.
     pub(super) fn run(&mut self, ops: &mut [Op<'_>]) {
-        // SAFETY: the manager is this thread's own, borrowed exclusively; the array is as long as
-        // said; each operation was made by functions that checked its spans, has keys of the kind that its
-        // cipher and hash need, and borrows all that it points to.
+        // SAFETY: the manager is this thread's own, borrowed exclusively; the array has the given
+        // length; each operation was made by functions that checked its spans, has keys of the kind
+        // that its cipher and hash need, and borrows all that it points to.
         unsafe { weir_mb_run(self.0.as_ptr(), ops.as_mut_ptr(), ops.len() as u32) }
     }
 }
@@ -393,8 +393,8 @@ impl Drop for Manager {
     }
 }
 
-/// Runs `with` on this thread's manager, which is made when it is first asked for; `None` when there is
-/// no memory for it, or the thread is ending.
+/// Runs `with` on this thread's manager, which is created on first use; `None` if there is no
+/// memory for it, or the thread is ending.
 pub(super) fn with_manager<R>(with: impl FnOnce(&mut Manager) -> R) -> Option<R> {
     thread_local! {
         static OWN: RefCell<Option<Manager>> = const { RefCell::new(None) };
@@ -409,7 +409,7 @@ pub(super) fn with_manager<R>(with: impl FnOnce(&mut Manager) -> R) -> Option<R>
     OWN.try_with(run).ok().flatten()
 }
 
-/// The library on this processor: its functions, and a manager that only tells which they are.
+/// The library on this processor: its functions, and a manager that was used only to select them.
 pub(super) struct Library {
     functions: Manager,
     /// E.g. `1.3.0`.
@@ -539,7 +539,8 @@ impl Gcm {
         }
         let mut scratch = MaybeUninit::<Context>::uninit();
         // SAFETY: an expanded key; a context of at least the size needed, which the call writes
-        // before it reads; body in and out; nonce, data and tag as long as said; no pointer is null.
+        // before it reads; body in and out; nonce, data and tag of the given lengths; no pointer is
+        // null.
         unsafe {
             (self.encrypt)(
                 key,
@@ -557,7 +558,7 @@ impl Gcm {
         true
     }
 
-    /// Decrypts `body` in place and says whether `tag` was right. Otherwise the body is garbage.
+    /// Decrypts `body` in place and returns whether `tag` is valid. Otherwise the body is garbage.
     #[inline]
     pub(super) fn open(&self, key: &GcmKey, nonce: &[u8; 12], aad: &[u8], body: &mut [u8], tag: &[u8]) -> bool {
         let mut scratch = MaybeUninit::<Context>::uninit();
@@ -578,7 +579,7 @@ impl Gcm {
             );
         }
         match <&[u8; 16]>::try_from(tag) {
-            // One comparison of all bits: its time tells nothing about where they differ.
+            // One comparison of all bits, in constant time.
             Ok(tag) => u128::from_ne_bytes(*tag) ^ u128::from_ne_bytes(made) == 0,
             Err(_) if tag.is_empty() => false,
             Err(_) => made.get(..tag.len()).is_some_and(|made| equal(made, tag)),

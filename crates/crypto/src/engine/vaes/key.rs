@@ -16,8 +16,9 @@ impl Block {
     pub(super) const ZERO: Self = Self([0; 16]);
 }
 
-/// Highest power of the hash key that is kept: before the up to sixteen blocks of a packet's last
-/// part comes one of associated data or the sum of all that went before, behind them the lengths.
+/// Highest power of the hash key that is kept: a packet's last part has up to sixteen blocks,
+/// preceded by one block of associated data or the sum so far, and followed by the block of
+/// lengths.
 pub(super) const POWERS: usize = 18;
 
 /// The expanded key of AES-GCM or AES-GMAC: 0.6 KiB. Overwritten when dropped; has no `Debug`.
@@ -26,9 +27,9 @@ pub(crate) struct GcmKey {
     /// Round keys; the first `rounds + 1` are used.
     schedule: [Block; 15],
     /// The hash key to the power of 18, 17, … 1, in the form of POLYVAL (RFC 8452, appendix A):
-    /// GHASH of bytes as they come is then POLYVAL of reversed blocks, which needs no shift of
-    /// the product. The blocks behind them are zero and are met by zeros alone, where a vector is
-    /// longer than what is left.
+    /// GHASH of bytes as they come is then POLYVAL of reversed blocks, which needs no shift of the
+    /// product. The blocks after them are zero, and are multiplied by zeros only, if a vector is
+    /// longer than the rest.
     powers: [Block; POWERS + 3],
     pub(super) salt: [u8; 4],
     rounds: u8,
@@ -77,7 +78,7 @@ impl GcmKey {
     #[inline(always)]
     pub(super) fn powers_from(&self, n: usize) -> *const u8 {
         debug_assert!((1..=POWERS).contains(&n));
-        // From the whole table, since a vector may take the zeros behind the last power too.
+        // Indexes the whole table, because a vector may include the zeros after the last power.
         self.powers.as_ptr().wrapping_add(POWERS - n).cast()
     }
 

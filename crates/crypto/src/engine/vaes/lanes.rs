@@ -10,8 +10,8 @@ use super::key::Block;
 
 /// A vector of blocks.
 ///
-/// Whoever makes a value (the `unsafe` functions without `self`) answers for the processor having
-/// the features of the width; a value is then the proof of it for the functions that take one.
+/// The caller that creates a value (the `unsafe` functions without `self`) must ensure that the
+/// processor has the features of the width; a value is the proof for the functions that take one.
 /// All are inlined into a function that is compiled for these features.
 pub(super) trait Lanes: Copy {
     /// Blocks in a vector.
@@ -70,9 +70,10 @@ pub(super) trait Lanes: Copy {
     /// The exclusive or of all blocks.
     fn fold(self) -> __m128i;
 
-    /// The same, made at this place: what it is made of comes before, what is made of it comes behind, and places keep
-    /// their order. Keeps the compiler from gathering what shall be done side by side; no instruction. For
-    /// vectors of one block only: longer registers cannot be named outside functions that are compiled for them.
+    /// An identity that the compiler must not reorder: inputs are computed before it, users after
+    /// it. It prevents the compiler from regrouping interleaved work and emits no instruction. For
+    /// vectors of one block only: longer registers cannot be named outside functions that are
+    /// compiled for them.
     fn pinned(self) -> Self;
 }
 
@@ -248,7 +249,7 @@ unsafe fn fold_2(v: __m256i) -> __m128i {
 
 #[inline(always)]
 unsafe fn fold_4(v: __m512i) -> __m128i {
-    // SAFETY: called by `X4` only, whose features include AVX2.
+    // SAFETY: called by `X4` only, and its features include AVX2.
     unsafe { fold_2(_mm256_xor_si256(_mm512_castsi512_si256(v), _mm512_extracti64x4_epi64::<1>(v))) }
 }
 
@@ -259,7 +260,7 @@ static EDGE: [Block; 2] = [Block([0xff; 16]), Block([0; 16])];
 #[inline(always)]
 unsafe fn mask(len: usize) -> __m128i {
     debug_assert!(len <= 16);
-    // SAFETY: 16 bytes from `16 - len` on lie within the 32 of the table; loads are SSE2.
+    // SAFETY: 16 bytes from `16 - len` on are within the 32 of the table; loads are SSE2.
     unsafe { _mm_loadu_si128(EDGE.as_ptr().cast::<u8>().add(16 - len).cast()) }
 }
 

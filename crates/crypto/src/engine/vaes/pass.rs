@@ -1,15 +1,15 @@
 //! One pass over a batch: many packets in flight, written once for all widths.
 //!
-//! A packet has a bulk and a last part. The bulk, whole steps of [`Lanes::BLOCKS`] × `N` blocks,
-//! is encrypted as it stands, AES of one step between the multiplications of another. The last
-//! part (up to a step, or all of a small packet) goes with that of other packets:
+//! A packet has a bulk and a last part. The bulk, whole steps of [`Lanes::BLOCKS`] × `N` blocks, is
+//! encrypted directly, with AES of one step interleaved with the multiplications of another. The
+//! last part (up to a step, or all of a small packet) is combined with that of other packets:
 //!
-//! 1. *Enter*: checks the operation and puts the packet's counter blocks behind those of the
-//!    packets before it: first the one whose encryption masks the tag, then those of the last part.
+//! 1. *Enter*: checks the operation and appends the packet's counter blocks to those of the
+//!    previous packets: first the one whose encryption masks the tag, then those of the last part.
 //! 2. *Encrypt*: as soon as a step of counter blocks has come together, whosever they are, it
 //!    goes through AES at once. Packets of one key share a step; another key begins a new one.
 //! 3. *Finish*: packets whose key stream was ready before this step are encrypted and hashed.
-//!    Nothing in it waits for the AES just begun, so the processor does both at a time.
+//!    Nothing in it depends on the AES just started, so the processor executes both in parallel.
 //!
 //! No branch and no address depends on a key, a plaintext or how an ICV is wrong.
 
@@ -65,7 +65,7 @@ impl<L: Lanes> Sums<L> {
     }
 }
 
-/// Blocks of key stream that are kept; then it begins anew, when the first have long been used.
+/// Capacity of the ring of key stream blocks; the first ones are already used when it wraps.
 const CAPACITY: usize = 256;
 /// The most blocks that one packet puts there: the one for the tag and a last part.
 const LARGEST: usize = POWERS - 1;
@@ -108,7 +108,7 @@ pub(super) trait Width {
 /// A packet between entering and finishing.
 #[derive(Clone, Copy)]
 struct Slot {
-    /// What comes first into the hash, reversed: the associated data or the sum of all before.
+    /// First block of the hash, reversed: the associated data or the sum of all before.
     first: __m128i,
     /// The block of lengths, reversed.
     lengths: __m128i,
@@ -119,16 +119,16 @@ struct Slot {
     rest: *mut u8,
     icv: *mut u8,
     rest_len: u32,
-    /// How much may be touched from `rest` on: to the end of the packet, or more than is needed.
+    /// Accessible bytes from `rest` on: to the end of the packet, or more than needed.
     room: u32,
-    /// Where its blocks of key stream end, counted over the batch.
+    /// End of its key stream blocks, counted over the batch.
     end: usize,
     job: usize,
-    /// Whether `first` is a block of its own before those of the last part, or their sum so far.
+    /// True if `first` is a separate block before the last part; otherwise it is the sum so far.
     is_block: bool,
 }
 
-/// Where the parts of a packet stand, checked.
+/// Checked spans of the parts of a packet.
 pub(super) struct Parts {
     body: usize,
     body_len: usize,
@@ -137,7 +137,7 @@ pub(super) struct Parts {
     counter: X1,
 }
 
-/// What is left of a packet when it has been begun.
+/// Remaining work of a packet after its first step.
 pub(super) struct Begun {
     first: __m128i,
     is_block: bool,
@@ -145,7 +145,7 @@ pub(super) struct Begun {
     bulk_len: usize,
 }
 
-/// Seals or opens every job whose key is this engine's, and hands the others on.
+/// Seals or opens every job with a key of this engine, and passes the others on.
 ///
 /// # Safety
 /// The processor has the features of `F`, and the function into which this is inlined is
@@ -158,7 +158,8 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
     let stream = stream.as_mut_ptr().cast::<u8>();
     let mut slots = [const { MaybeUninit::<Slot>::uninit() }; SLOTS];
     let (mut oldest, mut newest) = (0, 0);
-    // Blocks of key stream, counted over the batch; where one lies is its number modulo the capacity.
+    // Key stream blocks, counted over the batch; the index of a block is its number modulo the
+    // capacity.
     let (mut written, mut encrypted) = (0, 0);
     let (mut next, mut id, mut key): (usize, KeyId, Option<&GcmKey>) = (0, KeyId(0), None);
     loop {
@@ -196,8 +197,8 @@ pub(super) unsafe fn run<F: Width, const SEAL: bool>(keys: Keys<'_>, jobs: &mut 
         }
         let ready = encrypted;
         if let Some(key) = key.filter(|_| written != encrypted) {
-            // SAFETY: the features are the caller's. All blocks below `written` are initialised, and
-            // the vector of zeros behind them completes the last one.
+            // SAFETY: the caller ensures the features. All blocks below `written` are initialised,
+            // and the zeros after them complete the last vector.
             unsafe {
                 let at = stream.add(16 * (encrypted % CAPACITY));
                 if written - encrypted >= step {
@@ -246,15 +247,15 @@ fn own_key(keys: Keys<'_>, id: KeyId) -> Option<&GcmKey> {
     keys.get(id).and_then(|key| key.state.vaes())
 }
 
-/// Whether a span lies within `len` bytes.
+/// Returns whether a span is within `len` bytes.
 #[inline(always)]
 fn fits(span: Span, len: usize) -> bool {
     span.start <= span.end && span.end as usize <= len
 }
 
 impl Parts {
-    /// `None` when the operation does not fit packet or key: associated data, body and ICV stand
-    /// in this order and share no byte.
+    /// `None` when the operation does not fit packet or key: associated data, body and ICV must be
+    /// in this order and disjoint.
     #[inline(always)]
     fn of(key: &GcmKey, job: &Job<'_>) -> Option<Self> {
         let (op, len) = (&job.op, job.packet.len());
@@ -278,8 +279,8 @@ impl Parts {
     }
 }
 
-/// Checks the operation, begins the packet, writes the counter blocks of what is left to the stream,
-/// and says where they end. `None` when it does not fit.
+/// Checks the operation, starts the packet, writes the remaining counter blocks to the stream, and
+/// returns their end. `None` if it does not fit.
 ///
 /// # Safety
 /// The features; `LARGEST` blocks and a vector from `at` on are within the stream; `slot` is writable.
@@ -311,7 +312,8 @@ unsafe fn enter<F: Width, const SEAL: bool>(
             }
             Aad::InPlace(span) => {
                 let (from, len) = (span.start as usize, (span.end.wrapping_sub(span.start)) as usize);
-                // A whole block can be read wherever one byte of associated data has a body and an ICV behind it.
+                // A whole block is readable at any byte of associated data that is followed by a
+                // body and an ICV.
                 if matches!(len, 1..=16) && span.end as usize <= parts.body && from + 16 <= job.packet.len() {
                     begun.first = X1::load(packet.add(from)).first(len).swap().block();
                     begun.aad_len = len;
@@ -329,8 +331,8 @@ unsafe fn enter<F: Width, const SEAL: bool>(
             begun = F::begin_any::<SEAL>(key, job, &parts, own)?;
             rest_blocks = (parts.body_len - begun.bulk_len).div_ceil(16);
         }
-        // Field by field: a slot put together elsewhere would be copied in vectors right behind the
-        // stores of its fields, and wait for them.
+        // Field by field: a slot built elsewhere would be copied by vector loads directly after the
+        // stores of its fields, and stall on store forwarding.
         let (rest, end) = (parts.body + begun.bulk_len, at + 1 + rest_blocks);
         (&raw mut (*slot).first).write(begun.first);
         (&raw mut (*slot).lengths).write(_mm_set_epi64x(8 * begun.aad_len as i64, 8 * parts.body_len as i64));
@@ -370,7 +372,7 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
         return None;
     }
     let packet = job.packet.as_mut_ptr();
-    // SAFETY: spans are checked against what stands before the body; `room` ends with the packet.
+    // SAFETY: the spans were checked; `room` ends with the packet.
     unsafe {
         let zero = _mm_setzero_si128();
         let (mut first, mut is_block, aad_len) = match job.op.aad {
@@ -428,8 +430,8 @@ pub(super) unsafe fn begin_any<F: Width, const SEAL: bool>(
     }
 }
 
-/// Writes `count` counter blocks that count up from `from`, and more behind them: what most small packets
-/// need is written without a look at how many it is.
+/// Writes `count` counter blocks that count up from `from`, and more after them, so that the number
+/// needed by most small packets is written without a branch.
 ///
 /// # Safety
 /// The features; as many blocks from `to` on, or eight, and a vector are writable.

@@ -1,10 +1,9 @@
 //! Runs the wide forms on processors without VAES and VPCLMULQDQ, for tests.
 //!
-//! Such a processor refuses six opcodes with an illegal instruction and executes everything else of these
-//! forms itself, AVX-512 included where it has it. The signal handler here does what the refused
-//! instruction would have done, block by block with AES-NI and PCLMULQDQ, in the registers saved in
-//! the signal frame, and goes on behind it. So the very code that runs on wider processors is what
-//! is tested, some thousand times slower.
+//! Such a processor raises an illegal instruction for six opcodes and executes all others,
+//! including AVX-512 if it has it. The signal handler emulates the instruction block by block with
+//! AES-NI and PCLMULQDQ, in the registers saved in the signal frame, and continues after it. So the
+//! tests run exactly the code of wider processors, about a thousand times slower.
 
 use std::arch::x86_64::*;
 use std::sync::LazyLock;
@@ -29,8 +28,8 @@ pub(super) fn forms() -> &'static [Form] {
 }
 
 fn install() {
-    // SAFETY: the handler has the signature that SA_SIGINFO asks for, and touches only the frame of
-    // the thread that it interrupted.
+    // SAFETY: the handler has the signature of SA_SIGINFO, and touches only the frame of the thread
+    // that it interrupted.
     unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handle as *const () as usize;
@@ -40,16 +39,17 @@ fn install() {
 }
 
 unsafe extern "C" fn handle(_: libc::c_int, _: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes the context of the interrupted thread, whose instruction pointer
-    // leads to the bytes of the refused instruction; none is longer than 15 bytes, and those behind
-    // it are code too.
+    // SAFETY: the kernel passes the context of the interrupted thread, and its instruction pointer
+    // points to the illegal instruction; none is longer than 15 bytes, and the bytes after it are
+    // code too.
     unsafe {
         let machine = &mut (*context.cast::<libc::ucontext_t>()).uc_mcontext;
         let at = machine.gregs[libc::REG_RIP as usize] as *const u8;
         let registers = Registers::of(machine);
         match Instruction::decode(std::slice::from_raw_parts(at, 15)) {
             Some(instruction) => machine.gregs[libc::REG_RIP as usize] += instruction.run(machine, registers) as i64,
-            // Somebody else's: executed again, it ends the process as it would have.
+            // Not one of these instructions: restoring the default handler ends the process as
+            // usual.
             None => _ = libc::signal(libc::SIGILL, libc::SIG_DFL),
         }
     }
@@ -221,8 +221,8 @@ fn block(operation: Operation, first: [u8; 16], second: [u8; 16]) -> [u8; 16] {
     bytes
 }
 
-/// The vector registers in a signal frame: the legacy area, the header of XSAVE, and four components at
-/// the offsets that the processor tells (Intel SDM volume 1, §13.4 and §13.5).
+/// The vector registers in a signal frame: the legacy area, the header of XSAVE, and four
+/// components at the offsets that the processor reports (Intel SDM volume 1, §13.4 and §13.5).
 #[derive(Clone, Copy)]
 struct Registers {
     area: *mut u8,
@@ -238,8 +238,8 @@ impl Registers {
         Self { area: machine.fpregs.cast() }
     }
 
-    /// Where a component has register `number`; its place is made valid if it was not, since
-    /// registers at their initial value, zero, may not be in the frame.
+    /// Address of register `number` in a component. The component is marked as present if it was
+    /// not, because registers at their initial value, zero, may be absent from the frame.
     unsafe fn part(self, (bit, size, whole): (u32, usize, usize), number: usize) -> *mut u8 {
         // SAFETY: the processor has these components, and the kernel saves those it has. CPUID has
         // no effect on memory.

@@ -1,5 +1,5 @@
-//! The little DER that keys and signatures need: where the key's bits stand, and ECDSA signatures
-//! with and without their sequence.
+//! Minimal DER for keys and signatures: the position of the key's bits, and ECDSA signatures with
+//! and without their sequence.
 
 /// Splits the first element with this tag off: its contents, and what follows. Definite, shortest
 /// lengths below 64 KiB only, as DER has them.
@@ -15,8 +15,8 @@ fn element(der: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     rest.split_at_checked(len).filter(|_| *found == tag)
 }
 
-/// Where the key itself begins in SubjectPublicKeyInfo: after the algorithm and the count of unused
-/// bits, which is 0.
+/// Offset of the key in SubjectPublicKeyInfo: after the algorithm and the count of unused bits,
+/// which is 0.
 pub(super) fn key_bits_at(spki: &[u8]) -> Option<usize> {
     let (body, []) = element(spki, 0x30)? else { return None };
     let (_, rest) = element(body, 0x30)?;

@@ -208,8 +208,8 @@ fn the_best_scheme_is_one_the_peer_takes() {
     assert_eq!(short.sign(RsaPss(Sha512), &DATA), Err(SignatureFault::TooShort));
 }
 
-/// PKCS #1 blocks whose DigestInfo is not exactly the one there is, each signed with the real key:
-/// what Bleichenbacher's forgery of 2006 and its many returns rest on.
+/// PKCS #1 blocks with a deviating DigestInfo, each signed with the real key: the basis of
+/// Bleichenbacher's forgery of 2006 and its variants.
 #[test]
 fn only_the_one_digest_info_is_taken() {
     let hash = Hash::Sha256.digest(&DATA);
@@ -241,7 +241,8 @@ fn only_the_one_digest_info_is_taken() {
     ] {
         assert_eq!(verify(&block), Err(SignatureFault::Wrong), "{what}");
     }
-    // And the other way: IKEv1's bare hash is not one with DigestInfo, nor is a longer one its beginning.
+    // And the reverse: IKEv1's bare hash is not one with DigestInfo, nor is a longer one its
+    // beginning.
     let public = RSA2048.public();
     let raw = |block: &[u8]| RSA2048.sign(SignatureScheme::RawRsaPkcs1, &[block]).expect("a block that fits");
     let is_raw = |signature: &[u8]| public.verify(SignatureScheme::RawRsaPkcs1, &[&hash[..]], signature);
