@@ -44,7 +44,7 @@ fn main() {
 
 struct Daemon {
     vici: ViciHandle,
-    /// What was loaded, by kind.
+    /// Loaded sections, by kind.
     loaded: BTreeMap<&'static str, Vec<String>>,
     certificate: Option<Vec<u8>>,
 }
@@ -127,7 +127,7 @@ impl Daemon {
         }
     }
 
-    /// Says something of its own to those who listen.
+    /// Sends an event to all listeners.
     fn tell(&self) {
         if self.vici.wants(Event::Log) {
             let line = LogListing { group: "NET", level: 1, ike_sa: None, text: "first line\nsecond line" };

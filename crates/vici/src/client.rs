@@ -10,7 +10,7 @@ use super::message::{EmitError, Message, ParseError};
 use super::names::{Command, Event};
 use super::packet::{Kind, Packet, PacketError, Progress, SegmentReader, segment};
 
-/// Events kept while another answer is awaited; older ones give way.
+/// Limit of events stored while a response is awaited; older ones are discarded.
 const MAX_KEPT: usize = 1024;
 
 /// Reason why a daemon gave no answer. A program adds what its user can do about it.
@@ -38,7 +38,7 @@ pub enum ClientError {
     /// A version of the daemon without the event.
     #[error("the daemon does not know the event '{0}'")]
     UnknownEvent(&'static str),
-    /// What came is not vici.
+    /// Malformed response.
     #[error("the daemon sent a malformed message: {0}")]
     Malformed(String),
     /// The request is too large.
@@ -63,7 +63,7 @@ impl From<ParseError> for ClientError {
 pub struct Received {
     /// Its name.
     pub name: String,
-    /// What it says.
+    /// Message.
     pub message: Message,
 }
 
@@ -86,7 +86,7 @@ impl Client {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// When nobody listens there or the user may not.
+    /// If no server listens there, or the user lacks permission.
     pub fn connect(path: &Path) -> Result<Self, ClientError> {
         let stream = UnixStream::connect(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => ClientError::NotListening(path.into()),
@@ -139,7 +139,7 @@ impl Client {
         Ok((items, reply))
     }
 
-    /// Asks for an event from now on.
+    /// Registers for an event.
     ///
     /// # Errors
     /// When the daemon does not know it or does not answer.
@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    /// What answers the last packet sent.
+    /// Response to the last packet sent.
     fn answer(&mut self, timeout: Option<Duration>, on_event: &mut dyn FnMut(Received)) -> Result<Answer, ClientError> {
         let until = deadline(timeout);
         loop {

@@ -1,4 +1,4 @@
-//! How the server thread is told that something was left for it while it polls.
+//! Wakes the server thread from poll when there is work for it.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -32,11 +32,12 @@ impl Doorbell {
         self.answer_with(|| ());
     }
 
-    /// What others do in the midst of it is `meanwhile`.
+    /// `meanwhile` stands for concurrent operations.
     fn answer_with(&self, meanwhile: impl FnOnce()) {
         if self.rung.load(Ordering::Acquire) {
-            // In this order. Whoever rings in between finds it rung, and the look that follows sees what was left. The other
-            // way round the ring in between would be read away and every later one be taken for done.
+            // The order matters. A wake-up in between finds the flag still set, and the following
+            // check sees its work. In reverse order the wake-up in between would be consumed, and
+            // every later one would be skipped.
             let _ = rustix::io::read(&self.descriptor, &mut [0u8; 8]);
             meanwhile();
             self.rung.swap(false, Ordering::AcqRel);

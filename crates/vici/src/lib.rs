@@ -2,13 +2,14 @@
 //!
 //! # Design
 //!
-//! A connection carries [`packet`]s: a command and its reply, or the registration for an event and the events. What a
-//! packet says is a [`message`], a tree of text. The [`server`] only moves packets: each command goes through one bounded
-//! queue to the thread that owns the daemon's state, and replies and events come back by a [`server::ViciHandle`] that
-//! never waits for a client. [`listing`] writes what is listed in the words and in the order that swanctl's printers
-//! rely on. The [`client`] is the other end.
+//! A connection carries [`packet`]s: a command and its reply, or the registration for an event and
+//! the events. The body of a packet is a [`message`], a tree of text. The [`server`] only moves
+//! packets: each command goes through one bounded queue to the thread that owns the daemon's state,
+//! and replies and events return by a [`server::ViciHandle`], which never waits for a client.
+//! [`listing`] formats listings with the names and order that swanctl requires. The [`client`] is
+//! the counterpart.
 //!
-//! Who may open the socket file may do everything; there is no other authorisation in vici.
+//! Access to the socket file permits everything; vici has no other authorisation.
 
 pub mod client;
 mod doorbell;

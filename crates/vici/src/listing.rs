@@ -63,7 +63,7 @@ pub struct LogListing<'a> {
     pub level: i8,
     /// Name and number of the IKE SA that it is about.
     pub ike_sa: Option<(&'a str, u32)>,
-    /// What it says.
+    /// Message.
     pub text: &'a str,
 }
 
@@ -91,19 +91,19 @@ impl LogListing<'_> {
     }
 }
 
-/// What of a text fits into a value.
+/// Truncates a text to the size of a value.
 fn fitting(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_VALUE)]
 }
 
-/// A reply that says that it was done.
+/// A reply that reports success.
 pub fn success() -> Message {
     let mut message = Message::new();
     message.set("success", "yes");
     message
 }
 
-/// A reply that says why not.
+/// A reply that reports a failure.
 pub fn failure(why: &str) -> Message {
     let mut message = Message::new();
     message.set("success", "no").set("errmsg", fitting(why));
@@ -156,7 +156,7 @@ pub fn terminated(matches: usize, terminated: usize) -> Message {
 }
 
 impl Message {
-    /// What a reply says of its command. One without `success` is a listing, which succeeds.
+    /// Result in a reply. A reply without `success` is a listing, which has succeeded.
     ///
     /// # Errors
     /// With the daemon's text.

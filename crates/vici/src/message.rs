@@ -1,8 +1,9 @@
-//! What a packet says: a tree of sections, values and lists.
+//! Body of a packet: a tree of sections, values and lists.
 //!
-//! A [`Message`] is an owned tree in the order of its bytes. Values are text by convention; certificates and keys are
-//! bytes. As any value may be a private key or a secret, all of them are zeroed on drop and so is every emitted buffer,
-//! and [`Debug`] shows neither bytes nor what stands under a name of a secret.
+//! A [`Message`] is an owned tree in the order of its bytes. Values are text by convention;
+//! certificates and keys are bytes. As any value may be a private key or a secret, all of them are
+//! zeroed on drop and so is every emitted buffer, and [`Debug`] shows neither bytes nor values with
+//! the name of a secret.
 
 use std::fmt;
 
@@ -33,11 +34,11 @@ const LIST_END: u8 = 6;
 /// One value of a section.
 #[derive(Clone, Eq, PartialEq)]
 pub enum Value {
-    /// Text, or bytes where a command says so.
+    /// Text, or bytes if the command defines them.
     Text(Zeroizing<Vec<u8>>),
     /// Any number of texts.
     List(Vec<Zeroizing<Vec<u8>>>),
-    /// Values under names of their own.
+    /// Named values.
     Section(Message),
 }
 
@@ -48,7 +49,7 @@ pub struct Message {
     pub entries: Vec<(String, Value)>,
 }
 
-/// Why bytes are no message.
+/// Reason why bytes are not a valid message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseError {
@@ -75,7 +76,7 @@ pub enum ParseError {
     TooLarge,
 }
 
-/// Why a message cannot be sent.
+/// Reason why a message cannot be sent.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum EmitError {
@@ -91,7 +92,7 @@ pub enum EmitError {
 }
 
 impl Message {
-    /// A message that says nothing.
+    /// An empty message.
     pub const fn new() -> Self {
         Self { entries: Vec::new() }
     }
@@ -115,7 +116,7 @@ impl Message {
         self
     }
 
-    /// Adds `yes` if true: absence says no.
+    /// Adds `yes` if true: absence means no.
     pub fn set_flag(&mut self, name: &str, value: bool) -> &mut Self {
         if value {
             self.set(name, "yes");
@@ -141,7 +142,7 @@ impl Message {
         self.entries.iter().find(|(known, _)| known == name).map(|(_, value)| value)
     }
 
-    /// The value at a path as in `workers.active.high`. Names on the way hold no dots.
+    /// The value at a path as in `workers.active.high`. Names in the path contain no dots.
     pub fn at(&self, path: &str) -> Option<&Value> {
         match path.split_once('.') {
             None => self.get(path),
@@ -170,7 +171,8 @@ impl Message {
         self.text(path)?.parse().ok()
     }
 
-    /// Whether the text at a path says yes, in any of its words. No value, or another word, is `None`.
+    /// Parses the text at a path as a boolean, in any spelling. No value, or another word, is
+    /// `None`.
     pub fn flag(&self, path: &str) -> Option<bool> {
         let word = self.text(path)?;
         let is = |words: &[&str]| words.iter().any(|known| word.eq_ignore_ascii_case(known));
@@ -252,7 +254,7 @@ impl Message {
     /// # Errors
     /// When something is longer than its length field, or the whole than the other end takes.
     pub fn emit(&self) -> Result<Zeroizing<Vec<u8>>, EmitError> {
-        // Measured first: a buffer that grows leaves copies of secrets behind.
+        // Computes the size first: a buffer that grows leaves copies of secrets in freed memory.
         let (bytes, elements) = self.measure(0)?;
         if bytes > MAX_SEGMENT || elements > MAX_ELEMENTS {
             return Err(EmitError::TooLarge);
@@ -262,7 +264,7 @@ impl Message {
         Ok(out)
     }
 
-    /// Bytes and elements. Checks each length on the way.
+    /// Bytes and elements. Checks each length.
     fn measure(&self, depth: usize) -> Result<(usize, usize), EmitError> {
         if depth > MAX_DEPTH {
             return Err(EmitError::TooLarge);
@@ -418,7 +420,7 @@ impl fmt::Debug for Message {
 impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Without its name nobody can tell whether it is a secret.
+            // Without its name it may be a secret.
             Self::Text(text) => write!(f, "<{} bytes>", text.len()),
             Self::List(items) => write!(f, "<{} items>", items.len()),
             Self::Section(section) => fmt::Debug::fmt(section, f),

@@ -26,11 +26,11 @@ macro_rules! names {
 }
 
 names! {
-    /// What a client may ask for.
+    /// Commands of a client.
     Command {
         Version = "version",
         Stats = "stats",
-        // Weir's own, in nobody else's vici: SAs, policies and workers with their counters.
+        // Extension of Weir: SAs, policies and workers with their counters.
         Status = "status",
         // Weir's own: ends the gateway and opens what it kept closed.
         Stop = "stop",
@@ -72,7 +72,7 @@ names! {
 }
 
 names! {
-    /// What a client may register for.
+    /// Events for registration.
     Event {
         Log = "log",
         ControlLog = "control-log",
@@ -147,7 +147,7 @@ names! {
 }
 
 names! {
-    /// What an X.509 certificate is for.
+    /// Flags of an X.509 certificate.
     CertFlag {
         None = "NONE",
         Ca = "CA",

@@ -12,25 +12,25 @@ use super::message::{EmitError, MAX_NAME, MAX_SEGMENT, Message};
 /// Bytes of the length before a segment.
 pub const HEADER_BYTES: usize = 4;
 
-/// What a packet is for.
+/// Type of a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[repr(u8)]
 pub enum Kind {
     /// A command with its name and arguments.
     Request = 0,
-    /// What it led to.
+    /// Reply to a command.
     Response = 1,
     /// There is no such command.
     UnknownCommand = 2,
-    /// Asks for the events of a name.
+    /// Registers for an event.
     Register = 3,
-    /// Asks for no more of them.
+    /// Unregisters from an event.
     Unregister = 4,
     /// It is so.
     Confirm = 5,
     /// There is no such event.
     UnknownEvent = 6,
-    /// An event with its name and what it says.
+    /// An event with its name and message.
     Event = 7,
 }
 
@@ -55,14 +55,14 @@ impl Kind {
     }
 }
 
-/// Why a segment is no packet. After one of these the other end cannot be understood any more.
+/// Reason why a segment is not a valid packet. The connection is unusable after such an error.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PacketError {
     /// Above [`MAX_SEGMENT`], by its own account.
     #[error("a segment of {0} bytes is announced; the limit is {MAX_SEGMENT}")]
     TooLong(u32),
-    /// Fewer bytes than the name's length says, or none.
+    /// Fewer bytes than the length of the name, or none.
     #[error("the packet ends within its head")]
     Truncated,
     /// A kind other than 0 to 7.
@@ -79,7 +79,7 @@ pub enum PacketError {
 /// A packet over the bytes of its segment.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Packet<'a> {
-    /// What it is for.
+    /// Type.
     pub kind: Kind,
     /// Command or event; empty for kinds without a name.
     pub name: &'a str,
@@ -139,18 +139,19 @@ pub fn segment(kind: Kind, name: &str, message: &Message) -> Result<Zeroizing<Ve
 pub struct SegmentReader {
     header: [u8; HEADER_BYTES],
     header_filled: usize,
-    /// Allocated once, for the announced length, so that no copy of a secret stays behind.
+    /// Allocated once, for the announced length, so that no copy of a secret remains in freed
+    /// memory.
     body: Zeroizing<Vec<u8>>,
 }
 
-/// What a read led to.
+/// Result of a read.
 #[derive(Debug, Eq, PartialEq)]
 pub enum Progress {
     /// A segment; the reader is empty again.
     Segment(Zeroizing<Vec<u8>>),
     /// More is to come.
     Partial,
-    /// The other end said that nothing follows.
+    /// End of file.
     End,
 }
 

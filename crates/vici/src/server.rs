@@ -1,10 +1,11 @@
 //! The server: one thread that moves packets between a socket file and the thread that owns the daemon's state.
 //!
-//! A client's command becomes an [`Incoming`] in a bounded queue, [`Requests`], whose descriptor tells the control
-//! thread's poll loop that something is there. It answers, now or much later, through a [`ViciHandle`]; so do those who
-//! have events to tell. Nothing in a handle waits: what it says is put into the client's own queue, and a client that
-//! lets more than [`MAX_BACKLOG`] bytes of events wait is cut off. Long listings are not put into that queue; the
-//! server takes one item after the other as the client reads them.
+//! A client's command becomes an [`Incoming`] in a bounded queue, [`Requests`], whose descriptor
+//! wakes the control thread's poll loop. The control thread responds, immediately or later, through
+//! a [`ViciHandle`]; events use it too. A handle never blocks: it appends to the queue of the
+//! client, and a client with more than [`MAX_BACKLOG`] bytes of pending events is disconnected.
+//! Long listings are not queued; the server produces one item after the other as the client reads
+//! them.
 //!
 //! A client has one command at a time, so nothing is read from it between a request and its reply.
 
@@ -36,30 +37,30 @@ pub const MAX_BACKLOG: usize = 1 << 20;
 /// Requests and notices that wait for the control thread. Each client adds at most one of each, and waits when the
 /// queue is full.
 pub const MAX_WAITING: usize = MAX_CLIENTS;
-/// How long a client may read nothing of a listing that it asked for: long enough for a person at a pager.
+/// Timeout of a client that does not read its listing: long enough for a user with a pager.
 pub const PATIENCE: Duration = Duration::from_secs(300);
-/// What one client may take in bytes before it is the next one's turn.
+/// Bytes written to one client before the next one is served.
 const TURN: usize = 256 << 10;
-/// How long to wait before another try when the control thread's queue was full.
+/// Retry delay if the control thread's queue is full.
 const RETRY: Duration = Duration::from_millis(20);
 
 /// A connection of a client. Never used twice.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct ClientId(pub u64);
 
-/// What the control thread learns.
+/// Input of the control thread.
 #[derive(Debug)]
 pub enum Incoming {
     /// A command, to be answered once with [`ViciHandle::reply`] or [`ViciHandle::list`].
     Request {
-        /// Who asks.
+        /// Client.
         client: ClientId,
-        /// What for.
+        /// Command.
         command: Command,
         /// With which arguments.
         message: Message,
     },
-    /// The client went away before its command was answered. Whatever is said to it now is ignored.
+    /// The client disconnected before its command was answered. Later responses are ignored.
     Gone(ClientId),
 }
 
@@ -72,7 +73,7 @@ struct Listing {
     reply: Message,
 }
 
-/// What others leave for a client; the server thread takes it out.
+/// Queue for a client; read by the server thread.
 #[derive(Default)]
 struct Mailbox {
     queue: VecDeque<Segment>,
@@ -189,7 +190,7 @@ impl ViciHandle {
         self.0.bell.ring();
     }
 
-    /// Tells an event to all who registered for it.
+    /// Sends an event to all registered clients.
     pub fn event(&self, event: Event, message: &Message) {
         if !self.wants(event) {
             return;
@@ -201,7 +202,7 @@ impl ViciHandle {
         self.0.bell.ring();
     }
 
-    /// Tells an event to one client, if it registered for it.
+    /// Sends an event to one client, if it is registered.
     pub fn event_to(&self, client: ClientId, event: Event, message: &Message) {
         let Ok(segment) = segment(Kind::Event, event.name(), message).map(Arc::new) else { return };
         self.0.with(client, |mailbox| {
@@ -212,13 +213,13 @@ impl ViciHandle {
         self.0.bell.ring();
     }
 
-    /// Whether anybody registered for the event: what nobody hears need not be written.
+    /// Returns whether any client is registered for the event; otherwise it need not be formatted.
     pub fn wants(&self, event: Event) -> bool {
         self.0.registered.load(Ordering::Acquire) & event.bit() != 0
     }
 }
 
-/// A response, or one that says why there is none.
+/// A response, or a response that reports the error.
 fn respond(message: &Message) -> Segment {
     let response = segment(Kind::Response, "", message).or_else(|error| {
         let text = format!("the reply cannot be sent: {error}");
@@ -239,7 +240,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// What comes next, without waiting. After a `None` the descriptor tells when to ask again.
+    /// Returns the next input without blocking. After `None` wait for the descriptor.
     pub fn try_next(&self) -> Option<Incoming> {
         self.queue.try_recv().ok().or_else(|| {
             // Reset first, look again after it: what arrives in between is not overlooked.
@@ -270,7 +271,7 @@ impl AsFd for Requests {
 /// The running server. Closes all connections, and removes its socket, when dropped.
 pub struct Server {
     path: PathBuf,
-    /// What tells its file from one that somebody else has put there since.
+    /// Identity of its file, to detect a replacement by another process.
     mark: Option<socket::Mark>,
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -397,20 +398,20 @@ struct Connection {
     /// None when it is over and only `undelivered` holds it back.
     stream: Option<UnixStream>,
     reader: SegmentReader,
-    /// The segment on its way, and how much of it has left.
+    /// The segment being sent, and the number of bytes already sent.
     sending: Option<(Segment, usize)>,
     listing: Option<Listing>,
-    /// When the client last took something, or had nothing to take.
+    /// Time of the last progress of the client, or of an empty queue.
     last_progress: Instant,
-    /// The client says no more, and leaves when it has read everything.
+    /// The client has shut down its sending side, and is closed when it has read everything.
     draining: bool,
     /// At most a request and the notice that its client is gone.
     undelivered: VecDeque<Incoming>,
 }
 
-/// Why a connection ends.
+/// Reason why a connection ends.
 enum End {
-    /// The client is gone, or has heard everything and says no more.
+    /// The client has disconnected, or has read everything after it shut down its sending side.
     Quiet,
     Because(String),
 }
@@ -424,7 +425,7 @@ impl From<io::Error> for End {
     }
 }
 
-/// What one round of the loop has to know of a client's mailbox.
+/// State of a client's mailbox for one iteration of the loop.
 #[derive(Clone, Copy, Default)]
 struct Look {
     busy: bool,
@@ -461,7 +462,7 @@ impl Worker {
             }
             self.connections.retain(|connection| connection.stream.is_some() || !connection.undelivered.is_empty());
             if self.shared.lock().stop {
-                // Last words, to those who listen: a stop may have been asked for by one of them.
+                // Flush the last messages: a client may have requested the stop.
                 for connection in &mut self.connections {
                     let _ = connection.write(&self.shared);
                 }
@@ -616,7 +617,7 @@ impl Worker {
         let busy = state.mailboxes.remove(&connection.id).is_some_and(|mailbox| mailbox.busy);
         self.shared.count_registrations(&state);
         drop(state);
-        // A request that nobody has seen needs no notice.
+        // A request that was not delivered needs no notice.
         if connection.undelivered.pop_front().is_none() && busy {
             connection.undelivered.push_back(Incoming::Gone(connection.id));
         }
@@ -638,7 +639,7 @@ impl Connection {
         }
     }
 
-    /// Does what a packet asks for, or leaves it to the control thread.
+    /// Executes a packet, or passes it to the control thread.
     fn take(&mut self, bytes: &[u8], shared: &Shared) -> Result<(), End> {
         let packet = Packet::parse(bytes).map_err(|error| End::Because(error.to_string()))?;
         let answer = match packet.kind {
@@ -693,7 +694,8 @@ impl Connection {
                 self.sending = self.next_segment(shared).map(|segment| (segment, 0));
             }
             let (Some((segment, sent)), Some(stream)) = (&mut self.sending, &mut self.stream) else {
-                // A client that says no more has no command open: nothing is read from those that have.
+                // A client that has shut down has no pending command, because clients with one are
+                // not read.
                 return if self.draining { Err(End::Quiet) } else { Ok(()) };
             };
             match retry(|| stream.write(&segment[*sent..])) {
@@ -715,7 +717,7 @@ impl Connection {
         Ok(())
     }
 
-    /// What waits in the mailbox, then what is listed, then the reply after it.
+    /// The mailbox first, then the listing, then the reply after it.
     fn next_segment(&mut self, shared: &Shared) -> Option<Segment> {
         let mut waiting = None;
         shared.with(self.id, |mailbox| waiting = mailbox.pop());
@@ -895,7 +897,7 @@ mod tests {
         assert_eq!(reply, said("end"));
         assert_eq!(items.len(), COUNT as usize);
         assert!(items.iter().enumerate().all(|(i, item)| item.text("msg").unwrap().parse() == Ok(i)));
-        // Who did not register is not told.
+        // Unregistered clients receive nothing.
         let mut seen = 0;
         assert_eq!(client.request(Command::ListSas, &Message::new(), SOON, &mut |_| seen += 1).unwrap(), said("end"));
         assert_eq!(seen, 0);
@@ -943,7 +945,7 @@ mod tests {
         });
         assert!(began.elapsed() < Duration::from_secs(5));
         assert_eq!(good.request(Command::Stats, &said("still"), SOON, &mut nothing).unwrap(), said("still"));
-        // It gets what was on its way, then the end.
+        // It receives the pending data, then end of file.
         let mut count = 0;
         let end = loop {
             match slow.next_event(SOON) {
@@ -972,7 +974,7 @@ mod tests {
         assert!(asked.1 && told.try_recv().is_err());
         drop(client);
         assert_eq!(told.recv_timeout(Duration::from_secs(10)).unwrap(), (asked.0, false));
-        // Too late, and nobody's loss.
+        // Too late; ignored.
         daemon.handle().reply(asked.0, &listing::success());
         daemon.handle().list(asked.0, Event::ListSa, [said("x")], listing::success());
         daemon.handle().event_to(asked.0, Event::Log, &said("x"));
@@ -1036,7 +1038,7 @@ mod tests {
         assert!(open.is_empty(), "{open:?}");
         let mut client = Client::connect(&path).unwrap();
         client.register(Event::Log, SOON).unwrap();
-        // Without a control thread there is nobody to ask.
+        // Without a control thread commands fail.
         drop(requests);
         let answer = client.request(Command::Stats, &said("x"), SOON, &mut nothing);
         assert!(matches!(answer, Err(ClientError::Closed)));
@@ -1053,7 +1055,7 @@ mod tests {
         assert_eq!(Server::start(&path, None).err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(server);
         assert!(!path.exists());
-        // What a killed daemon leaves behind.
+        // Socket file of a killed daemon.
         drop(UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         drop(Server::start(&path, None).unwrap());

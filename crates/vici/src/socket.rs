@@ -1,4 +1,4 @@
-//! The socket file: who may open it, and what happens to one that was left behind.
+//! The socket file: its permissions, and the replacement of a stale one.
 
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
@@ -7,7 +7,8 @@ use std::path::Path;
 
 use rustix::fs::{Gid, Mode};
 
-/// Listens at `path`, for its owner only, or also for a group. A socket that nobody listens at is replaced.
+/// Listens at `path`, for its owner only, or also for a group. A socket without a listener is
+/// replaced.
 ///
 /// # Errors
 /// When another process answers there, or the file cannot be made; the text names the path.
@@ -17,7 +18,7 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> io::Result<UnixListener
         io::Error::new(error.kind(), text)
     };
     remove_stale(path).map_err(explained)?;
-    // Nobody else may connect between bind and chmod.
+    // No other user may connect between bind and chmod.
     let mask = rustix::process::umask(Mode::from_raw_mode(0o177));
     let listener = UnixListener::bind(path);
     rustix::process::umask(mask);
@@ -37,7 +38,7 @@ pub(super) fn listen(path: &Path, group: Option<u32>) -> io::Result<UnixListener
     Ok(listener)
 }
 
-/// Tells one file from another: device and number.
+/// Identity of a file: device and inode.
 pub(super) type Mark = (u64, u64);
 
 /// The mark of what is at `path` now.

@@ -1,8 +1,9 @@
 //! Messages from and to types that serde knows.
 //!
-//! vici says everything in text; what a number or a switch was is known to the type that reads it. So a type's names
-//! stand in one place, and its JSON and its message have the same ones. A struct or map is a section, a sequence of texts
-//! and numbers a list, any other sequence a section of numbered entries; an absent option is left out.
+//! vici encodes all values as text; the type that reads a value determines whether it is a number
+//! or a boolean. So the names of a type are defined once, and its JSON and its message use the same
+//! ones. A struct or map is a section, a sequence of texts and numbers a list, any other sequence a
+//! section of numbered entries; an absent option is omitted.
 
 use serde::de::value::{Error, MapAccessDeserializer, MapDeserializer, SeqDeserializer};
 use serde::de::{Deserialize, Deserializer, Error as _, IntoDeserializer, Visitor};
@@ -13,7 +14,7 @@ use zeroize::Zeroizing;
 use super::message::{Message, Value};
 
 impl Message {
-    /// What `value`, a struct or a map, says.
+    /// Converts `value`, a struct or a map, to a message.
     pub fn of(value: &impl Serialize) -> Self {
         let mut message = Self::new();
         // Neither a map with keys other than texts nor a value that refuses: these are types of this crate.
@@ -102,7 +103,7 @@ impl<'a> IntoDeserializer<'a, Error> for Node<'a> {
     }
 }
 
-/// What a type asks for decides how its text is read.
+/// The requested type determines how the text is parsed.
 macro_rules! numbers {
     ($($method:ident $visit:ident,)*) => {
         $(fn $method<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {

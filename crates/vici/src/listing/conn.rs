@@ -21,7 +21,7 @@ pub struct ConnListing {
     pub reauth_s: u64,
     /// Seconds; 0 for never.
     pub rekey_s: u64,
-    /// What happens to a second IKE SA, as in `UNIQUE_NO`.
+    /// Handling of a second IKE SA, as in `UNIQUE_NO`.
     pub unique: &'static str,
     /// Seconds; 0 for no dead peer detection.
     pub dpd_delay_s: u64,
@@ -29,7 +29,7 @@ pub struct ConnListing {
     pub dpd_timeout_s: u64,
     /// Identity of a post-quantum preshared key.
     pub ppk_id: Option<String>,
-    /// Whether there must be one.
+    /// True if there must be one.
     pub ppk_required: bool,
     /// Proposals in configuration words.
     pub proposals: Vec<String>,
@@ -58,7 +58,7 @@ pub struct AuthListing {
     pub eap_id: Option<String>,
     /// Identity within XAuth.
     pub xauth_id: Option<String>,
-    /// What a missing answer about revocation means.
+    /// Handling of missing revocation information.
     pub revocation: Option<String>,
     /// Groups of which the peer has to be in one.
     pub groups: Vec<String>,
@@ -75,7 +75,7 @@ pub struct AuthListing {
 pub struct ChildConfigListing {
     /// Its name.
     pub name: String,
-    /// How it carries packets, or what else it does.
+    /// Mode, or action of a policy.
     pub mode: Mode,
     /// Security label.
     pub label: Option<String>,

@@ -7,15 +7,15 @@ use super::{CertFlag, CertKind, Message, host, printable};
 /// A certificate, or what goes with one.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CertListing {
-    /// What it is.
+    /// Type.
     pub kind: CertKind,
-    /// What an X.509 certificate is for; not said of others.
+    /// Flag of an X.509 certificate; absent for other types.
     pub flag: CertFlag,
-    /// Whether the private key is here.
+    /// True if the private key is here.
     pub has_private_key: bool,
     /// DER; of a public key its SubjectPublicKeyInfo.
     pub der: Vec<u8>,
-    /// Of a public key: whose it is.
+    /// Identity of a public key's owner.
     pub subject: Option<String>,
 }
 
@@ -32,8 +32,8 @@ impl CertListing {
         printable(cert)
     }
 
-    /// Whether a request of `list-certs` or `flush-certs` asks for it by type and flag. Old names such as `x509ca` stand
-    /// for both at once.
+    /// Returns whether a request of `list-certs` or `flush-certs` matches it by type and flag. Old
+    /// names such as `x509ca` combine both.
     pub fn is_asked_for(&self, request: &Message) -> bool {
         let is = |text: &str, name: &str| text.eq_ignore_ascii_case(name);
         let kind = request.text("type").unwrap_or("ANY");
@@ -60,11 +60,11 @@ pub struct AuthorityListing {
     pub name: String,
     /// Subject of its certificate.
     pub cacert: String,
-    /// Where its revocation lists are.
+    /// URIs of its revocation lists.
     pub crl_uris: Vec<String>,
-    /// Where it is asked by OCSP.
+    /// URIs of its OCSP servers.
     pub ocsp_uris: Vec<String>,
-    /// Where its certificates are.
+    /// Base URI of its certificates.
     pub cert_uri_base: Option<String>,
 }
 
@@ -90,22 +90,22 @@ pub struct PoolListing {
     pub base: IpAddr,
     /// Addresses in all.
     pub size: u64,
-    /// Leased to somebody who is connected.
+    /// Leased to a connected client.
     pub online: u64,
-    /// Kept for somebody who is not.
+    /// Reserved for a disconnected client.
     pub offline: u64,
-    /// Leases, if asked for.
+    /// Leases, if requested.
     pub leases: Option<Vec<Lease>>,
 }
 
 /// A lease of a pool.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lease {
-    /// What was leased.
+    /// Address.
     pub address: IpAddr,
-    /// To whom.
+    /// Identity.
     pub identity: String,
-    /// Whether they are connected.
+    /// True if they are connected.
     pub online: bool,
 }
 

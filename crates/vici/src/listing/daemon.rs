@@ -2,7 +2,7 @@
 
 use super::Message;
 
-/// What the daemon says of itself.
+/// Status of the daemon.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct StatsListing {
     /// Since the start, in seconds.
@@ -15,13 +15,13 @@ pub struct StatsListing {
     pub workers_idle: u32,
     /// Threads at work: critical, high, medium and low priority.
     pub workers_active: [u32; 4],
-    /// What waits, likewise.
+    /// Queued jobs, likewise.
     pub queues: [u64; 4],
     /// Timers.
     pub scheduled: u64,
     /// IKE SAs in all.
     pub ike_sas: u64,
-    /// Those not yet established.
+    /// Half-open IKE SAs.
     pub half_open: u64,
     /// Parts that are loaded.
     pub plugins: Vec<String>,
@@ -65,7 +65,8 @@ fn span(seconds: u64) -> String {
 fn date(unix_s: u64) -> String {
     const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
     let (days, second) = (unix_s / 86_400, unix_s % 86_400);
-    // Years begin in March, so that the leap day is their last; 719,468 days lie between March of year 0 and 1970.
+    // Years begin in March, so that the leap day is their last; there are 719,468 days from March
+    // of year 0 to 1970.
     let day = days + 719_468;
     let (era, day_of_era) = (day / 146_097, day % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
@@ -88,7 +89,8 @@ pub fn version(daemon: &str, version: &str) -> Message {
     message
 }
 
-/// The reply to `get-algorithms`: kinds such as `encryption`, in each the algorithms and who provides them.
+/// The reply to `get-algorithms`: kinds such as `encryption`, each with the algorithms and their
+/// providers.
 pub fn get_algorithms<'a, I>(kinds: impl IntoIterator<Item = (&'a str, I)>) -> Message
 where
     I: IntoIterator<Item = (String, &'a str)>,

@@ -16,7 +16,7 @@ pub struct Algorithms {
     pub integrity: Option<(String, Option<u16>)>,
     /// Pseudo-random function, of an IKE SA.
     pub prf: Option<String>,
-    /// Key exchange; of a Child SA only with one of its own.
+    /// Key exchange; for a Child SA only if it had a separate one.
     pub key_exchange: Option<String>,
     /// Additional key exchanges with their numbers, 1 to 7 (RFC 9370).
     pub additional: Vec<(u8, String)>,
@@ -61,7 +61,7 @@ pub struct IkeSaListing {
     pub unique_id: u32,
     /// 1 or 2; 0 where keys are not those of IKE.
     pub version: u8,
-    /// Where in its life it is.
+    /// State.
     pub state: IkeState,
     /// Own address and port.
     pub local: SocketAddr,
@@ -73,27 +73,27 @@ pub struct IkeSaListing {
     pub remote_id: String,
     /// Identity of EAP (IKEv2) or XAuth (IKEv1) where it is another.
     pub remote_eap_id: Option<String>,
-    /// Whether this end began it.
+    /// True if this end began it.
     pub initiator: bool,
     /// SPI of the initiator.
     pub initiator_spi: u64,
     /// SPI of the responder, 0 before it answers.
     pub responder_spi: u64,
-    /// Whether this end is behind a NAT.
+    /// True if there is a NAT in front of this host.
     pub nat_local: bool,
-    /// Whether the peer is.
+    /// True if the peer is.
     pub nat_remote: bool,
-    /// Whether encapsulation is forced without one.
+    /// True if encapsulation is forced without one.
     pub nat_fake: bool,
-    /// What was agreed; none before that.
+    /// Negotiated proposal; none before the negotiation.
     pub algorithms: Option<Algorithms>,
-    /// Whether a post-quantum preshared key took part (RFC 8784).
+    /// True if a post-quantum preshared key took part (RFC 8784).
     pub ppk: bool,
     /// Age in seconds, once established.
     pub established_s: Option<u64>,
     /// Seconds until it is rekeyed.
     pub rekey_s: Option<i64>,
-    /// Seconds until it is authenticated anew.
+    /// Seconds until reauthentication.
     pub reauth_s: Option<i64>,
     /// Virtual addresses that the peer gave.
     pub local_vips: Vec<IpAddr>,
@@ -116,15 +116,15 @@ pub struct ChildListing {
     pub name: String,
     /// Its number.
     pub unique_id: u32,
-    /// Number shared by those that stand for each other.
+    /// Request ID, shared by SAs that replace each other.
     pub reqid: u32,
-    /// Where in its life it is.
+    /// State.
     pub state: ChildState,
-    /// How it carries packets.
+    /// Mode.
     pub mode: Mode,
     /// Security label.
     pub label: Option<String>,
-    /// What exists once it is installed.
+    /// Fields that exist after installation.
     pub ipsec: Option<ChildIpsec>,
     /// Own selectors, as in `10.1.0.0/16[tcp/80]`.
     pub local_ts: Vec<String>,
@@ -137,7 +137,7 @@ pub struct ChildListing {
 pub struct ChildIpsec {
     /// ESP, AH, EESP or PSP.
     pub protocol: String,
-    /// Whether it is carried in UDP.
+    /// True if it is carried in UDP.
     pub encap: bool,
     /// SPI of what arrives.
     pub spi_in: u32,
@@ -147,17 +147,17 @@ pub struct ChildIpsec {
     pub if_id_in: Option<u32>,
     /// Interface number outbound.
     pub if_id_out: Option<u32>,
-    /// Whether there is an SA per CPU (RFC 9611).
+    /// True if there is an SA per CPU (RFC 9611).
     pub per_cpu_sas: bool,
     /// The CPU of this one; none for the fallback.
     pub cpu: Option<u32>,
-    /// What was agreed.
+    /// Negotiated proposal.
     pub algorithms: Algorithms,
-    /// Whether sequence numbers have 64 bits.
+    /// True if sequence numbers have 64 bits.
     pub esn: bool,
-    /// What arrived.
+    /// Inbound traffic.
     pub usage_in: Usage,
-    /// What left.
+    /// Outbound traffic.
     pub usage_out: Usage,
     /// Seconds until it is rekeyed.
     pub rekey_s: Option<i64>,
@@ -344,7 +344,7 @@ impl PolicyListing {
         printable(message)
     }
 
-    /// Whether a request of `list-policies` asks for it.
+    /// Returns whether a request of `list-policies` selects it.
     pub fn is_asked_for(&self, request: &Message) -> bool {
         let kind = match self.mode {
             Mode::Pass => "pass",
