@@ -1,4 +1,5 @@
-//! Addresses of an interface, given through rtnetlink: one way for both families and any number.
+//! Addresses of an interface, configured by rtnetlink, for both families and any number of
+//! addresses.
 
 use std::io::{self, Read, Write};
 use std::net::IpAddr;
@@ -11,7 +12,8 @@ const NLMSG_ERROR: u16 = 2;
 const FLAGS: u16 = 0x1 | 0x4 | 0x200 | 0x400;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
-/// No duplicate address detection: a TUN has no neighbours, and the address is usable at once.
+/// No duplicate address detection: a TUN has no other hosts on the link, and the address must be
+/// usable at once.
 const IFA_F_NODAD: u8 = 0x02;
 
 /// Gives the interface with `index` an address; having it already is no error.

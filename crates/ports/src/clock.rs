@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 pub fn ticks() -> u64 {
     #[cfg(target_arch = "x86_64")]
     {
-        // The fence keeps earlier work from drifting behind the reading.
-        // SAFETY: LFENCE and RDTSC exist on every x86-64 processor and touch no memory.
+        // The fence orders earlier work before the reading. SAFETY: LFENCE and RDTSC exist on every
+        // x86-64 processor and touch no memory.
         unsafe {
             core::arch::x86_64::_mm_lfence();
             core::arch::x86_64::_rdtsc()

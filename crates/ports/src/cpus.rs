@@ -3,7 +3,7 @@
 use rustix::io;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// CPUs that the affinity mask of the calling thread allows and that are there, in order. Empty when it cannot be told.
+/// CPUs that are in the affinity mask of the calling thread and online, in order. Empty if unknown.
 pub fn allowed() -> Vec<usize> {
     let Ok(set) = sched_getaffinity(None) else { return Vec::new() };
     (0..CpuSet::MAX_CPU).filter(|cpu| set.is_set(*cpu)).collect()

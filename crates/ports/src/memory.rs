@@ -42,8 +42,9 @@ pub fn memory_pair(packets: usize, packet_bytes: usize) -> (MemoryPort, MemoryPo
 pub(crate) const NOBODY: u32 = u32::MAX;
 
 impl MemoryPort {
-    /// Sends the packets of `from` that are for `whom` by `of`, in order, as far as there is room. Their places in `of` become
-    /// [`NOBODY`], and the packets that stay there are empty. When the other end is gone they are lost. Returns how many went.
+    /// Sends the packets of `from` that `of` assigns to `whom`, in order, as far as there is room.
+    /// Their entries in `of` become [`NOBODY`], and empty packets replace them. They are lost if
+    /// the receiver has ended. Returns the number sent.
     pub(crate) fn pass(&mut self, from: &mut Batch, of: &mut [u32], whom: u32) -> usize {
         let gone = self.outgoing.full.is_abandoned();
         let mut went = 0;
@@ -59,7 +60,7 @@ impl MemoryPort {
         went
     }
 
-    /// Whether the other end sent something.
+    /// Returns whether the other end sent something.
     pub(crate) fn has_input(&self) -> bool {
         !self.incoming.full.is_empty()
     }

@@ -1,4 +1,4 @@
-//! Many messages per system call, and what the kernel says beside each of them.
+//! Many messages per system call, with their control data.
 //!
 //! The only place where raw and UDP sockets meet the kernel: [`Mmsg`] lends it packet buffers for
 //! the length of one call and keeps no pointer afterwards. Control messages are read and written
@@ -21,7 +21,7 @@ use super::{Refused, SuperPackets};
 
 /// Messages per system call.
 const BURST: usize = 64;
-/// Datagrams of one train: Linux before 6.9 takes no more.
+/// Limit of segments in one UDP GSO packet before Linux 6.9.
 pub(super) const TRAIN: usize = 64;
 /// Bytes for a socket address of either family.
 const NAME_BYTES: usize = 32;
@@ -52,14 +52,15 @@ pub(super) struct Mmsg {
     controls: Box<[Control]>,
 }
 
-/// What receiving trains takes beside [`Mmsg`]: 1.1 MB per socket, of which a kernel that sends none uses little.
+/// State for receiving GRO packets in addition to [`Mmsg`]: 1.1 MB per socket, mostly untouched
+/// without GRO.
 pub(super) struct TrainsIn {
     /// For each message the end of what is before its place in a packet buffer, and what did not fit there.
     rest: Box<[u8]>,
     /// Messages of the last burst that are still to be handed over, in order.
     waiting: VecDeque<Waiting>,
-    /// Size of the datagrams when a long train came last: another one like it follows, most likely, and each of its
-    /// datagrams is received straight to a packet buffer of its own.
+    /// Segment size of the last long GRO packet. The next one probably has the same size, and each
+    /// segment is then received directly into a separate packet buffer.
     expected: Option<usize>,
 }
 
@@ -69,7 +70,7 @@ struct Waiting {
     message: usize,
     name_len: usize,
     control_len: usize,
-    /// Where the datagrams are in `rest`, and the size of each but the last.
+    /// Position of the datagrams in `rest`, and the size of each but the last.
     at: usize,
     end: usize,
     size: usize,
@@ -77,7 +78,7 @@ struct Waiting {
     begun: bool,
 }
 
-/// What to do with a received packet.
+/// Verdict for a received packet.
 pub(super) enum Taken {
     Keep,
     /// It goes somewhere else, or nowhere and was counted.
@@ -91,30 +92,30 @@ impl TrainsIn {
     }
 }
 
-/// Where what is read of message `i` beyond its packet buffer begins in `rest`.
+/// Offset in `rest` of the data of message `i` beyond its packet buffer.
 const fn overflow_at(i: usize) -> usize {
     i * (FIRST_BYTES + TRAIN_BYTES) + FIRST_BYTES
 }
 
-/// What the kernel told of one received packet.
+/// Control data of one received packet.
 pub(super) struct Message<'a> {
     name: &'a [u8],
     control: &'a [u8],
 }
 
-/// One packet on its way out.
+/// One outbound packet.
 pub(super) struct Outgoing<'a> {
-    /// What follows the headers that the kernel makes itself.
+    /// Payload after the headers that the kernel creates.
     pub(super) bytes: &'a [u8],
-    /// Where to.
+    /// Destination.
     pub(super) to: SocketAddr,
     /// Source address and TOS or traffic class, for sockets that make their own IP header.
     pub(super) header: Option<(IpAddr, u8)>,
 }
 
-/// Datagrams of one size, but for a shorter last one, on their way out in one call.
+/// Datagrams of one size, except for a shorter last one, sent in one call (UDP GSO).
 pub(super) struct OutgoingTrain<'a> {
-    /// What follows the UDP header of each, at most [`TRAIN`].
+    /// UDP payloads, at most [`TRAIN`].
     pub(super) payloads: ArrayVec<&'a [u8], TRAIN>,
     pub(super) to: SocketAddr,
     pub(super) src: IpAddr,
@@ -182,9 +183,10 @@ impl Mmsg {
         }
     }
 
-    /// As [`Mmsg::receive`], of a socket that may give trains (UDP_GRO); what is asked of the kernel last may be more than
-    /// there was room for. `finish` is also told whether the packet before came in the same train. What waits in `trains` is
-    /// described here: nothing else may be done with `self` meanwhile. It waits only while `into` is full.
+    /// As [`Mmsg::receive`], for a socket with UDP_GRO; the last call may return more than there is
+    /// room for. `finish` also receives whether the previous packet was in the same GRO packet.
+    /// Waiting segments in `trains` refer to state in `self`, which must not be used otherwise
+    /// until they are taken. They wait only while `into` is full.
     pub(super) fn receive_trains(
         &mut self,
         socket: BorrowedFd<'_>,
@@ -239,7 +241,7 @@ impl Mmsg {
                 }
                 let size = train_size(&self.message(&waiting)).filter(|size| (1..len).contains(size));
                 if pushed == i && size.is_none() && len <= first_bytes {
-                    // It lies in the very buffer that this takes.
+                    // It is already in the buffer that is used next.
                     into.push_with(|packet| {
                         packet.received(0, len);
                         if !self.finished(packet, &waiting, refused, &mut finish) {
@@ -269,8 +271,8 @@ impl Mmsg {
         }
     }
 
-    /// Receives one message, each datagram to a packet buffer of its own when it is a train of `size`. What is something
-    /// else, or has no room, waits.
+    /// Receives one message, each segment into a separate packet buffer if it is a GRO packet with
+    /// segments of `size`. Other data, and data without room, waits.
     #[allow(clippy::too_many_arguments, reason = "the caller's, taken apart")]
     fn receive_expected(
         &mut self,
@@ -324,7 +326,7 @@ impl Mmsg {
             into.push_with(|packet| {
                 packet.received(0, datagram);
                 if !self.finished(packet, &waiting, refused, finish) {
-                    // The next one lies in the next buffer, whatever becomes of this one.
+                    // The next one is in the next buffer, even if this one is dropped.
                     packet.received(0, 0);
                 }
                 true
@@ -407,7 +409,7 @@ impl Mmsg {
         }
     }
 
-    /// Completes a packet; false when it goes no further.
+    /// Completes a packet; false if it is dropped.
     fn finished(
         &self,
         packet: &mut Packet,
@@ -596,7 +598,7 @@ fn train_size(message: &Message<'_>) -> Option<usize> {
     message.controls().find_map(of_train).and_then(|size| usize::try_from(size).ok())
 }
 
-/// How many of `waiting` packets to pass over when the first of them met `error`, counted in
+/// Number of `waiting` packets to skip after the first of them failed with `error`, counted in
 /// `refused`; fails when the socket itself is broken.
 fn give_up(error: io::Error, waiting: usize, refused: &mut Refused) -> io::Result<usize> {
     match error.raw_os_error() {
@@ -640,7 +642,7 @@ fn is_passing(error: &io::Error) -> bool {
 }
 
 impl<'a> Message<'a> {
-    /// Who sent the packet; the port is 0 on raw sockets.
+    /// Sender of the packet; the port is 0 on raw sockets.
     pub(super) fn from(&self) -> Option<SocketAddr> {
         let family = u16::from_ne_bytes(self.name.first_chunk().copied()?);
         let port = u16::from_be_bytes(*self.name.get(2..)?.first_chunk()?);
@@ -752,7 +754,7 @@ fn write_control(control: &mut [u8; CONTROL_BYTES], src: IpAddr, tos: u8) -> usi
     at
 }
 
-/// Sets a socket option whose value is plain bytes.
+/// Sets a socket option with a value of plain bytes.
 pub(super) fn set_option(socket: impl AsFd, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
     // SAFETY: the kernel reads `value.len()` bytes from `value`, which outlives the call.
     let rc = unsafe {
@@ -787,8 +789,8 @@ pub(super) fn get_int(socket: impl AsFd, level: c_int, name: c_int) -> io::Resul
     if rc == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Asks for socket buffers of `bytes` each way; without privilege the kernel gives what its limits
-/// allow.
+/// Requests socket buffers of `bytes` per direction; without privilege the kernel gives what its
+/// limits allow.
 pub(super) fn large_buffers(socket: impl AsFd, bytes: c_int) -> io::Result<()> {
     let socket = socket.as_fd();
     for (forced, asked) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {

@@ -1,4 +1,4 @@
-//! Raw IP sockets: ESP, AH and EESP without UDP, and any whole IP packet on the way out.
+//! Raw IP sockets: ESP, AH and EESP without UDP, and any outbound IP packet.
 //!
 //! One receiving socket per protocol, family and local address, joined in one epoll set; one
 //! sending socket per family. Needs CAP_NET_RAW, and CAP_NET_ADMIN for a mark.
@@ -19,7 +19,7 @@ use super::mmsg::{Mmsg, Outgoing, large_buffers, set_option};
 use super::trains::{Outcome, Trains, train_length};
 use super::{Refused, SuperPackets, UdpPort, rebuild};
 
-/// Bytes asked for each socket buffer.
+/// Requested size of each socket buffer, in bytes.
 const SOCKET_BUFFER: i32 = 16 << 20;
 /// Sockets that may be found ready by one call.
 const EVENTS: usize = 16;
@@ -28,7 +28,7 @@ const ICMP_FILTER: i32 = 1;
 /// RFC 3542 §3.2, the same for ICMPv6: 256 bits.
 const ICMP6_FILTER: i32 = 1;
 
-/// Which packets a raw port receives and how it sends.
+/// Packets that a raw port receives, and its send options.
 #[derive(Clone, Debug)]
 pub struct RawProtocols {
     /// Protocols to receive, for instance ESP (50), AH (51) and the number EESP uses. Empty for a
@@ -66,9 +66,9 @@ impl Default for RawProtocols {
 
 /// Raw sockets as one port.
 ///
-/// What the kernel changes on the way: an IPv4 identification of 0 is replaced when DF is clear, so
-/// AH must not send that; fragments are put together before they are received; the IPv6 headers are
-/// rebuilt from what the kernel reports (module `rebuild`). IPv4 packets larger than the MTU of the
+/// Changes by the kernel: an IPv4 identification of 0 is replaced when DF is clear, so AH must not
+/// send that; fragments are put together before they are received; the IPv6 headers are rebuilt
+/// from what the kernel reports (module `rebuild`). IPv4 packets larger than the MTU of the
 /// outgoing interface are refused as too big, also without DF.
 pub struct RawPort {
     receivers: Vec<Receiver>,
@@ -91,8 +91,8 @@ impl RawPort {
     /// Opens the sockets.
     ///
     /// # Errors
-    /// The operating system's, with the protocol or address concerned; without CAP_NET_RAW one that
-    /// says so. IPv6 that this host does not have is an error only when IPv4 is not asked for.
+    /// Errors of the operating system, with the protocol or address; a missing CAP_NET_RAW is
+    /// named. Missing IPv6 is an error only if IPv4 is not requested.
     pub fn open(wanted: &RawProtocols) -> io::Result<Self> {
         let mut port = Self {
             receivers: Vec::new(),
@@ -121,9 +121,9 @@ impl RawPort {
         Ok(port)
     }
 
-    /// Hears no more ICMP that comes from the interface with this index: the TUN, where it comes
-    /// from inside and says nothing about the outer path. Anything else is heard as before, since
-    /// there may be another layer of IPsec inside.
+    /// Ignores ICMP from the interface with this index: on the TUN it is from the inner side and
+    /// does not concern the outer path. Other protocols are still received, because there may be a
+    /// nested layer of IPsec.
     ///
     /// # Errors
     /// The operating system's.

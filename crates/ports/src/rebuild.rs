@@ -21,7 +21,7 @@ use super::mmsg::{Message, Unreadable, int_at, set_int};
 /// An IPv6 extension header and its type.
 type Extension<'a> = (IpProto, &'a [u8]);
 
-/// What the kernel says of the IP header it removed.
+/// Control data of the IP header that the kernel removed.
 #[derive(Default)]
 struct Removed<'a> {
     dst: Option<IpAddr>,
@@ -139,7 +139,7 @@ pub(super) fn ipv6(packet: &mut Packet, message: &Message<'_>, upper: IpProto) -
 }
 
 /// Puts the IP and UDP header back before a datagram that came to `local_port`. The kernel checked
-/// the UDP checksum; 0 stands for that.
+/// the UDP checksum; 0 marks that.
 pub(super) fn udp(packet: &mut Packet, message: &Message<'_>, local_port: u16) -> Result<(), Unreadable> {
     let from = message.from().ok_or(Unreadable)?;
     let header = UdpHeader {

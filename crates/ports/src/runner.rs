@@ -78,10 +78,10 @@ pub fn usual_scheduler() -> Scheduler {
 pub struct Links {
     /// The side of clear packets: a TUN queue.
     pub inner: Box<dyn Port + Send>,
-    /// Where protected packets come from. Any worker may have any: packets of SAs that others own
-    /// are handed over.
+    /// Source of protected packets. Any worker may receive any packet: packets of SAs of other
+    /// workers are handed over.
     pub outer_rx: Vec<Box<dyn Port + Send>>,
-    /// Where protected packets go, as whole IP packets.
+    /// Sink of protected packets, as whole IP packets.
     pub outer_tx: Box<dyn Port + Send>,
 }
 
@@ -91,25 +91,25 @@ pub enum RunnerError {
     /// The operating system refused a thread or an event descriptor.
     #[error("cannot start worker {core}: {source}")]
     Start {
-        /// Which worker.
+        /// Worker.
         core: usize,
-        /// Why.
+        /// Error.
         source: io::Error,
     },
     /// A port failed for good.
     #[error("worker {core} stopped: {source}")]
     Port {
-        /// Which worker.
+        /// Worker.
         core: usize,
-        /// Why.
+        /// Reason.
         source: io::Error,
     },
     /// A worker does not execute commands; its thread is left alone and ends with the process.
     #[error("worker {core} hangs: it has not answered for {seconds} s; please report what it was doing")]
     Hangs {
-        /// Which worker.
+        /// Worker.
         core: usize,
-        /// How long it was waited for.
+        /// Duration of the wait.
         seconds: u64,
     },
 }
@@ -245,7 +245,7 @@ impl Runner {
         Ok(())
     }
 
-    /// How work is divided.
+    /// Scheduler.
     pub fn scheduler(&self) -> Scheduler {
         self.scheduler
     }
@@ -261,14 +261,15 @@ impl Runner {
         records.take(limit).collect()
     }
 
-    /// Readable when packets have asked for SAs since the last [`Runner::acquires`].
+    /// Readable if packets have requested SAs since the last [`Runner::acquires`].
     pub fn asked(&self) -> BorrowedFd<'_> {
         self.shared.asked.as_fd()
     }
 
-    /// SAs that packets have asked for since the last call, at most `limit`.
+    /// SAs that packets have requested since the last call, at most `limit`.
     pub fn acquires(&mut self, limit: usize) -> Vec<Acquire> {
-        // Before the rings, so that what comes meanwhile is seen or rings again.
+        // Cleared before the rings are read, so that concurrent requests are either seen or
+        // signalled again.
         let _ = rustix::io::read(&self.shared.asked, &mut [0; 8]);
         let records = self.reports.iter_mut().flat_map(|reports| std::iter::from_fn(|| reports.acquires.pop().ok()));
         records.take(limit).collect()
@@ -291,7 +292,7 @@ impl Runner {
         self.watch.look(now, self.counters.iter().map(|core| core.turns.load(Ordering::Relaxed)))
     }
 
-    /// Whether some worker hung when [`Runner::watch`] was called last.
+    /// Returns whether some worker hung when [`Runner::watch`] was called last.
     pub fn hangs(&self) -> bool {
         self.watch.any()
     }
@@ -301,13 +302,12 @@ impl Runner {
         self.threads.iter().map(|thread| &*thread.workers)
     }
 
-    /// Ends the thread that takes care of worker `core`; another one does so from here on. Its
-    /// packets wait at their ports meanwhile. Nothing happens, and false is returned, when no other
-    /// thread is there.
+    /// Stops the thread of worker `core`; another thread takes the worker over. Its packets wait at
+    /// their ports during the change. Returns false without effect if there is no other thread.
     ///
     /// # Errors
-    /// What ended the thread before it was asked to, or that it hangs. Its workers are lost, and
-    /// [`Runner::healthy`] says so.
+    /// The error that ended the thread prematurely, or that it hangs. Its workers are lost, which
+    /// [`Runner::healthy`] reports.
     pub fn retire(&mut self, core: usize) -> Result<bool, RunnerError> {
         let outcome = self.try_retire(core);
         self.note(outcome)
@@ -326,7 +326,7 @@ impl Runner {
         if let (true, Some(heir)) = (asked, heir) {
             loop {
                 match given.recv_timeout(self.patience) {
-                    // An heir that has ended is told by `healthy`.
+                    // If the new thread has ended, `healthy` reports it.
                     Ok(worker) => drop(heir.orders.send(Order::Adopt(worker))),
                     Err(mpsc::RecvTimeoutError::Disconnected) => break,
                     Err(mpsc::RecvTimeoutError::Timeout) => return Err(self.hung(gone.core)),
@@ -339,12 +339,12 @@ impl Runner {
         Ok(true)
     }
 
-    /// Gives worker `core` a thread of its own again, after [`Runner::retire`]. Nothing happens,
-    /// and false is returned, when it has one.
+    /// Starts a separate thread for worker `core` again, after [`Runner::retire`]. Returns false
+    /// without effect if it has one.
     ///
     /// # Errors
-    /// The operating system refuses a thread: the worker ends with it. Or what ended the thread
-    /// that had it, or that it hangs. [`Runner::healthy`] says so.
+    /// The operating system cannot create a thread, which ends the worker; or the previous thread
+    /// failed or hangs. [`Runner::healthy`] reports it.
     pub fn restore(&mut self, core: usize) -> Result<bool, RunnerError> {
         let outcome = self.try_restore(core);
         self.note(outcome)
@@ -382,8 +382,8 @@ impl Runner {
         RunnerError::Hangs { core, seconds: self.patience.as_secs() }
     }
 
-    /// Looks whether the CPUs that workers are to have are there and allowed: retires the threads
-    /// of those whose is not, and gives those whose is there again a thread on it.
+    /// Checks whether the CPUs of the workers are online and allowed: retires threads whose CPU is
+    /// missing, and restarts threads whose CPU has returned.
     ///
     /// # Errors
     /// As [`Runner::retire`] and [`Runner::restore`].
@@ -392,7 +392,7 @@ impl Runner {
     }
 
     fn follow(&mut self, allowed: &[usize]) -> Result<(), RunnerError> {
-        // While one hangs nothing changes hands: whoever asks it for something waits with it.
+        // While a thread hangs no worker moves: a request to it would block too.
         if allowed.is_empty() || self.hangs() {
             return Ok(());
         }
@@ -428,14 +428,14 @@ impl Runner {
     /// Stops the workers and waits for them, but not for one that hangs.
     ///
     /// # Errors
-    /// What ended a worker before it was asked to, or that it hangs.
+    /// The error that ended a worker prematurely, or that it hangs.
     pub fn stop(mut self) -> Result<(), RunnerError> {
         self.ask_and_wait()
     }
 
     fn ask_and_wait(&mut self) -> Result<(), RunnerError> {
         self.stop.asked.store(true, Ordering::Release);
-        // Cannot fail short of 2^64 stops; a worker that misses it sees `asked` when it wakes.
+        // Cannot fail before 2^64 stops; a worker that misses it reads the stop flag when it wakes.
         let _ = rustix::io::write(&self.stop.event, &1_u64.to_ne_bytes());
         let mut outcome = self.fault.take().map_or(Ok(()), Err);
         for thread in self.threads.drain(..) {
@@ -447,12 +447,12 @@ impl Runner {
 
 impl Drop for Runner {
     fn drop(&mut self) {
-        // The outcome was for whoever called `stop`.
+        // The result is for the caller of `stop`.
         let _ = self.ask_and_wait();
     }
 }
 
-/// Waits for a thread that was told to end.
+/// Waits for a thread that was requested to stop.
 fn ended(thread: Thread, patience: Duration) -> Result<(), RunnerError> {
     let Thread { core, handle, .. } = thread;
     let until = Instant::now() + patience;
@@ -466,7 +466,7 @@ fn ended(thread: Thread, patience: Duration) -> Result<(), RunnerError> {
     outcome.map_err(|source| RunnerError::Port { core, source })
 }
 
-/// Rings between every two workers, both ways.
+/// Rings between every two workers, in both directions.
 fn rings(workers: &[(WorkerConfig, Links)]) -> Vec<Vec<Option<MemoryPort>>> {
     let count = workers.len();
     let mut rings: Vec<Vec<Option<MemoryPort>>> = (0..count).map(|_| (0..count).map(|_| None).collect()).collect();

@@ -5,7 +5,7 @@ use std::os::fd::AsFd;
 
 use super::mmsg;
 
-/// Set in the first byte of EESP in UDP, never in an SPI of ESP that stands there.
+/// Set in the first byte of EESP in UDP, never in the SPI of ESP at this position.
 const EESP: u32 = 1 << 31;
 
 const fn step(code: u32, if_true: u8, if_false: u8, k: u32) -> libc::sock_filter {
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
     use dataplane::nat_t_owner;
 
-    /// What the kernel does with a program, and with a load beyond the end: 0.
+    /// Interprets a program as the kernel does; a load beyond the end returns 0.
     fn run(program: &[libc::sock_filter], payload: &[u8]) -> u32 {
         let (mut a, mut x, mut at) = (0u32, 0u32, 0);
         loop {

@@ -25,8 +25,9 @@ const FIRST_DYNAMIC_PORT: u16 = 49_152;
 const FLOW_SOCKETS: usize = 32;
 /// Datagrams that make it worth to open a socket in place of another.
 const WORTH_A_SOCKET: usize = 8;
-/// Trains of others, worth a socket each, that find no place before a flow that sent none meanwhile loses its own. So however
-/// many flows there are, 64 × 8 datagrams go for every socket that is closed and another opened.
+/// Number of GSO packets of other flows without a socket after which an idle flow loses its socket.
+/// This bounds socket churn: at least 64 × 8 datagrams are sent per replaced socket, for any number
+/// of flows.
 const KEPT: u64 = 64 * FLOW_SOCKETS as u64;
 /// Trains that a socket may refuse in a row before it is left alone for a while.
 const PATIENCE: u8 = 16;
@@ -35,7 +36,7 @@ const PAUSE: u16 = 1024;
 /// Payload of a train in bytes: below what an IP packet holds.
 const TRAIN_BYTES: usize = 65_000;
 
-/// What sends trains for one worker.
+/// Sender of GSO packets for one worker.
 pub(super) struct Trains {
     /// Sockets of ports that receive; others may send by them as well, so their settings stay.
     fixed: Vec<Track>,
@@ -77,7 +78,7 @@ impl Track {
     }
 }
 
-/// How a train went.
+/// Result of sending a GSO packet.
 pub(super) enum Outcome {
     Sent,
     /// Counted as refused.
@@ -127,7 +128,7 @@ impl Headers {
     }
 }
 
-/// How many of `packets`, from the first on, can go as one train; 0 when the first cannot.
+/// Number of leading `packets` that fit into one GSO packet; 0 if the first cannot.
 pub(super) fn train_length(packets: &[Packet]) -> usize {
     let Some((first, headers)) = packets.first().and_then(|p| Some((p.bytes(), Headers::of(p.bytes())?))) else {
         return 0;
@@ -157,7 +158,7 @@ pub(super) fn train_length(packets: &[Packet]) -> usize {
 }
 
 impl Trains {
-    /// Sends by `fixed`, sockets with their addresses, and by sockets of its own that carry `mark`.
+    /// Sends by `fixed`, sockets with their addresses, and by its own sockets with `mark`.
     pub(super) fn new(fixed: Vec<(SocketAddr, OwnedFd)>, mark: Option<u32>) -> Self {
         let fixed = fixed.into_iter().map(|(local, socket)| Track::new(local, Some(socket), 0));
         Self { fixed: fixed.collect(), flows: Flows { tracks: ArrayVec::new(), mark, turned_away: 0 } }
@@ -196,7 +197,7 @@ impl Trains {
                 }
                 code => {
                     supers.count_refused();
-                    // Too large for the interface says nothing of the next train.
+                    // A size error of the interface does not concern the next GSO packet.
                     if code != Some(libc::EMSGSIZE) {
                         track.refused();
                     }

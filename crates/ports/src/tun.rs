@@ -34,11 +34,12 @@ pub struct TunConfig {
     pub addresses: Vec<(IpAddr, u8)>,
     /// Queues, one per worker; at least 1.
     pub queues: usize,
-    /// Whether IPv6 goes through it; an IPv6 address says so as well. Otherwise the host has none
-    /// there from the start and sends no router solicitation into it.
+    /// True if it carries IPv6; an IPv6 address implies it. Otherwise IPv6 is disabled on the
+    /// device from the start, so that the host sends no router solicitations into it.
     pub v6: bool,
-    /// Whether the kernel may hand over and take super-packets: many packets of one TCP or UDP flow in one
-    /// call. Ports speak of single packets all the same. Where the kernel cannot, this changes nothing.
+    /// True if the kernel may hand over and take super-packets: many packets of one TCP or UDP flow
+    /// in one call. Ports speak of single packets all the same. Where the kernel cannot, this
+    /// changes nothing.
     pub offload: bool,
 }
 
@@ -63,8 +64,8 @@ impl TunPort {
     /// Makes the interface, gives it its addresses, sets it up and returns its queues.
     ///
     /// # Errors
-    /// Missing device file, missing privilege, a name that is taken or too long, an address that
-    /// cannot be set: each with what to do about it. Nothing is left behind then.
+    /// Missing device file, missing privilege, a name that is in use or too long, an address that
+    /// cannot be set: each with a remedy. On error nothing remains.
     pub fn open(config: &TunConfig) -> io::Result<Vec<Self>> {
         check_name(&config.name)?;
         let with = |offload| build(config, offload).map_err(|error| explained(error, &config.name));
@@ -184,7 +185,7 @@ fn not_taken(refused: &mut Refused, error: Errno, packets: u64) -> io::Result<()
     Ok(())
 }
 
-/// Whether a read that failed means no more than that nothing is there.
+/// Returns whether the error of a read means only that no packet is available.
 fn nothing_there(error: Errno) -> io::Result<()> {
     if matches!(error, Errno::AGAIN | Errno::INTR) { Ok(()) } else { Err(error.into()) }
 }

@@ -1,7 +1,7 @@
 //! A UDP socket as a port of whole IP packets: NAT-T (4500), PSP (1000) or any other.
 //!
-//! Received datagrams get their IP and UDP header back. What is sent must be IP/UDP packets from
-//! this port; the kernel makes their headers anew from addresses, ports and TOS of ours.
+//! The IP and UDP headers of received datagrams are rebuilt. Sent packets must be IP/UDP packets
+//! from this port; the kernel creates new headers from their addresses, ports and TOS.
 
 use std::io;
 use std::mem::offset_of;
@@ -19,13 +19,14 @@ use wire::{IpPacket, IpProto};
 use super::mmsg::{self, Message, Mmsg, Outgoing, Taken, TrainsIn, Unreadable, get_int, large_buffers, set_int};
 use super::{RawPort, RawProtocols, Refused, SuperPackets, rebuild};
 
-/// IKE messages out of trains that one call sends on to their own socket: a large one in fragments (RFC 7383) comes through, and
-/// who sends nothing else does not keep packets waiting. 0.5 MB per socket, of which a port that has none uses little.
+/// Limit of IKE messages from GRO packets that one call forwards to the IKE socket: sufficient for
+/// a large message in fragments (RFC 7383), while a flood of IKE messages does not delay packets.
+/// 0.5 MB per socket, mostly untouched without such messages.
 const ASTRAY: usize = 16;
 /// Bytes of each, with its headers: in a train another one is before it and no shorter, and both together are no longer than what
 /// a UDP datagram may be.
 const ASTRAY_BYTES: usize = (1 << 15) + IPV6_HEADER + UdpHeader::LEN;
-/// Bytes asked for each socket buffer.
+/// Requested size of each socket buffer, in bytes.
 pub(super) const SOCKET_BUFFER: i32 = 16 << 20;
 /// Linux: send UDP over IPv4 without a checksum (RFC 3948 §2.1 wants none).
 const SO_NO_CHECK: i32 = 11;
@@ -52,7 +53,7 @@ pub struct UdpPort {
 #[derive(Default)]
 struct Headers {
     bytes: ArrayVec<u8, { IPV6_HEADER + UdpHeader::LEN }>,
-    /// Bytes behind them.
+    /// Bytes after them.
     payload_len: Option<usize>,
 }
 
@@ -62,13 +63,13 @@ impl Headers {
         self.payload_len == Some(packet.len()) && packet.prepend(&self.bytes).is_ok()
     }
 
-    /// Makes them from what the kernel says.
+    /// Creates them from the control data of the kernel.
     fn make(&mut self, packet: &mut Packet, message: &Message<'_>, port: u16) -> Result<(), Unreadable> {
         let payload_len = packet.len();
         self.payload_len = None;
         rebuild::udp(packet, message, port)?;
         self.bytes.clear();
-        // They fit: no UDP socket of ours asks for extension headers.
+        // They fit: Weir's UDP sockets do not request extension headers.
         if self.bytes.try_extend_from_slice(&packet.bytes()[..packet.len() - payload_len]).is_ok() {
             self.payload_len = Some(payload_len);
         }
@@ -76,15 +77,15 @@ impl Headers {
     }
 }
 
-/// What receiving trains takes.
+/// State for receiving GRO packets.
 struct Trains {
     memory: TrainsIn,
-    /// Says whose the datagrams are that wait for room: nothing is sent by this one.
+    /// Owner of the datagrams that wait for room; never used to send.
     mmsg: Mmsg,
     astray: Option<Astray>,
 }
 
-/// IKE messages that came in a train, on their way to their own socket.
+/// IKE messages from a GRO packet, to be forwarded to the IKE socket.
 struct Astray {
     messages: Batch,
     raw: RawPort,
@@ -237,9 +238,9 @@ fn mtu_discover(v6: bool) -> (i32, i32) {
     if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER) } else { (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER) }
 }
 
-/// Clears DF in what the IKE daemon sends by `socket`, and lets IP fragment messages above the path MTU: a certificate is
-/// often larger than that, and not every peer has RFC 7383. Data of the same port has sockets of its own, whose DF stays
-/// as the SA wants it.
+/// Clears DF in what the IKE daemon sends by `socket`, and lets IP fragment messages above the path
+/// MTU: a certificate is often larger than that, and not every peer supports RFC 7383. Data of the
+/// same port uses separate sockets with the DF setting of the SA.
 ///
 /// # Errors
 /// The operating system's.

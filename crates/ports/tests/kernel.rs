@@ -1,4 +1,4 @@
-//! Raw, UDP and TUN ports against the kernel, each test in a network namespace of its own.
+//! Raw, UDP and TUN ports against the kernel, each test in a separate network namespace.
 #![allow(unsafe_code)]
 
 mod support;
@@ -312,7 +312,7 @@ fn trains_go_again_when_the_address_is_back() {
         };
         assert_eq!(sent(3), (3, 0));
         ip("addr del 127.0.0.1/8 dev lo");
-        // Asked for a while, then left alone.
+        // Polled for a while, then left idle.
         assert_eq!(sent(100), (0, 16));
         ip("addr add 127.0.0.1/8 dev lo");
         let (went, refused) = sent(1100);
@@ -349,7 +349,7 @@ fn flows_leave_each_other_their_sockets() {
     });
 }
 
-/// The socket of IKE, which waits so long for a message, and the port of ESP behind the same address.
+/// The socket of IKE, which waits so long for a message, and the port of ESP on the same address.
 fn ike_and_esp(any: SocketAddr, patience: Duration) -> (Socket, UdpPort) {
     let ike = Socket::new(Domain::for_address(any), Type::DGRAM, Some(Protocol::UDP)).unwrap();
     if any.is_ipv6() {
@@ -519,12 +519,12 @@ fn tun(name: &str, queues: usize) -> std::io::Result<Vec<TunPort>> {
     })
 }
 
-/// Packets of `proto` from what a TUN gives (the kernel says this and that on a new interface).
+/// Packets of `proto` from a TUN (the kernel sends other packets on a new interface).
 fn of_proto(packets: Vec<Vec<u8>>, proto: IpProto) -> Vec<Vec<u8>> {
     packets.into_iter().filter(|packet| IpPacket::parse(packet).unwrap().upper == proto).collect()
 }
 
-/// Opens a TUN, or says why that cannot be tried here.
+/// Opens a TUN, or returns the reason to skip.
 fn tun_or_skip(name: &str, queues: usize) -> Option<Vec<TunPort>> {
     match tun(name, queues) {
         Ok(ports) => Some(ports),
@@ -547,7 +547,7 @@ fn tun_carries_packets_both_ways() {
             assert!(got[0].ends_with(b"out of the host"));
             assert_eq!(IpPacket::parse(&got[0]).unwrap().dst, to.parse::<SocketAddr>().unwrap().ip());
         }
-        // A ping from the far side is answered by the kernel behind the TUN.
+        // The kernel answers a ping from the TUN.
         let ping = ipv4(1, 0, [10, 9, 0, 2], [10, 9, 0, 1], &[8, 0, 0xf7, 0xfd, 0, 1, 0, 1]);
         ports[0].tx(&mut batch_of(&[ping, vec![0x15, 1, 2]])).unwrap();
         let got = of_proto(receive(&mut ports[0], 2, 2048), IpProto::ICMP);
@@ -628,7 +628,7 @@ fn tun_has_several_queues_and_one_owner() {
     });
 }
 
-/// One end of a link made of two TUN interfaces, in a network namespace of its own.
+/// One end of a link made of two TUN interfaces, in a separate network namespace.
 fn end_of_link(host: u8, offload: bool) -> TunPort {
     let addresses = [format!("10.7.0.{host}"), format!("fd00:7::{host}")].map(|text| text.parse().unwrap());
     let addresses = vec![(addresses[0], 24), (addresses[1], 64)];

@@ -1,7 +1,7 @@
 //! How workers go to sleep and are woken, under loom: no wake-up is lost in any interleaving of a few cores.
 //!
-//! The source is built here a second time, with loom's atomics. A worker that sleeps although nobody will wake it is a
-//! deadlock, which loom tells.
+//! The source is built here a second time, with loom's atomics. A lost wake-up is a deadlock, which
+//! loom detects.
 
 #![allow(dead_code, unreachable_pub, missing_docs)]
 
@@ -17,7 +17,7 @@ use loom::sync::{Arc, Notify};
 use loom::thread;
 use parked::Parked;
 
-/// What workers wait for, and how they are woken: as an event descriptor it remembers that it was rung.
+/// Model of an eventfd: it stores a wake-up until it is read.
 struct Place {
     parked: Parked,
     made: AtomicU32,

@@ -57,7 +57,7 @@ impl Memory for Side {
     }
 }
 
-/// A ring whose counters have come so far.
+/// A ring with the given counter values.
 fn sides(size: usize, begun: u32) -> [Side; 2] {
     let entries = (0..size).map(|_| Cell::new(0)).collect();
     let both = Both { producer: AtomicU32::new(begun), consumer: AtomicU32::new(begun), entries };

@@ -19,11 +19,11 @@ use wire::{AddrRange, PortRange, Selector};
 const WORKERS: usize = 2;
 /// Flows of each worker.
 const FLOWS: usize = 4;
-/// Packets that may be under way.
+/// Limit of packets in flight.
 const UNDER_WAY: usize = 256;
 const OUTER: [[u8; 4]; 2] = [[192, 0, 2, 1], [192, 0, 2, 2]];
 
-/// A cable of packets in order, whoever puts them in.
+/// An ordered queue of packets with several producers.
 #[derive(Clone, Default)]
 struct Cable(Arc<Mutex<VecDeque<Vec<u8>>>>);
 
@@ -228,7 +228,7 @@ impl Story {
         self.sent.iter().zip(&self.got).map(|(sent, got)| (sent - got) as usize).sum()
     }
 
-    /// Sends what may be under way, and takes what has arrived.
+    /// Sends up to the limit in flight, and receives arrived packets.
     fn carry_on(&mut self, sending: bool) {
         for flow in 0..if sending { self.sent.len() } else { 0 } {
             let cable = &self.inner[flow % WORKERS];

@@ -26,7 +26,7 @@ pub(crate) mod op {
     pub(crate) const PACKET_BYTE: u8 = 0x30;
     pub(crate) const PACKET_HALF: u8 = 0x28;
     pub(crate) const PACKET_WORD: u8 = 0x20;
-    /// The same, from where the source register says on.
+    /// The same, from the offset in the source register.
     pub(crate) const PACKET_HALF_FROM: u8 = 0x48;
     pub(crate) const MOVE: u8 = 0xbf;
     pub(crate) const MOVE_NUMBER: u8 = 0xb7;
@@ -86,7 +86,7 @@ impl<P: Copy + Eq + Hash> Assembler<P> {
         self.put(op, target, source, 0, 0);
     }
 
-    /// What follows is at this place.
+    /// Defines a label at the current position.
     pub(crate) fn here(&mut self, place: P) {
         self.places.insert(place, self.code.len());
     }

@@ -2,7 +2,7 @@
 
 use super::{Instruction, op};
 
-/// Where the packet is for a program that is given its address.
+/// Address of the packet for a program that receives its address.
 const BASE: u64 = 1 << 20;
 
 /// Runs a program on `packet`. `context` gives words of the context, with `(start, end)` of the packet as addresses; `call` is

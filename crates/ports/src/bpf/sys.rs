@@ -11,12 +11,12 @@ use super::Instruction;
 const PROG_LOAD: i64 = 5;
 /// Bytes of `union bpf_attr` that are used here.
 const ATTR_BYTES: usize = 72;
-/// What the verifier says is kept for a message.
+/// Size of the verifier log, for error messages.
 const LOG_BYTES: usize = 4096;
 /// Linux: gives the program that names the queue of a packet to a TUN interface.
 const TUNSETSTEERINGEBPF: libc::c_ulong = 0x8004_54e0;
 
-/// What a program is for, and where it will be attached.
+/// Type of a program, and its attach point.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
     program: u32,
@@ -29,7 +29,7 @@ impl Kind {
     /// A number for a packet.
     pub(crate) const SOCKET_FILTER: Self = Self { program: 1, attach: 0 };
 
-    /// What is told when the program is attached.
+    /// Attach type of the program.
     pub(crate) fn attach(self) -> u32 {
         self.attach
     }
@@ -79,8 +79,8 @@ pub(crate) fn load(kind: Kind, program: &[Instruction]) -> io::Result<OwnedFd> {
             .word(28, log.len() as u32)
             .pointer(32, if log.is_empty() { std::ptr::null() } else { log.as_mut_ptr().cast_const() })
             .word(68, kind.attach);
-        // SAFETY: the kernel reads the instructions and the text and writes at most as many bytes of the log as it is told;
-        // all of them outlive the call.
+        // SAFETY: the kernel reads the instructions and the text and writes at most as many bytes
+        // of the log as given; all of them outlive the call.
         unsafe { attr.call(PROG_LOAD) }
     };
     let outcome = attempt(&mut []).or_else(|error| {
@@ -103,7 +103,7 @@ pub(crate) fn owned(fd: i64) -> io::Result<OwnedFd> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just made this descriptor, and nobody else knows it.
+    // SAFETY: the kernel has just made this descriptor, and no other owner exists.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 

@@ -28,7 +28,7 @@ pub(super) struct HandOver {
     rings: Vec<Option<MemoryPort>>,
     /// Worker that owns the SA of each packet in hand; kept between batches for its memory.
     owners: Vec<u32>,
-    /// Packets for workers whose rings are full, and the worker of each.
+    /// Packets for workers with full rings, and the worker of each.
     stuck: Batch,
     stuck_for: Vec<u32>,
     /// Time when one of them left last, or the first came.

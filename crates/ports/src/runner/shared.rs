@@ -13,13 +13,13 @@ use super::parked::Parked;
 pub(super) struct Shared {
     /// Wakes each worker.
     pub(super) wakers: Box<[OwnedFd]>,
-    /// Wakes the control side: packets asked for SAs.
+    /// Wakes the control thread when packets request SAs.
     pub(super) asked: OwnedFd,
     /// Batches in flight; `None` when every worker runs to completion.
     pub(super) pipeline: Option<Pipeline>,
     /// Workers that sleep.
     parked: Parked,
-    /// Workers that have packets for another one whose ring is full.
+    /// Workers that have packets for another worker with a full ring.
     wait_for_room: Parked,
 }
 
@@ -32,7 +32,7 @@ impl Shared {
 
     /// Wakes a worker, whether it sleeps or not.
     pub(super) fn wake(&self, worker: usize) {
-        // An eventfd whose counter is full wakes as well.
+        // An eventfd with a full counter wakes as well.
         let _ = self.wakers.get(worker).map(|waker| rustix::io::write(waker, &1_u64.to_ne_bytes()));
     }
 
@@ -42,8 +42,8 @@ impl Shared {
         self.parked.wake(|parked| parked == worker, |worker| self.wake(worker));
     }
 
-    /// Wakes workers that sleep while the pipeline has work: each that has work of its own, and one
-    /// for the work that any worker can do.
+    /// Wakes sleeping workers if the pipeline has work: each worker with work assigned to it, and
+    /// one for work that any worker can do.
     pub(super) fn wake_for_work(&self) {
         let Some(pipeline) = &self.pipeline else { return };
         let mut any = pipeline.waiting() > 0;

@@ -324,8 +324,8 @@ fn rings_that_are_full_both_ways_run_empty_again() {
         for core in 0..2 {
             wait_for(|| counted(core, Reason::NoSa) == PACKETS as u64);
             assert_eq!(counted(core, Reason::QueueFull), 0);
-            // On one thread nobody makes room while a batch is handed over; on two it may be quick
-            // enough.
+            // On one thread the ring is not drained while a batch is handed over; on two threads it
+            // may be.
             let waits = runner.counters()[core].input_waits.load(Ordering::Relaxed);
             assert!(threads == 2 || waits > 0, "the ring of {core} was never full");
         }
@@ -340,7 +340,7 @@ fn workers_that_share_a_thread_are_found_when_they_sleep() {
     let workers = (0..3).map(|core| (small(core), links())).collect();
     let mut runner = Runner::start_with(workers, tables(Action::Drop), Scheduler::Pipeline).unwrap();
     assert!(runner.retire(1).unwrap());
-    // Whoever makes work for one of them rings for those that say so, and for no others.
+    // A producer wakes only the workers that have announced that they sleep.
     let shared = Arc::clone(&runner.shared);
     wait_for(|| shared.asleep() == 0b111);
     runner.stop().unwrap();
@@ -407,7 +407,7 @@ fn a_worker_goes_with_its_cpu_and_comes_back_with_it() {
             (&[0, 1, 2], vec![vec![0], vec![1], vec![2]]),
         ] {
             runner.follow(allowed).unwrap();
-            // Which of the others takes care of a worker says nothing.
+            // The choice of the thread that takes a worker over does not matter.
             let now = carried(&runner);
             assert_eq!(now.len(), threads.len(), "{allowed:?}: {now:?}");
             let alone: Vec<_> = allowed.iter().filter(|cpu| !now.iter().any(|t| t.contains(cpu))).collect();
@@ -464,8 +464,7 @@ fn a_worker_that_hangs_is_not_waited_for() {
     LEFT_ALONE.store(true, Ordering::Relaxed);
 }
 
-/// What others do not wait for is lost and counted, and comes through again when the worker goes
-/// on.
+/// Packets for a hung worker are lost and counted, and pass again when the worker resumes.
 #[test]
 fn a_worker_that_hangs_holds_nobody_up() {
     const PACKETS: usize = 2000;

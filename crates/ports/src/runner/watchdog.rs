@@ -23,7 +23,7 @@ pub(super) struct Watchdog {
 
 struct Seen {
     turns: u64,
-    /// When the count was first seen.
+    /// Time at which the count was first read.
     since: Instant,
     hangs: bool,
 }
@@ -51,7 +51,7 @@ impl Watchdog {
         changed
     }
 
-    /// Whether some worker hung at the last look.
+    /// Returns whether some worker hung at the last look.
     pub(super) fn any(&self) -> bool {
         self.workers.iter().any(|seen| seen.hangs)
     }

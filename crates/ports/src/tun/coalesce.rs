@@ -14,7 +14,7 @@ use wire::ip::{IPV4_HEADER, IPV6_HEADER};
 use super::sum;
 use super::vnet::{Gso, VnetHeader, at, put};
 
-/// Packets in one super-packet; Linux before 6.9 takes no more of UDP.
+/// Limit of packets in one GSO packet; for UDP it is the limit of Linux before 6.9.
 pub(super) const RUN_PACKETS: usize = 64;
 /// Bytes of a super-packet.
 const RUN_BYTES: usize = 65_535;
@@ -46,7 +46,7 @@ pub(super) struct Run {
     payload: u32,
 }
 
-/// Where the parts of a packet are that may be joined.
+/// Offsets in a packet that can be coalesced.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Form {
     v6: bool,
@@ -66,7 +66,7 @@ pub(super) struct Coalescer {
 }
 
 impl Coalescer {
-    /// Joins TCP, and UDP, where asked to.
+    /// Coalesces TCP, and UDP if enabled.
     pub(super) fn new(tcp: bool, udp: bool) -> Self {
         Self { runs: Vec::new(), next: Vec::new(), places: Box::new([NONE; PLACES]), tcp, udp }
     }
@@ -153,8 +153,8 @@ enum Kind {
     Other,
 }
 
-/// Looks at the headers. Only a packet that is as long as it says, without IPv4 options and IPv6 extension
-/// headers, is of a flow.
+/// Looks at the headers. Only a packet with a matching length field, without IPv4 options and IPv6
+/// extension headers, belongs to a flow.
 fn kind(bytes: &[u8]) -> Kind {
     let word = |at: usize| u16::from_be_bytes([bytes[at], bytes[at + 1]]);
     let (v6, ip_len, proto, addresses) = match bytes.first() {
@@ -195,7 +195,7 @@ fn kind(bytes: &[u8]) -> Kind {
 }
 
 impl Form {
-    /// Whether others may follow a packet of this form.
+    /// Returns whether others may follow a packet of this form.
     fn may_start(self, bytes: &[u8]) -> bool {
         let upper = &bytes[usize::from(self.ip_len)..];
         let payload = bytes.len() - usize::from(self.head_len);
@@ -203,12 +203,13 @@ impl Form {
             && if self.tcp {
                 upper[at::TCP_FLAGS] & (ALONE | ACK | FIN | PSH) == ACK
             } else {
-                // A sender that asked for no checksum gets none.
+                // If the sender used no checksum, none is added.
                 usize::from(upper[4]) << 8 | usize::from(upper[5]) == upper.len() && upper[6..8] != [0, 0]
             }
     }
 
-    /// True when the checksums of the packet are right: joined, nobody could tell any more.
+    /// True if the checksums of the packet are correct: after coalescing an error could not be
+    /// detected.
     fn is_valid(self, bytes: &[u8]) -> bool {
         let (ip, upper) = bytes.split_at(usize::from(self.ip_len));
         (self.v6 || checksum::is_valid(ip)) && sum::add(self.pseudo(bytes, upper.len()), upper).is_valid()
@@ -256,7 +257,8 @@ impl Run {
         }
         let step = id(bytes).wrapping_sub(id(first));
         let steps = match self.count {
-            // Where nobody fragments the identification means nothing (RFC 6864 §4.1): some senders leave it.
+            // With DF the identification has no meaning (RFC 6864 §4.1): some senders do not change
+            // it.
             1 => step == 1 || (step == 0 && first[6] & (DF >> 8) as u8 != 0),
             count => step == self.id_step.wrapping_mul(count),
         };
@@ -300,7 +302,7 @@ impl Run {
         self.form.tcp
     }
 
-    /// Where the payload of each packet is.
+    /// Position of each packet's payload.
     pub(super) fn payload(&self, packet: &Packet) -> Range<usize> {
         self.head_len()..packet.len()
     }

@@ -9,7 +9,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use super::offload::Offload;
 use super::{Refused, SuperPackets};
 
-/// TUN queue whose kernel side is a socket of the caller. One message is one packet after its `struct virtio_net_hdr`.
+/// TUN queue with a socket of the caller in place of the kernel. One message is one packet after
+/// its `struct virtio_net_hdr`.
 pub struct SuperQueue {
     socket: OwnedFd,
     offload: Offload,

@@ -1,7 +1,7 @@
-//! A TUN queue that exchanges super-packets with the kernel. Reading, one call may bring 64 KiB of one flow. They come
-//! mostly in one form after the other, so each segment is read straight to where it belongs in a packet buffer of its own;
-//! what comes in another form than the one before is copied there. Writing, runs of packets go as one super-packet,
-//! gathered from where they lie.
+//! A TUN queue with GSO and GRO. One read may return 64 KiB of one flow. Consecutive GSO packets
+//! mostly have the same layout, so each segment is read directly into a separate packet buffer; GSO
+//! packets with a different layout are copied. For writes, bursts of packets are gathered in place
+//! into one GSO packet.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::BorrowedFd;
@@ -21,9 +21,9 @@ const HEAD_BYTES: usize = 40 + 60;
 /// Segments that are read straight to their places.
 const SCATTERED: usize = 64;
 
-/// What a queue with offloads keeps: about 70 KB.
+/// State of a queue with offloads: about 70 KB.
 pub(super) struct Offload {
-    /// What was read beyond the packet buffers, each byte at its place in the super-packet.
+    /// Data read beyond the packet buffers, each byte at its offset in the GSO packet.
     whole: Box<[u8]>,
     mtu: usize,
     layout: Layout,
@@ -31,8 +31,8 @@ pub(super) struct Offload {
     coalescer: Coalescer,
 }
 
-/// Where the next super-packet is read to: `head` and the first `size` bytes of payload into one packet buffer, and further
-/// `size` into each of the next ones, behind the place of their headers.
+/// Layout of the next read: `head` and the first `size` bytes of payload go to one packet buffer,
+/// and further `size` bytes to each of the next ones, after the space for their headers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Layout {
     head: usize,
@@ -46,7 +46,7 @@ struct Waiting {
     cut: Cut,
     /// The segment to go on with.
     next: usize,
-    /// Where its payload begins.
+    /// Offset of its payload.
     at: usize,
 }
 
@@ -126,7 +126,7 @@ impl Offload {
         }
     }
 
-    /// Reads to where `layout` says and beyond; returns what the kernel says of it and the bytes read.
+    /// Reads according to `layout`; returns the virtio-net header and the number of bytes read.
     fn read(
         &mut self,
         queue: BorrowedFd<'_>,
@@ -203,7 +203,7 @@ impl Offload {
         Ok(())
     }
 
-    /// Makes what lies in `whole` packets, and says where the next ones like it are to be read to.
+    /// Segments the data in `whole`, and sets the layout for the next read.
     fn copy_out(
         &mut self,
         header: &VnetHeader,
@@ -237,7 +237,7 @@ impl Offload {
         outcome
     }
 
-    /// Keeps what is left of a super-packet from segment `next` on; its payload lies in `whole`.
+    /// Stores the rest of a GSO packet from segment `next` on; its payload is in `whole`.
     fn wait_for_room(&mut self, cut: Cut, next: usize) {
         if next < cut.segments() {
             let at = cut.head_len() + cut.payload_of(next).start;
@@ -337,7 +337,7 @@ fn send_one(queue: BorrowedFd<'_>, packet: &Packet, refused: &mut Refused) -> io
     }
 }
 
-/// Makes the segments that lie in their places packets; returns how many those are.
+/// Completes the segments that were read in place; returns their number.
 fn in_place(cut: &Cut, layout: Layout, into: &mut Batch) -> usize {
     let count = cut.segments().min(layout.places);
     for n in 0..count {
@@ -350,7 +350,7 @@ fn in_place(cut: &Cut, layout: Layout, into: &mut Batch) -> usize {
     count
 }
 
-/// Why a packet that was read goes no further.
+/// Reason why a packet that was read is dropped.
 enum Refusal {
     CutOff,
     Unreadable,

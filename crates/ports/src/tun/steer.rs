@@ -1,9 +1,10 @@
 //! Which queue of an interface gets a packet: that of its flow, whatever becomes of the flow's answers.
 //!
-//! Left alone, the kernel moves a flow to the queue that packets of its other direction were last written to. That draws the flows
-//! of an SA to the worker that owns it, which keeps its sequence numbers in order. But some packets of a flow may wait in one queue then
-//! while those behind them are read from another: one whose peer answers at once is reordered within its first packets. And SAs that
-//! have a lane for each core get no use of it when all flows have come to one.
+//! By default the kernel moves a flow to the queue to which its reverse direction was last written.
+//! This moves the flows of an SA to the worker that owns it, which keeps its sequence numbers in
+//! order. But packets of a flow may then wait in one queue while later ones are read from another:
+//! a flow with immediate responses is reordered within its first packets. And SAs with a lane per
+//! core do not benefit if all flows have moved to one queue.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -52,8 +53,9 @@ enum Place {
     Spread,
 }
 
-/// A number from the addresses and ports of a packet, the same for both directions of a flow; the kernel takes it modulo the
-/// number of queues. Of fragments, and behind extension headers of IPv6, ports are not looked at.
+/// A number from the addresses and ports of a packet, the same for both directions of a flow; the
+/// kernel takes it modulo the number of queues. Ports of fragments, and after IPv6 extension
+/// headers, are ignored.
 fn program() -> Vec<Instruction> {
     let (addresses, ports, upper) = (R7, R8, R9);
     let mut asm = Assembler::new();

@@ -1,6 +1,6 @@
-//! The Internet checksum over whole payloads, with vectors as wide as the processor has: of what the port does itself to a
-//! packet that is cut or joined, this is the most. What is computed stands in [`wire::checksum`]; here is chosen for which
-//! processor it is compiled.
+//! The Internet checksum over whole payloads, with the widest vectors of the processor: it
+//! dominates the cost of segmenting and coalescing in the port. The algorithm is in
+//! [`wire::checksum`]; this module selects the instruction set it is compiled for.
 
 #![allow(unsafe_code)]
 
@@ -11,7 +11,7 @@ use wire::checksum::Sum;
 pub(super) fn add(sum: Sum, bytes: &[u8]) -> Sum {
     #[cfg(target_arch = "x86_64")]
     if bytes.len() >= WORTH_A_CALL && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the processor has what the function asks for.
+        // SAFETY: the processor has the features of the function.
         return unsafe { add_avx2(sum, bytes) };
     }
     sum.add(bytes)

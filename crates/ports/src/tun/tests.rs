@@ -13,7 +13,7 @@ use super::vnet::{Gso, VnetHeader};
 use super::*;
 use crate::SuperCount;
 
-/// What all packets of a flow have in common.
+/// Common properties of all packets of a flow.
 #[derive(Clone, Debug)]
 struct Flow {
     v6: bool,
@@ -28,7 +28,7 @@ struct Flow {
     options: Vec<u8>,
 }
 
-/// What differs from packet to packet.
+/// Properties that vary between packets.
 #[derive(Clone, Debug)]
 struct Piece {
     id: u16,
@@ -97,7 +97,7 @@ impl Flow {
         (if self.v6 { 40 } else { 20 }) + if self.tcp { 20 + self.options.len() } else { 8 }
     }
 
-    /// What Linux makes of a super-packet when no device cuts it, one packet after the other.
+    /// Software segmentation of Linux, one packet after the other.
     fn model(&self, whole: &Piece, size: usize) -> Vec<Vec<u8>> {
         let chunks: Vec<&[u8]> = whole.payload.chunks(size).collect();
         let (mut packets, mut seq) = (vec![], whole.seq);
@@ -156,7 +156,7 @@ fn receive(ours: &Socket, offload: &mut Offload, room: usize, refused: &mut Refu
     }
 }
 
-/// What comes out at the far end when `packets` are written as super-packets, and how many those were.
+/// Packets received after `packets` were written as GSO packets, and the number of these.
 fn through(packets: &[Vec<u8>], udp: bool) -> (Vec<Vec<u8>>, SuperCount) {
     let (kernel, ours) = queue();
     let supers = SuperPackets::default();
@@ -200,7 +200,7 @@ proptest! {
         let sizes: Vec<usize> = std::iter::once(size).chain(sizes.into_iter().map(|less| size.saturating_sub(less).max(least))).collect();
         let (kernel, ours) = queue();
         let mut offload = Offload::new(1500, true);
-        // Something before and behind: it must come through as it is.
+        // Other packets before and after: they must pass unchanged.
         let other = Flow::plain(false, false).packet(&Piece { id: 1, seq: 0, flags: 0, payload: vec![3; 33] }, false);
         let alone = [&VnetHeader::WHOLE[..], &other].concat();
         (&kernel).write_all(&alone).unwrap();
@@ -231,7 +231,7 @@ proptest! {
         }
         let got = through(&packets, true).0;
         if packets.windows(2).any(|two| without_id(&two[0]).is_some() && two[0][4..6] == two[1][4..6]) {
-            // An identification that stays where nobody fragments counts on when it is cut again.
+            // A constant identification with DF becomes a counter after segmentation.
             let all = |packets: &[Vec<u8>]| -> Vec<_> {
                 packets.iter().map(|packet| without_id(packet).unwrap_or_else(|| packet.clone())).collect()
             };
@@ -282,7 +282,7 @@ fn without_id(packet: &[u8]) -> Option<Vec<u8>> {
     atomic.then(|| [&packet[..4], &packet[6..10], &packet[12..]].concat())
 }
 
-/// Makes packet `at` one that must not be joined with its neighbours as if nothing were.
+/// Changes packet `at` so that it must not be coalesced with adjacent packets.
 fn spoil(packets: &mut Vec<Vec<u8>>, at: usize, what: u8, head_len: usize) {
     let v6 = packets[at][0] >> 4 == 6;
     let packet = &mut packets[at];

@@ -1,5 +1,5 @@
-//! The header before every packet of a TUN queue with offloads (`struct virtio_net_hdr`), and how the
-//! packets behind it become whole: super-packets are cut, checksums that were left to the device finished.
+//! The header before every packet of a TUN queue with offloads (`struct virtio_net_hdr`), and the
+//! completion of the packets after it: GSO packets are segmented, offloaded checksums computed.
 
 use wire::checksum::Sum;
 use wire::{IpPacket, IpProto};
@@ -16,7 +16,7 @@ const FIRST_ONLY: u8 = 0x80;
 const TCP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 
-/// Where the fields are, counted from the start of their header.
+/// Offsets of the fields in their header.
 pub(super) mod at {
     pub(crate) const V4_TOTAL_LEN: usize = 2;
     pub(crate) const V4_ID: usize = 4;
@@ -34,7 +34,7 @@ pub(super) mod at {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Unreadable;
 
-/// How the kernel cuts a packet, or has cut to be joined: `gso_type` without its flags.
+/// GSO type: `gso_type` without its flags.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Gso {
     None,
@@ -93,8 +93,7 @@ impl VnetHeader {
     }
 }
 
-/// Computes the checksum of `packet` that its sender left to the device, from `start` on, to be written
-/// `offset` bytes behind it.
+/// Computes the offloaded checksum of `packet` from `start` on, and writes it at `start + offset`.
 pub(super) fn finish_checksum(packet: &mut [u8], start: usize, offset: usize) -> Result<(), Unreadable> {
     if !start.is_multiple_of(2) || start + offset + 2 > packet.len() {
         return Err(Unreadable);
@@ -104,12 +103,12 @@ pub(super) fn finish_checksum(packet: &mut [u8], start: usize, offset: usize) ->
     Ok(())
 }
 
-/// UDP says "none" by 0 (RFC 768) and writes the checksum 0 in its other form.
+/// In UDP 0 means "no checksum" (RFC 768), so a checksum of 0 is sent as 0xffff.
 fn not_none(checksum: u16) -> u16 {
     if checksum == 0 { 0xffff } else { checksum }
 }
 
-/// How a super-packet is cut: its headers, and what its segments have in common.
+/// Segmentation of a GSO packet: its headers, and the common values of its segments.
 pub(super) struct Cut {
     head: [u8; HEAD_BYTES],
     head_len: usize,
@@ -125,8 +124,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// Reads the headers at the start of a super-packet of `len` bytes in all. `None` when it is no more than
-    /// one segment.
+    /// Parses the headers at the start of a GSO packet of `len` bytes in total. `None` if it has
+    /// only one segment.
     pub(super) fn plan(header: &VnetHeader, start: &[u8], len: usize) -> Result<Option<Self>, Unreadable> {
         let ip = IpPacket::parse_quoted(start).map_err(|_| Unreadable)?;
         let tcp = match (header.gso, ip.is_v6(), ip.upper) {
@@ -169,7 +168,7 @@ impl Cut {
         self.head_len
     }
 
-    /// Where the payload of segment `n` is in that of the super-packet.
+    /// Range of the payload of segment `n` in that of the GSO packet.
     pub(super) fn payload_of(&self, n: usize) -> std::ops::Range<usize> {
         n * self.size..((n + 1) * self.size).min(self.payload)
     }

@@ -1,4 +1,4 @@
-//! What the kernel says of an interface.
+//! Properties of an interface, from the kernel.
 
 use std::io::{self, Read, Write};
 
@@ -18,7 +18,7 @@ const ARPHRD_ETHER: u16 = 1;
 const FIXED: usize = 16 + 16;
 /// Bytes that an answer may have: statistics of the interface come with it.
 const ANSWER_BYTES: usize = 32_768;
-/// Receive queues of an interface that get a socket. What comes on others takes the usual way.
+/// Limit of receive queues with an AF_XDP socket. Packets on other queues use the kernel's stack.
 const MAX_QUEUES: u32 = 64;
 
 /// An Ethernet interface.

@@ -1,10 +1,11 @@
 //! Packets past the kernel's stack (AF_XDP): a program before an interface takes out what is for the gateway, and sockets
 //! on the receive queues exchange it in memory that is shared with the kernel.
 //!
-//! An [`Interface`] is opened once, before the process gives its privileges up; it lives as long as its ports do, and with
-//! it the program is gone. In copy mode it carries protocols right above IP, for which the kernel has neither GSO nor GRO;
-//! UDP has both, which a copy of each frame would not make up for. With zero-copy it carries UDP too. What a program does
-//! not take, or what goes where the kernel knows no neighbour, goes by sockets as it does without.
+//! An [`Interface`] is opened once, before the process drops its privileges; it lives as long as
+//! its ports, and the program is detached with it. In copy mode it carries protocols right above
+//! IP, for which the kernel has neither GSO nor GRO; UDP has both, and losing them costs more than
+//! AF_XDP gains. With zero-copy it carries UDP too. Packets that the program does not take, and
+//! packets to unresolved neighbors, use sockets.
 
 mod link;
 mod next_hops;
@@ -35,7 +36,7 @@ use self::sys::{Descriptor, Frames, Rings, Shared, Umem};
 use super::bpf::{self, Kind};
 use super::{RawPort, Refused};
 
-/// Frames of a queue each way, a power of two.
+/// Frames of a queue per direction, a power of two.
 const FRAMES: u32 = 1024;
 /// Addresses that packets are taken out for: each one more is compared with all that arrives.
 const MAX_ADDRESSES: usize = 256;
@@ -45,16 +46,17 @@ const ETHER: usize = 14;
 const KERNEL_HEADROOM: usize = 256;
 /// Sizes of frames that the kernel takes.
 const FRAME_BYTES: [usize; 2] = [2048, 4096];
-/// Bytes that may be on their way from a socket in copy mode: all frames of its ring, as the kernel counts them.
+/// Limit of bytes in flight from a socket in copy mode: all frames of its ring, as the kernel
+/// counts them.
 const SENT_BYTES: i32 = 8 << 20;
 
-/// An interface whose packets are taken past the stack.
+/// An interface with kernel bypass.
 pub struct Interface {
     sockets: Vec<Option<(Receiving, Sending)>>,
     hold: Arc<Hold>,
 }
 
-/// What keeps the program where it is.
+/// Link that keeps the program attached.
 struct Hold {
     _link: OwnedFd,
     _map: OwnedFd,
@@ -68,8 +70,8 @@ struct Receiving {
     passed: Arc<Passed>,
 }
 
-/// What went past the stack at a queue. Written by its ports, which one worker has, with plain loads and stores; read by
-/// anybody.
+/// Counters of a queue. Written by its ports, which belong to one worker, with plain loads and
+/// stores; read by any thread.
 #[derive(Default)]
 #[repr(align(128))]
 struct Passed {
@@ -101,18 +103,19 @@ pub struct Watch {
 struct Watched {
     socket: Arc<OwnedFd>,
     passed: Arc<Passed>,
-    /// What was said of it already.
+    /// Faults that were already reported.
     told: bool,
 }
 
-/// What one queue of an interface receives.
+/// Receive side of one queue of an interface.
 struct XdpPort {
     receiving: Receiving,
     refused: Refused,
     _hold: Arc<Hold>,
 }
 
-/// Whether this process may do what [`Interface::open`] does, as far as no interface is needed for it.
+/// Returns whether this process may do what [`Interface::open`] does, as far as no interface is
+/// needed for it.
 ///
 /// # Errors
 /// Why not.
@@ -205,12 +208,12 @@ impl Watch {
         self.queues.len()
     }
 
-    /// Whether the driver reads and writes the shared memory itself.
+    /// Returns whether the driver reads and writes the shared memory itself.
     pub fn zero_copy(&self) -> bool {
         self.zero_copy
     }
 
-    /// How it went, for people: "eth0: 4 queues, zero-copy, program in the driver".
+    /// Status text: "eth0: 4 queues, zero-copy, program in the driver".
     pub fn describe(&self) -> String {
         let mode = if self.zero_copy { "zero-copy" } else { "copy mode" };
         let at = if self.in_driver { "in the driver" } else { "in the stack (generic)" };
@@ -227,7 +230,7 @@ impl Watch {
         })
     }
 
-    /// What has gone wrong since it was opened, for people; each thing is told once.
+    /// Faults since it was opened, as text; each is reported once.
     pub fn trouble(&mut self) -> Option<&'static str> {
         let mut found = None;
         for Watched { socket, passed, told } in self.queues.iter_mut().filter(|queue| !queue.told) {

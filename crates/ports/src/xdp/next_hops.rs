@@ -1,8 +1,8 @@
-//! Where a packet goes next: the interface and the link-layer address that the kernel's own tables say, asked for over
-//! rtnetlink and remembered for a second.
+//! Next hops: interface and link-layer address from the kernel's tables, requested by rtnetlink and
+//! cached for a second.
 //!
-//! A destination that the kernel knows no neighbour for is sent to by the kernel, which then looks for it. It also sends a
-//! packet to one that was silent for long, and so finds out whether it is still there.
+//! Packets for unresolved neighbors are sent by the kernel, which then resolves them. The kernel
+//! also sends a packet to stale neighbors, which triggers reachability detection.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -24,26 +24,26 @@ const NDA_DST: u16 = 1;
 const NDA_LLADDR: u16 = 2;
 /// Kind of a route that leads out of an interface.
 const RTN_UNICAST: u8 = 1;
-/// States of a neighbour whose address is to be used: all but incomplete, failed and none.
+/// Neighbor states with a usable address: all but incomplete, failed and none.
 const USABLE: u16 = STALE | 0x02 | 0x08 | 0x10 | 0x40 | 0x80;
-/// State of a neighbour that was not heard of for a while: the kernel asks for it when it next sends there.
+/// Stale state: the kernel probes the neighbor when it next sends to it.
 const STALE: u16 = 0x04;
-/// A question: at most an address of 16 bytes and a number behind the fixed part.
+/// A request: at most an address of 16 bytes and a number after the fixed part.
 type Request = ArrayVec<u8, { FIXED + 20 + 8 }>;
 /// Bytes before the attributes: header of the message, and `rtmsg` or `ndmsg`, which are as long.
 const FIXED: usize = 16 + 12;
-/// Where the number of a question is, which its answer has too.
+/// Offset of the sequence number, which the response repeats.
 const NUMBER: usize = 8;
 
 /// Destinations that are remembered: so many sets, a power of two, of so many places. 200 KB for each worker.
 const SETS: usize = 1024;
 const PLACES: usize = 4;
-/// How long an answer is believed.
+/// Lifetime of a cached response.
 const FRESH: Duration = Duration::from_secs(1);
 /// Answers to questions of before that may come first.
 const STRAYS: usize = 4;
 
-/// The way out to a neighbour.
+/// Next hop: interface and link-layer address.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Hop {
     pub(super) if_index: u32,
@@ -57,7 +57,7 @@ struct Known {
     asked: Instant,
 }
 
-/// What is known of destinations.
+/// Cache of destinations.
 pub(super) struct NextHops {
     socket: Socket,
     mark: u32,
@@ -66,7 +66,7 @@ pub(super) struct NextHops {
     known: Box<[[Option<Known>; PLACES]]>,
 }
 
-/// A neighbour's address, and whether the kernel holds it for right.
+/// Link-layer address of a neighbor, and whether the kernel considers it reachable.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Neighbour {
     mac: [u8; 6],
@@ -89,9 +89,8 @@ impl NextHops {
         Ok(Self { socket: rtnetlink()?, mark: mark.unwrap_or(0), asked: 0, known })
     }
 
-    /// The way to `dst`; `None` where the kernel has to send itself: it knows no neighbour, has to find out whether the one
-    /// it knows is still there, or there is no place to remember what it says. Asks the kernel at most once a second for
-    /// each place.
+    /// Next hop of `dst`; `None` if the kernel must send the packet: the neighbor is unresolved or
+    /// stale, or the cache is full. Queries the kernel at most once a second per entry.
     pub(super) fn to(&mut self, dst: IpAddr, now: Instant) -> Option<Hop> {
         let set = set(dst);
         let fresh = |known: &Known| now.duration_since(known.asked) < FRESH;
@@ -102,7 +101,8 @@ impl NextHops {
         let place = of_it.or_else(|| self.known[set].iter().position(|known| !known.as_ref().is_some_and(fresh)))?;
         let answer = self.ask(dst);
         self.known[set][place] = Some(Known { dst, hop: answer.map(|(hop, _)| hop), asked: now });
-        // One packet for the kernel is enough to have it ask a neighbour (RFC 4861 §7.3.3; for ARP Linux does the same).
+        // One packet sent by the kernel triggers a probe of the neighbor (RFC 4861 §7.3.3; for ARP
+        // Linux does the same).
         answer.and_then(|(hop, proven)| proven.then_some(hop))
     }
 
@@ -115,7 +115,7 @@ impl NextHops {
         Some((Hop { if_index, mac }, proven))
     }
 
-    /// Asks; returns how long the answer is.
+    /// Sends the request; returns the length of the response.
     fn exchange(&mut self, mut request: Request, reply: &mut [u8]) -> Option<usize> {
         self.asked = self.asked.wrapping_add(1);
         let number = self.asked.to_ne_bytes();
@@ -134,7 +134,7 @@ impl NextHops {
 
 #[cfg(test)]
 impl NextHops {
-    /// Asks, and leaves the answer for the next one.
+    /// Sends a request, and leaves the response for the next one.
     pub(super) fn stray(&mut self, dst: IpAddr) {
         (&self.socket).write_all(&route_request(dst, 0)).unwrap();
     }
@@ -212,7 +212,7 @@ pub(super) fn attributes(reply: &[u8], kind: u16, fixed: usize) -> Option<impl I
     }))
 }
 
-/// Interface and neighbour on the way to `dst`.
+/// Interface and neighbor for `dst`.
 fn route(reply: &[u8], dst: IpAddr) -> Option<(u32, IpAddr)> {
     let (mut if_index, mut neighbour) = (None, dst);
     for (kind, content) in attributes(reply, RTM_NEWROUTE, FIXED)? {
@@ -223,7 +223,7 @@ fn route(reply: &[u8], dst: IpAddr) -> Option<(u32, IpAddr)> {
             _ => {}
         }
     }
-    // A neighbour of the other family is named in a way that is not read here.
+    // A gateway of the other address family (RTA_VIA) is not supported.
     (reply[FIXED - 5] == RTN_UNICAST && neighbour.is_ipv4() == dst.is_ipv4()).then_some((if_index?, neighbour))
 }
 

@@ -1,7 +1,8 @@
 //! Which frames leave the kernel's stack: a small XDP program, assembled here.
 //!
-//! It takes whole packets of the protocols and to the addresses that are asked for, and passes everything else on:
-//! fragments and packets with IPv4 options or IPv6 extension headers too, which the sockets get as before.
+//! It takes whole packets of the configured protocols and addresses, and passes everything else on:
+//! fragments and packets with IPv4 options or IPv6 extension headers too, which the sockets get as
+//! before.
 
 use std::net::IpAddr;
 
@@ -10,20 +11,20 @@ use wire::IpProto;
 use crate::bpf::register::{R0, R1, R2, R3, R4, R6, R7, R9};
 use crate::bpf::{Assembler, Instruction, op};
 
-/// What is taken.
+/// Packets to take.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Wanted {
     /// Addresses of this host.
     pub local: Vec<IpAddr>,
-    /// Protocols right behind the IP header.
+    /// Protocols directly after the IP header.
     pub protocols: Vec<IpProto>,
     /// UDP ports.
     pub udp: Vec<u16>,
-    /// Of these UDP ports that where the non-ESP marker (RFC 3948 §2.2) says that a message is IKE's.
+    /// The UDP port on which the non-ESP marker (RFC 3948 §2.2) distinguishes IKE messages.
     pub with_ike: Option<u16>,
 }
 
-/// Linux: what an XDP program says of a frame.
+/// Linux: return codes of an XDP program.
 pub(super) const XDP_PASS: i32 = 2;
 /// Linux: helper `bpf_redirect_map`.
 pub(super) const REDIRECT_MAP: i32 = 51;
@@ -45,7 +46,7 @@ const CONTEXT: u8 = R9;
 enum Place {
     V4,
     V6,
-    /// Behind the check of the n-th IPv6 address.
+    /// After the check of the n-th IPv6 address.
     After(usize),
     Upper,
     Ike,
@@ -99,7 +100,7 @@ pub(super) fn program(wanted: &Wanted, map: i32) -> Vec<Instruction> {
     asm.here(Place::Take);
     asm.long(R1, MAP_DESCRIPTOR, map as u32 as u64);
     asm.load(op::LOAD_WORD, R2, CONTEXT, RX_QUEUE);
-    // What becomes of a frame for whose queue there is no socket.
+    // Action for a frame on a queue without a socket.
     asm.put(op::MOVE_NUMBER, R3, 0, 0, XDP_PASS);
     asm.put(op::CALL, 0, 0, 0, REDIRECT_MAP);
     asm.put(op::EXIT, 0, 0, 0, 0);
@@ -158,10 +159,10 @@ mod tests {
     use super::*;
     use crate::bpf::run::run;
 
-    /// What a test's map answers.
+    /// Result of the map look-up in a test.
     const TAKEN: u64 = 4;
 
-    /// Whether the frame is taken.
+    /// Returns whether the frame is taken.
     fn takes(code: &[Instruction], frame: &[u8]) -> bool {
         let context = |offset, (start, end)| match offset {
             DATA => start,
@@ -190,7 +191,7 @@ mod tests {
         }
     }
 
-    /// What the module says, by the parser that the path has.
+    /// Reference verdict, by the parser of the data path.
     fn model(wanted: &Wanted, frame: &[u8]) -> bool {
         let Some((ether, packet)) = frame.split_at_checked(14) else { return false };
         let (head, fits) = match (ether[12], ether[13]) {

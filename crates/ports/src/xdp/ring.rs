@@ -1,11 +1,11 @@
-//! The rings between an AF_XDP socket and the kernel: one side writes entries, the other takes them, each has a counter
-//! of its own that runs over all 32 bits.
+//! The rings between an AF_XDP socket and the kernel: one side writes entries, the other takes
+//! them, each has its own 32-bit counter, which wraps.
 
 use super::sync::{AtomicU32, Ordering};
 
-/// Where a ring lies.
+/// Memory of a ring.
 pub(crate) trait Memory {
-    /// What it holds.
+    /// Entry type.
     type Entry: Copy;
     /// Entries written so far.
     fn producer(&self) -> &AtomicU32;
@@ -22,7 +22,7 @@ pub(crate) trait Memory {
 /// The side that writes.
 pub(crate) struct Producer<M> {
     pub(crate) memory: M,
-    /// Entries written so far, told or not.
+    /// Entries written so far, published or not.
     next: u32,
     /// Entries that the other side has taken, when last looked.
     taken: u32,
@@ -31,7 +31,7 @@ pub(crate) struct Producer<M> {
 /// The side that takes.
 pub(crate) struct Consumer<M> {
     pub(crate) memory: M,
-    /// Entries taken so far, told or not.
+    /// Entries taken so far, published or not.
     next: u32,
     /// Entries that the other side has written, when last looked.
     written: u32,

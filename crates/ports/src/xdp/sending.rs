@@ -1,4 +1,5 @@
-//! Sending past the stack: frames of a queue on their way to the kernel and back, and which packets go so.
+//! Sending by AF_XDP: frames of a queue in the send and completion rings, and the selection of
+//! packets.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,7 +23,7 @@ use crate::{RawPort, Refused};
 
 /// Calls in a row by which the kernel has sent nothing, before the rest is left for later.
 const PATIENCE: u32 = 16;
-/// When that is.
+/// Time of the reset.
 const LATER: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
 /// Calls of one attempt then: in copy mode the kernel sends 32 packets by each, before Linux 6.18 always.
 const CALLS_LATER: u32 = super::FRAMES / 32 + PATIENCE;
@@ -65,7 +66,7 @@ impl Sending {
         self.completion.release();
     }
 
-    /// Whether packets of this protocol go by this queue to this neighbour.
+    /// Returns whether this queue sends packets of this protocol to this neighbor.
     fn takes(&self, proto: IpProto, hop: Hop) -> bool {
         !self.is_silent() && self.if_index == hop.if_index && self.carries(proto)
     }
@@ -105,7 +106,8 @@ impl Sending {
         }
     }
 
-    /// Has the kernel send what is in the ring; true when it is to be asked again, since the interface has no room now.
+    /// Requests transmission of the ring; true if it must be requested again, because the interface
+    /// has no room.
     fn send(&mut self, refused: &mut Refused) -> bool {
         if self.is_silent() {
             return false;
@@ -116,7 +118,7 @@ impl Sending {
             if pending == 0 || patience == 0 {
                 break;
             }
-            // A driver that sends from here itself goes on until it asks for a call.
+            // A zero-copy driver continues on its own until it sets the need-wakeup flag.
             if !self.tx.memory.needs_wakeup() {
                 return false;
             }
@@ -125,7 +127,8 @@ impl Sending {
             match kicked {
                 Kicked::Done | Kicked::Busy | Kicked::Lost if self.zero_copy => return kicked != Kicked::Done,
                 Kicked::Lost => refused.full += 1,
-                // What waits goes when it is up again, and no more joins it: the routes that lead here are gone within a second.
+                // Queued frames are sent when the interface is up again, and no more are queued:
+                // the cached routes to it expire within a second.
                 Kicked::Down => return false,
                 Kicked::Done if left == 0 => return false,
                 // It is gone, or has fewer queues to send by than to receive by.
@@ -204,7 +207,7 @@ impl Port for Later {
     }
 }
 
-/// What a worker sends by: queues of interfaces where packets may go past the stack, and a raw port for everything else.
+/// Sender of a worker: AF_XDP queues of interfaces, and a raw port for everything else.
 pub struct XdpSender {
     ways: Vec<Way>,
     hops: NextHops,
@@ -226,10 +229,11 @@ impl XdpSender {
         Ok(Self { ways, hops: NextHops::new(mark)?, by_kernel, refused: Refused::default() })
     }
 
-    /// Which of the ways a packet takes, and where to; `None`: the kernel sends it.
+    /// Queue and next hop of a packet; `None`: the kernel sends it.
     fn way(&mut self, packet: &Packet, now: Instant) -> Option<(usize, Hop)> {
         let (dst, proto) = destination(packet.bytes())?;
-        // All packets of a flow go one way, so that none passes another: by protocol, not by what has a train.
+        // All packets of a flow use the same sender, so that they are not reordered: the choice
+        // depends on the protocol, not on GSO.
         if !self.ways.iter().any(|way| way.sending.carries(proto)) {
             return None;
         }

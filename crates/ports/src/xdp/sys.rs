@@ -20,7 +20,8 @@ const MAP_TYPE_XSKMAP: u32 = 17;
 /// Linux: where the program runs: anywhere in the stack, or in the driver.
 const IN_STACK: u32 = 1 << 1;
 const IN_DRIVER: u32 = 1 << 2;
-/// How long a queue may belong to a socket of before: the kernel takes it from a process that has ended a moment later.
+/// Timeout while a queue still belongs to an earlier socket: the kernel releases it shortly after a
+/// process has ended.
 const LETTING_GO: Duration = Duration::from_secs(1);
 
 /// Memory that is mapped as long as this lives.
@@ -29,8 +30,8 @@ struct Mapped {
     len: usize,
 }
 
-// SAFETY: the mapping belongs to the process and is reached through what says who may touch which part: `Frames` and the
-// two sides of a ring.
+// SAFETY: the mapping belongs to the process and is accessed only through the types that define the
+// ownership of its parts: `Frames` and the two sides of a ring.
 unsafe impl Send for Mapped {}
 // SAFETY: as above.
 unsafe impl Sync for Mapped {}
@@ -54,7 +55,8 @@ impl Mapped {
 
 impl Drop for Mapped {
     fn drop(&mut self) {
-        // SAFETY: the mapping was made by `new` with this length, and whoever reached into it is gone: they hold it.
+        // SAFETY: the mapping was made by `new` with this length, and no user remains, because
+        // users keep it alive.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }
 }
@@ -65,7 +67,7 @@ pub(super) struct Umem {
     frame_bytes: usize,
 }
 
-/// Frames for one direction: nobody else has them.
+/// Frames for one direction, exclusively owned.
 pub(super) struct Frames {
     umem: Umem,
     first: u64,
@@ -73,7 +75,7 @@ pub(super) struct Frames {
 }
 
 impl Umem {
-    /// As many frames each way.
+    /// Number of frames per direction.
     pub(super) fn new(each_way: u32, frame_bytes: usize) -> io::Result<Self> {
         Ok(Self { mapped: Arc::new(Mapped::new(2 * each_way as usize * frame_bytes, None)?), frame_bytes })
     }
@@ -111,17 +113,18 @@ impl Frames {
         addr - addr % self.umem.frame_bytes as u64
     }
 
-    /// `len` bytes at `addr`, which lie in one of these frames and belong to this side of the rings at this time;
-    /// `None` for what does not lie there.
+    /// `len` bytes at `addr`, which must be in one of these frames and belong to this side of the
+    /// rings; `None` outside of the frames.
     pub(super) fn bytes(&mut self, addr: u64, len: usize) -> Option<&mut [u8]> {
         let end = addr.checked_add(len as u64)?;
         let frame_end = self.frame_of(addr) + self.umem.frame_bytes as u64;
         if addr < self.first || end > self.end || end > frame_end {
             return None;
         }
-        // SAFETY: the range lies inside the mapping, of which `self` alone has this part and is borrowed exclusively. The
-        // kernel writes to a frame only between its place in the fill ring and that in the receive ring, and reads one only
-        // between the send ring and the completion ring; callers ask for frames that are in neither.
+        // SAFETY: the range is inside the mapping, in the part that only `self` owns, and `self` is
+        // borrowed exclusively. The kernel writes to a frame only from the fill ring to the receive
+        // ring, and reads one only from the send ring to the completion ring; callers request
+        // frames that are in neither.
         Some(unsafe { std::slice::from_raw_parts_mut(self.umem.mapped.start.as_ptr().add(addr as usize), len) })
     }
 }
@@ -153,14 +156,14 @@ impl<E: Copy> Shared<E> {
 
     fn word(&self, at: usize) -> &AtomicU32 {
         debug_assert!(at + 4 <= self.mapped.len && at.is_multiple_of(4));
-        // SAFETY: the kernel said that a 32-bit counter is there, aligned and inside the mapping, and the other side reaches
-        // it by atomic operations, too.
+        // SAFETY: the kernel reported a 32-bit counter at this offset, aligned and inside the
+        // mapping, and the other side reaches it by atomic operations, too.
         unsafe { &*self.mapped.start.as_ptr().add(at).cast::<AtomicU32>() }
     }
 
     fn entry(&self, at: u32) -> *mut E {
         assert!(at < self.size);
-        // SAFETY: the mapping has room for `size` entries behind `entries`.
+        // SAFETY: the mapping has room for `size` entries after `entries`.
         unsafe { self.mapped.start.as_ptr().add(self.entries).cast::<E>().add(at as usize) }
     }
 
@@ -215,7 +218,8 @@ pub(super) struct Rings {
     pub(super) tx: Shared<Descriptor>,
 }
 
-/// A socket on one queue, and its rings for `frames` frames each way. With zero-copy where the driver has it; says whether.
+/// A socket on one queue, and its rings for `frames` frames per direction. Uses zero-copy if the
+/// driver supports it; returns whether.
 pub(super) fn open(umem: &Umem, if_index: u32, queue: u32, frames: u32) -> io::Result<(OwnedFd, Rings, bool)> {
     let socket = socket()?;
     umem.register(socket.as_fd())?;
@@ -243,8 +247,9 @@ struct Sizes {
 
 impl Sizes {
     fn of(frames: u32) -> Self {
-        // The kernel gives a frame back, by the receive or the completion ring, a moment before it says that the frame's place
-        // in the ring that it came by is free. For that moment there are places for all frames twice.
+        // The kernel returns a frame by the receive or the completion ring slightly before it frees
+        // the entry of that frame in the fill or send ring. So the rings have twice as many entries
+        // as frames.
         Self { written: 2 * frames, taken: frames }
     }
 }
@@ -266,7 +271,7 @@ fn map(socket: BorrowedFd<'_>, sizes: Sizes) -> io::Result<Rings> {
     })
 }
 
-/// What is made of integers alone, so that every pattern of bits is a value.
+/// Types that consist of integers only, so that every bit pattern is valid.
 ///
 /// # Safety
 /// To be implemented for nothing else.
@@ -319,18 +324,18 @@ fn bind(socket: BorrowedFd<'_>, if_index: u32, queue: u32) -> io::Result<()> {
     if rc == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether the driver reads and writes the shared memory itself.
+/// Returns whether the driver reads and writes the shared memory itself.
 fn zero_copy(socket: BorrowedFd<'_>) -> bool {
     let mut flags = 0_u32;
     get_option(socket, libc::XDP_OPTIONS, &mut flags).is_ok_and(|()| flags & libc::XDP_OPTIONS_ZEROCOPY != 0)
 }
 
-/// What the kernel did with the send ring.
+/// Result of a send request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Kicked {
     /// It has taken all that it was to take by one call.
     Done,
-    /// It has not taken all: the interface has no room now, or one call takes no more.
+    /// Not all frames were taken: the interface has no room, or the limit of one call is reached.
     Busy,
     /// It has taken all up to a packet that the interface had no room for, and lost that.
     Lost,
@@ -342,7 +347,7 @@ pub(super) enum Kicked {
 
 /// Has the kernel look at the send ring; what it leaves there, the caller sees.
 pub(super) fn kick_tx(socket: BorrowedFd<'_>) -> Kicked {
-    // SAFETY: nothing is sent from memory: the ring says what goes.
+    // SAFETY: no buffer is passed: the frames are in the ring.
     let rc = unsafe { libc::sendto(socket.as_raw_fd(), std::ptr::null(), 0, libc::MSG_DONTWAIT, std::ptr::null(), 0) };
     if rc >= 0 {
         return Kicked::Done;
@@ -368,7 +373,7 @@ pub(super) fn lost(socket: BorrowedFd<'_>) -> u64 {
 /// Has the kernel look at the fill ring.
 pub(super) fn kick_rx(socket: BorrowedFd<'_>) {
     let (no_bytes, nobody) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: nothing is received into memory: the ring says where to.
+    // SAFETY: no buffer is passed: the frames are in the ring.
     unsafe { libc::recvfrom(socket.as_raw_fd(), no_bytes, 0, libc::MSG_DONTWAIT, nobody, std::ptr::null_mut()) };
 }
 
@@ -387,8 +392,8 @@ pub(super) fn put_socket(map: BorrowedFd<'_>, queue: u32, socket: BorrowedFd<'_>
     unsafe { attr.call(MAP_UPDATE) }.map(drop)
 }
 
-/// Puts the program before an interface, in the driver or else in the stack, until the descriptor is closed. Says whether in
-/// the driver.
+/// Attaches the program to an interface, in the driver or else in the stack, until the descriptor
+/// is closed. Returns whether it runs in the driver.
 pub(super) fn attach(program: BorrowedFd<'_>, if_index: u32) -> io::Result<(OwnedFd, bool)> {
     let attempt = |flags| {
         let attr = Attr::new()

@@ -10,12 +10,12 @@ use super::*;
 use crate::support::{batch_of, in_namespace, ip, ipv4, ipv6, loopback_up, receive};
 use crate::{RawProtocols, UdpPort};
 
-/// How long something may take on a busy machine.
+/// Timeout on a busy machine.
 const LONGEST: Duration = Duration::from_secs(10);
 
 const MACS: [&str; 2] = ["02:00:00:00:00:01", "02:00:00:00:00:02"];
 
-/// Gives an end of the cable its addresses and a neighbour.
+/// Sets the addresses and a static neighbor of one end of the cable.
 fn set_up(host: usize) {
     let (name, own, other) = (format!("wx{host}"), host + 1, 2 - host);
     ip(&format!("link set {name} address {} up", MACS[host]));
@@ -36,7 +36,7 @@ fn wanted(host: usize) -> Wanted {
     }
 }
 
-/// Opens an end, or says why that cannot be tried here.
+/// Opens one end, or returns the reason to skip.
 fn open_or_skip(host: usize) -> Option<(Vec<Interface>, Watch)> {
     match Interface::open(&format!("wx{host}"), &wanted(host)) {
         Ok((interface, watch)) => Some((vec![interface], watch)),
@@ -179,11 +179,11 @@ fn next_hops_are_those_of_the_kernel() {
         for kernels_own in ["10.6.0.9", "127.0.0.1", "198.51.100.1"] {
             assert_eq!(hops.to(kernels_own.parse().unwrap(), now), None, "{kernels_own}");
         }
-        // One that was silent is to be asked for: the first packet is for the kernel.
+        // A stale neighbor must be probed: the first packet goes to the kernel.
         ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud stale dev wx0");
         let later = now + Duration::from_secs(1);
         assert_eq!([hops.to(neighbour, later), hops.to(neighbour, later)], [None, Some(Hop { if_index, mac })]);
-        // An answer that nobody waits for is not that to the next question.
+        // An unexpected response must not match the next request.
         hops.stray("127.0.0.1".parse().unwrap());
         ip("neigh replace 10.6.0.2 lladdr 02:00:00:00:00:02 nud permanent dev wx0");
         assert_eq!(hops.to(neighbour, later + Duration::from_secs(1)), Some(Hop { if_index, mac }));

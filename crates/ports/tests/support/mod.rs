@@ -9,7 +9,8 @@ use dataplane::{Batch, Port};
 use socket2::{Domain, Protocol, Socket, Type};
 use wire::checksum;
 
-/// Runs `test` on a thread in a fresh network namespace with loopback up, or says why not.
+/// Runs `test` on a thread in a fresh network namespace with loopback up, or returns the reason to
+/// skip.
 pub fn in_namespace(test: impl FnOnce() + Send + 'static) {
     let thread = std::thread::spawn(|| {
         // SAFETY: the call changes the network namespace of this thread only and touches no memory.
@@ -69,8 +70,8 @@ pub fn batch_of(packets: &[Vec<u8>]) -> Batch {
     batch
 }
 
-/// What arrives at `port`: `count` packets, for which a busy machine may need a while, and whatever comes
-/// right behind them.
+/// Receives at `port`: `count` packets, which may take a while on a busy machine, and any that
+/// follow immediately.
 pub fn receive(port: &mut dyn Port, count: usize, packet_bytes: usize) -> Vec<Vec<u8>> {
     let (mut got, start) = (vec![], Instant::now());
     let mut batch = Batch::new(150, packet_bytes);
