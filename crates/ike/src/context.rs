@@ -10,6 +10,7 @@ use rand_core::RngCore;
 use crate::claims::Claims;
 use crate::config::Connection;
 use crate::endpoint::Settings;
+use crate::handshake::counters;
 use crate::identity::Identity;
 use crate::output::{ChildId, Event, IkeId, Level, Output, Question, Subsystem, Ticket, Virtual};
 use crate::pool::Pools;
@@ -74,6 +75,8 @@ pub(crate) struct Names {
     virtual_addresses: HashMap<IpAddr, u32>,
     /// Rate limit of the log lines on retransmissions.
     pub(crate) retransmission_lines: crate::endpoint::limit::Limit,
+    /// Rate limit of the log lines on internal errors.
+    internal_error_lines: crate::endpoint::limit::Limit,
     /// Addresses of this host, as far as it was told.
     pub(crate) local_addresses: Vec<IpAddr>,
     /// Addresses of the hosts that connections name.
@@ -230,6 +233,15 @@ impl Context<'_> {
     /// A line for the log. Never a key.
     pub(crate) fn log(&mut self, level: Level, subsystem: Subsystem, ike: Option<IkeId>, text: String) {
         self.event(Event::Log { level, subsystem, ike, text });
+    }
+
+    /// Counts and logs a step that only a defect of this program can cause. Types make most of them impossible to write; what
+    /// is left must not become an exchange that waits until its timeout without a trace.
+    pub(crate) fn internal_error(&mut self, ike: IkeId, what: &str) {
+        self.count(counters::INTERNAL);
+        if self.names.internal_error_lines.allows(self.now) {
+            self.log(Level::Error, Subsystem::Ike, Some(ike), format!("internal error: {what}"));
+        }
     }
 
     /// Counts.

@@ -80,6 +80,12 @@ impl Outcome {
     pub(crate) fn over(reason: impl Into<String>) -> Self {
         Self::Over(Box::new(Over { reason: reason.into(), ..Over::default() }))
     }
+
+    /// Ends a handshake in a state that only a defect of this program can cause.
+    fn internal(ctx: &mut Context<'_>, id: IkeId, what: &str) -> Self {
+        ctx.internal_error(id, what);
+        Self::over(format!("internal error: {what}"))
+    }
 }
 
 impl Handshake {
@@ -183,10 +189,7 @@ impl Handshake {
     pub(crate) fn cancel(&mut self, ctx: &mut Context<'_>, reason: &str) -> Over {
         match self {
             Self::Initiator(initiator) => initiator.cancel(ctx, reason),
-            Self::Responder(responder) => {
-                responder.abandon(ctx);
-                Over { reason: reason.to_owned(), ..Over::default() }
-            }
+            Self::Responder(_) => Over { reason: reason.to_owned(), ..Over::default() },
         }
     }
 }

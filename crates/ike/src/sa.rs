@@ -161,9 +161,13 @@ pub(crate) struct Established {
 impl Established {
     /// Between whom it is: the peer by its name in EAP where it has one.
     pub(crate) fn identities(&self) -> (Identity, Identity) {
-        let eap = self.eap_name.as_ref().and_then(|name| Identity::parse(name).ok());
-        (self.local_id.clone(), eap.unwrap_or_else(|| self.remote_id.clone()))
+        (self.local_id.clone(), eap_or_ike_id(self.eap_name.as_deref(), &self.remote_id))
     }
+}
+
+/// Identity that was authenticated: that of EAP where there is one.
+pub(crate) fn eap_or_ike_id(eap_name: Option<&str>, remote_id: &Identity) -> Identity {
+    eap_name.and_then(|name| Identity::parse(name).ok()).unwrap_or_else(|| remote_id.clone())
 }
 
 /// Whether an IKE SA goes on.

@@ -7,7 +7,7 @@ use wire::TrafficSelector;
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 
 use super::offer::{EespLimits, emit_eesp_limits, emit_mode, original, peer_spi, substitute};
-use super::{Agreement, Child, Nonces, Parent, Parts, Refused, syntax};
+use super::{Agreement, Child, Parent, Parts, Refused, syntax};
 use crate::config::{ChildConfig, ChildMode, PerCpuSas};
 use crate::context::Context;
 use crate::narrow;
@@ -27,19 +27,13 @@ pub(crate) struct Answer {
     additional: bool,
 }
 
-/// Answers SA, TSi, TSr of an IKE_AUTH request: writes [N(…)], SA, TSi, TSr, pushes `Output::Install`
-/// and `Event::ChildUp`. On refusal nothing was written: [`Refused::emit`] is for the caller to call.
+/// Chooses what to answer to SA, TSi, TSr of an IKE_AUTH request. Takes an SPI only when it succeeds.
 pub(crate) fn answer_auth(
     ctx: &mut Context<'_>,
     parent: &Parent<'_>,
-    nonces: Nonces<'_>,
     payloads: Payloads<'_>,
-    chain: &mut Chain<'_>,
-) -> Result<Child, Refused> {
-    let parts = Parts::read(payloads)?;
-    let answer = answer(ctx, parent, &parts, None, false)?;
-    answer.emit(ctx, chain, |_| ());
-    Ok(answer.agreement.install(ctx, parent, nonces, &[], true))
+) -> Result<Answer, Refused> {
+    answer(ctx, parent, &Parts::read(payloads)?, None, false)
 }
 
 /// Chooses for CREATE_CHILD_SA (`with_ke`) or IKE_AUTH: the section, the proposal, the selectors.

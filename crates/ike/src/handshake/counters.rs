@@ -33,5 +33,6 @@ counters! {
     MISDIRECTED = "ike_messages_misdirected" "Messages with SPIs of two IKE SAs or the wrong role.";
     OUT_OF_ORDER = "ike_requests_out_of_order" "Requests outside of the window or not for the state of the IKE SA.";
     ANSWERED_AGAIN = "ike_requests_answered_again" "Retransmitted requests answered from the cache.";
+    INTERNAL = "ike_internal_errors" "Steps of IKE SAs that only a defect of Weir can cause; the log names them.";
     RETRANSMISSIONS = "ike_retransmissions" "Requests sent again.";
 }

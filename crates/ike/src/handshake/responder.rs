@@ -13,7 +13,7 @@ use wire::ike::{ExchangeType, HashId, Header, NotifyType, PayloadType, Payloads}
 
 use super::init::{self, Announced, emit_certreq, status};
 use super::initiator::derive;
-use super::responder_auth::Answering;
+use super::responder_auth::{Answering, Candidates, Step};
 use super::{Outcome, Secured, counters};
 use crate::child::Parts;
 use crate::config::{Childless, Connection};
@@ -43,15 +43,16 @@ pub(crate) struct Responder {
     phase: Phase,
 }
 
+/// State of a responder. Each step takes it out and puts the next one in.
 enum Phase {
     /// IKE_SA_INIT was answered.
     Half(Box<Half>),
     /// Something encrypted came.
-    Auth(Box<Answering>),
+    Auth(Answering),
     /// The peer was refused; only the cached answer is left.
     Refused(Box<Exchanges>),
-    /// Between two phases, and when there are no keys to answer with.
-    Gone,
+    /// The handshake has ended, or a step is under way. The endpoint makes no step after the end.
+    Over,
 }
 
 /// What the keys will be made of.
@@ -268,58 +269,55 @@ impl Responder {
         header: &Header,
         datagram: &[u8],
     ) -> Outcome {
-        if let Phase::Half(_) = &self.phase {
-            // INFORMATIONAL is of an initiator that cannot authenticate itself.
-            let exchanges = [ExchangeType::IKE_AUTH, ExchangeType::IKE_INTERMEDIATE, ExchangeType::INFORMATIONAL];
-            let first = exchanges.contains(&header.exchange)
-                && matches!(header.next, PayloadType::SK | PayloadType::SKF)
-                && header.from_initiator()
-                && !header.is_response()
-                && header.message_id.get() == 1;
-            if !first {
+        let mut answering = match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Half(half) if !is_first_encrypted(header) => {
+                self.phase = Phase::Half(half);
                 ctx.count(counters::OUT_OF_ORDER);
                 return Outcome::Pending;
             }
-            if let Err(reason) = self.make_keys(ctx) {
-                return Outcome::over(format!("{}: {reason}", from.1));
-            }
-        }
-        match &mut self.phase {
-            Phase::Auth(answering) => {
-                let accepted = answering.accepts();
-                let Some(exchanges) = answering.exchanges() else { return Outcome::Pending };
-                match exchanges.receive(ctx, from, header, datagram, |exchange| accepted.contains(&exchange)) {
-                    Arrival::Request(request) => {
-                        self.path = Path { local: from.0, remote: from.1, encap: self.path.encap };
-                        let outcome = answering.handle(ctx, from, self.path, request);
-                        self.settle(ctx, outcome)
-                    }
-                    Arrival::Response(_) | Arrival::Nothing => Outcome::Pending,
-                }
-            }
-            Phase::Refused(exchanges) => {
+            Phase::Half(half) => match self.make_keys(ctx, *half) {
+                Ok(answering) => answering,
+                Err(reason) => return Outcome::over(format!("{}: {reason}", from.1)),
+            },
+            Phase::Auth(answering) => answering,
+            Phase::Refused(mut exchanges) => {
+                // Answers retransmissions of the request that was refused.
                 exchanges.receive(ctx, from, header, datagram, |_| false);
-                Outcome::Pending
+                self.phase = Phase::Refused(exchanges);
+                return Outcome::Pending;
             }
-            Phase::Half(_) | Phase::Gone => Outcome::Pending,
+            Phase::Over => return Outcome::internal(ctx, self.id, "a message for a responder that has ended"),
+        };
+        let expected = answering.expected();
+        match answering.exchanges().receive(ctx, from, header, datagram, |exchange| expected.contains(&exchange)) {
+            Arrival::Request(request) => {
+                self.path = Path { local: from.0, remote: from.1, encap: self.path.encap };
+                let step = answering.handle(ctx, from, self.path, request);
+                self.take(ctx, step)
+            }
+            arrival => {
+                if let Arrival::Response(_) = arrival {
+                    ctx.internal_error(self.id, "a response to a responder, which sends no requests");
+                }
+                self.take(ctx, Step::Wait(answering))
+            }
         }
     }
 
     /// The part of the key exchange that waited.
-    fn make_keys(&mut self, ctx: &mut Context<'_>) -> Result<(), String> {
-        let Phase::Half(half) = std::mem::replace(&mut self.phase, Phase::Gone) else { return Ok(()) };
-        let Half { suite, ke, nonce_i, nonce_r, peer, hashes, nat } = *half;
+    fn make_keys(&self, ctx: &mut Context<'_>, half: Half) -> Result<Answering, String> {
+        let Half { suite, ke, nonce_i, nonce_r, peer, hashes, nat } = half;
         let shared = match ke {
             HalfKe::Pair(pair, peer_public) => pair.finish(&peer_public).map_err(|error| error.to_string())?,
             HalfKe::Secret(secret) => secret,
         };
         let mut connections = candidates(ctx.connections, &ctx.names.hosts, &self.path);
         connections.retain(|connection| admits(connection, &suite));
-        let Some(best) = connections.first() else { return Err("its connection was unloaded".to_owned()) };
+        let candidates = Candidates::new(connections).ok_or("its connection was unloaded")?;
         let keys = derive(&suite, &nonce_i, &nonce_r, &self.spis, &shared);
         let sk = Secured::sk_keys(Role::Responder, &keys, &suite)?;
         keys.disclose(ctx, self.id, self.spis, &suite);
-        let exchanges = Exchanges::new(self.id, best, &peer, Role::Responder, self.spis, sk, 1);
+        let exchanges = Exchanges::new(self.id, candidates.best(), &peer, Role::Responder, self.spis, sk, 1);
         let secured = Secured {
             id: self.id,
             role: Role::Responder,
@@ -340,35 +338,48 @@ impl Responder {
             auth_id: None,
             exchanges,
         };
-        self.phase = Phase::Auth(Box::new(Answering::new(secured, connections, self.began)));
-        Ok(())
+        Ok(Answering::new(secured, candidates, self.began))
     }
 
     pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
-        let Phase::Auth(answering) = &mut self.phase else { return Outcome::Pending };
-        let outcome = answering.answer(ctx, ticket, answer);
-        self.settle(ctx, outcome)
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Auth(answering) => {
+                let step = answering.answer(ctx, ticket, answer);
+                self.take(ctx, step)
+            }
+            phase => {
+                ctx.internal_error(self.id, "an answer to a responder that has asked nothing");
+                self.phase = phase;
+                Outcome::Pending
+            }
+        }
     }
 
-    /// A refused peer is told so once more when it asks: the keys stay for a while.
-    fn settle(&mut self, ctx: &mut Context<'_>, outcome: Outcome) -> Outcome {
-        if let (Outcome::Refused(_), Phase::Auth(answering)) = (&outcome, &mut self.phase) {
-            self.until = self.until.min(ctx.now + REFUSED_LINGER);
-            self.phase = answering.take_exchanges(ctx).map_or(Phase::Gone, |rest| Phase::Refused(Box::new(rest)));
-            (self.request, self.response) = (Vec::new(), Vec::new());
+    /// Puts the next state in. A refused peer gets the same answer to a retransmission: the keys stay for a while.
+    fn take(&mut self, ctx: &mut Context<'_>, step: Step) -> Outcome {
+        match step {
+            Step::Wait(answering) => {
+                self.phase = Phase::Auth(answering);
+                Outcome::Pending
+            }
+            Step::Up(up) => Outcome::Up(up),
+            Step::Refused(exchanges, reason) => {
+                self.until = self.until.min(ctx.now + REFUSED_LINGER);
+                self.phase = Phase::Refused(exchanges);
+                (self.request, self.response) = (Vec::new(), Vec::new());
+                Outcome::Refused(reason)
+            }
+            Step::Over(reason) => Outcome::over(reason),
         }
-        outcome
     }
 
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
         if self.until > ctx.now {
             return Outcome::Pending;
         }
-        if let Phase::Auth(answering) = &mut self.phase {
-            answering.take_exchanges(ctx);
-        }
         match self.phase {
-            Phase::Refused(_) | Phase::Gone => Outcome::over(""),
+            Phase::Refused(_) => Outcome::over(""),
+            Phase::Over => Outcome::internal(ctx, self.id, "a timer of a responder that has ended"),
             Phase::Half(_) => {
                 ctx.count(counters::HALF_OPEN_TIMEOUT);
                 Outcome::over("")
@@ -394,7 +405,7 @@ impl Responder {
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn exchanges(&mut self) -> Option<&mut Exchanges> {
         match &mut self.phase {
-            Phase::Auth(answering) => answering.exchanges(),
+            Phase::Auth(answering) => Some(answering.exchanges()),
             _ => None,
         }
     }
@@ -405,7 +416,7 @@ impl Responder {
 
     pub(crate) fn connection(&self) -> Option<&Arc<Connection>> {
         match &self.phase {
-            Phase::Auth(answering) => answering.connection(),
+            Phase::Auth(answering) => Some(answering.connection()),
             _ => None,
         }
     }
@@ -417,12 +428,13 @@ impl Responder {
     pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
         self.spis
     }
+}
 
-    /// Gives back what the handshake took.
-    pub(crate) fn abandon(&mut self, ctx: &mut Context<'_>) {
-        // A question that is out is withdrawn by whoever takes the handshake out of its table.
-        if let Phase::Auth(answering) = &mut self.phase {
-            answering.take_exchanges(ctx);
-        }
-    }
+/// True for the message that may follow IKE_SA_INIT. INFORMATIONAL is of an initiator that cannot authenticate itself.
+fn is_first_encrypted(header: &Header) -> bool {
+    matches!(header.exchange, ExchangeType::IKE_AUTH | ExchangeType::IKE_INTERMEDIATE | ExchangeType::INFORMATIONAL)
+        && matches!(header.next, PayloadType::SK | PayloadType::SKF)
+        && header.from_initiator()
+        && !header.is_response()
+        && header.message_id.get() == 1
 }

@@ -1,9 +1,13 @@
 //! The responder from the first encrypted message to the end of IKE_AUTH.
 //!
-//! Which connection it is shows only when the peer has said who it is: until then all that its
+//! Which connection it is shows only when the peer has sent its identity: until then all that its
 //! addresses and the chosen suite admit are candidates. An identity that is claimed with AUTH is
-//! checked by whoever holds credentials, which names the connection.
+//! checked by the holder of credentials, which names the connection.
+//!
+//! One type per state ([`Answering`]): each step consumes a state and returns the next one, so that
+//! none can lack what it needs.
 
+mod candidates;
 mod eap;
 mod finish;
 
@@ -12,14 +16,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::Secret;
-use wire::ike::{AuthMethodId, CertEncoding, Chain, Eap, ExchangeType, NotifyType, PayloadType};
+use wire::ike::{AuthMethodId, CertEncoding, Chain, ExchangeType, NotifyType, PayloadType};
 
-use self::eap::{EapState, eap_key};
-use super::auth::{AuthParts, EAP_NOT_METHODS, EAP_PACKETS_MAX, IdPayload, admits_ppk, parse_ppk_identity};
+pub(super) use self::candidates::Candidates;
+use self::eap::{Conversation, EapKey, EapResponse};
+use super::auth::{AuthParts, IdPayload, admits_ppk, parse_ppk_identity};
 use super::init::{Requested, certificate_requests, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
 use super::secured::Claim;
-use super::{Outcome, Secured, counters};
+use super::{Secured, Up, configure, counters};
 use crate::child::Refused;
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
@@ -28,233 +33,372 @@ use crate::identity::Identity;
 use crate::output::{Answer, Path, Question, Signed, Ticket, Verified};
 use crate::sa::Role;
 
-/// The responder with keys.
-pub(super) struct Answering {
-    /// Gone when the handshake is over.
-    secured: Option<Box<Secured>>,
-    /// Connections that are still possible, best first; one once the peer is known.
-    candidates: Vec<Arc<Connection>>,
+/// The responder with keys, by what it waits for.
+pub(super) enum Answering {
+    /// IKE_INTERMEDIATE with the additional key exchange of this index.
+    Intermediate(Box<Keyed>, usize),
+    /// The first request of IKE_AUTH.
+    Start(Box<Keyed>),
+    /// A further request of IKE_AUTH.
+    Request(Box<Session>, Expected),
+    /// The answer to a question about credentials.
+    Credentials(Box<Session>, Ticket, Asked),
+}
+
+/// What a step leads to.
+pub(super) enum Step {
+    /// It goes on in this state.
+    Wait(Answering),
+    /// Both ends are authenticated.
+    Up(Box<Up>),
+    /// The peer was refused; the message layer repeats the answer to retransmissions.
+    Refused(Box<Exchanges>, String),
+    /// It is over without an answer.
+    Over(String),
+}
+
+/// A responder with keys that has not seen IKE_AUTH.
+pub(super) struct Keyed {
+    secured: Secured,
+    candidates: Candidates,
     /// When IKE_SA_INIT came.
     began: Instant,
-    step: Step,
-    /// The question that is out.
-    wait: Option<Ticket>,
-    /// Additional key exchanges that are done.
-    intermediates: usize,
-    /// The request that is being answered: where from, exchange and message ID.
-    request: ((SocketAddr, SocketAddr), (ExchangeType, u32)),
-    /// The first request of IKE_AUTH: what is wanted besides authentication.
-    first: Option<Plain>,
+}
+
+/// A responder that has seen IKE_AUTH.
+pub(super) struct Session {
+    secured: Secured,
+    /// One once the peer is authenticated.
+    candidates: Candidates,
+    /// When IKE_SA_INIT came.
+    began: Instant,
+    reply: Reply,
+    wishes: Wishes,
     /// Round of the peer that comes next, and of this host.
     remote_round: usize,
     local_round: usize,
     local_id: Option<Identity>,
-    remote_id: Option<IdPayload>,
-    /// IDr of the initiator.
-    asked_id: Option<Identity>,
-    /// What the peer's CERTREQ payloads named; `None` without any.
-    authorities: Option<Requested>,
-    eap: EapState,
-    eap_only: bool,
-    mobike: bool,
-    initial_contact: bool,
+    /// Identity that the peer claims in this round.
+    remote_id: IdPayload,
     eap_name: Option<Identity>,
     name: Option<String>,
     valid_for: Option<Duration>,
     ppk_settled: bool,
 }
 
-enum Step {
-    /// A request is waited for.
-    Idle,
-    AskedPpk(Claimed),
-    AskedVerify,
-    /// AUTH of this host, after that of the peer.
-    AskedSign,
-    /// AUTH of this host, before EAP.
-    AskedSignForEap,
-    /// With AUTH to go with the first packet.
-    AskedEap(Option<Signed>),
+/// Where the response to the request in hand goes, and what it answers: exchange and message ID.
+#[derive(Clone, Copy)]
+pub(super) struct Reply {
+    to: (SocketAddr, SocketAddr),
+    request: (ExchangeType, u32),
+}
+
+/// Requests of the initiator besides authentication, from its first IKE_AUTH message.
+struct Wishes {
+    message: Plain,
+    /// IDr of the initiator.
+    asked_id: Option<Identity>,
+    /// Authorities of the peer's CERTREQ payloads; `None` without any.
+    authorities: Option<Requested>,
+    /// Virtual addresses.
+    addresses: Vec<std::net::IpAddr>,
+    child_sa: bool,
+    eap_only: bool,
+    mobike: bool,
+    initial_contact: bool,
+}
+
+/// What a request of IKE_AUTH has to bring.
+pub(super) enum Expected {
+    /// The next round of the initiator, or nothing when it waits for the next round of this host.
+    Round,
+    /// An EAP response.
+    Eap(Conversation),
+    /// AUTH with the key of the EAP conversation, which was successful.
+    Proof(EapKey),
+}
+
+/// The question that is out, with what its answer is needed for.
+pub(super) enum Asked {
+    /// The PPK that the peer names. With the EAP key that AUTH proves, if there is one.
+    Ppk(Claimed, Option<EapKey>),
+    /// Whether AUTH of the peer is right.
+    Verify(Option<EapKey>),
+    /// AUTH of this host after that of the peer.
+    Sign(AfterEap),
+    /// AUTH of this host before EAP.
+    SignForEap,
+    /// The next EAP packet, with AUTH to go with the first one.
+    Eap(Conversation, Option<Signed>),
+}
+
+/// Whether AUTH proves the key of EAP instead of an identity of its own.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(super) enum AfterEap {
+    Yes,
+    No,
 }
 
 /// AUTH of the peer and what came with it.
-struct Claimed {
+pub(super) struct Claimed {
     method: AuthMethodId,
     auth: Vec<u8>,
     certs: Vec<(CertEncoding, Vec<u8>)>,
     /// AUTH as it would be without PPK.
     fallback: Option<Vec<u8>>,
+    /// Name of the PPK that the peer used.
+    ppk: Option<Identity>,
     /// Another authentication follows.
     more: bool,
 }
 
-impl Answering {
-    pub(super) fn new(secured: Secured, candidates: Vec<Arc<Connection>>, began: Instant) -> Self {
-        let nowhere = (secured.path.local, secured.path.remote);
-        Self {
-            secured: Some(Box::new(secured)),
-            candidates,
-            began,
-            step: Step::Idle,
-            wait: None,
-            intermediates: 0,
-            request: (nowhere, (ExchangeType::IKE_AUTH, 0)),
-            first: None,
-            remote_round: 0,
-            local_round: 0,
-            local_id: None,
-            remote_id: None,
-            asked_id: None,
-            authorities: None,
-            eap: EapState::None,
-            eap_only: false,
-            mobike: false,
-            initial_contact: false,
-            eap_name: None,
-            name: None,
-            valid_for: None,
-            ppk_settled: false,
-        }
-    }
+/// Payloads of one IKE_AUTH request that are about authentication.
+struct Received {
+    id: Option<IdPayload>,
+    claimed: Option<Claimed>,
+    eap: Option<EapResponse>,
+}
 
-    pub(super) fn ticket(&self) -> Option<Ticket> {
-        self.wait
-    }
-
-    pub(super) fn connection(&self) -> Option<&Arc<Connection>> {
-        self.candidates.first()
-    }
-
-    pub(super) fn exchanges(&mut self) -> Option<&mut Exchanges> {
-        self.secured.as_mut().map(|secured| &mut secured.exchanges)
-    }
-
-    /// What is left of a peer that was refused.
-    pub(super) fn take_exchanges(&mut self, _ctx: &mut Context<'_>) -> Option<Exchanges> {
-        self.secured.take().map(|secured| secured.exchanges)
-    }
-
-    /// Exchanges that may be requested now. INFORMATIONAL is for an initiator that gives up.
-    pub(super) fn accepts(&self) -> &'static [ExchangeType] {
-        let additional = self.secured.as_ref().map_or(0, |secured| secured.suite.additional.len());
-        match (self.first.is_some(), self.intermediates < additional) {
-            (true, _) => &[ExchangeType::IKE_AUTH, ExchangeType::INFORMATIONAL],
-            (false, true) => &[ExchangeType::IKE_INTERMEDIATE, ExchangeType::INFORMATIONAL],
-            (false, false) => &[ExchangeType::IKE_AUTH, ExchangeType::INFORMATIONAL],
-        }
-    }
-
-    pub(super) fn handle(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        path: Path,
-        request: Plain,
-    ) -> Outcome {
-        self.request = (from, (request.exchange, request.message_id));
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
-        secured.path = path;
-        match request.exchange {
-            ExchangeType::IKE_INTERMEDIATE => match secured.answer_intermediate(self.intermediates, &request) {
-                Ok((inner, shared)) => {
-                    secured.note_request(request.message_id, request.first, &request.bytes);
-                    secured.note_response(request.message_id, (inner.first, &inner.bytes));
-                    secured.exchanges.respond(ctx, from, self.request.1, &inner);
-                    self.intermediates += 1;
-                    match secured.update_keys(ctx, &shared) {
-                        Ok(()) => Outcome::Pending,
-                        Err(reason) => Outcome::over(reason),
-                    }
-                }
-                Err(refused) => self.refuse(ctx, &refused),
-            },
-            ExchangeType::INFORMATIONAL => {
-                let why = AuthParts::read(request.payloads()).ok().and_then(|parts| parts.error());
-                self.respond(ctx, &Inner::empty());
-                Outcome::Refused(match why {
-                    Some(kind) => format!("the initiator gave up with {kind}; its log says why"),
-                    None => "the initiator gave up".to_owned(),
-                })
-            }
-            _ => self.handle_auth(ctx, request),
-        }
-    }
-
-    fn handle_auth(&mut self, ctx: &mut Context<'_>, request: Plain) -> Outcome {
-        let parts = match AuthParts::read(request.payloads()) {
-            Ok(parts) => parts,
-            Err(refused) => return self.refuse(ctx, &refused),
-        };
-        let first = self.first.is_none();
-        if first {
-            if let Some(secured) = &mut self.secured {
-                secured.auth_id = Some(request.message_id);
-            }
-            self.asked_id = parts.id_r.as_ref().map(|id| id.id.clone());
-            self.authorities = certificate_requests(request.payloads());
-            self.eap_only = parts.has(NotifyType::EAP_ONLY_AUTHENTICATION);
-            self.mobike = parts.has(NotifyType::MOBIKE_SUPPORTED);
-            self.initial_contact = parts.has(NotifyType::INITIAL_CONTACT);
-        }
-        let step = self.read_step(&parts);
-        drop(parts);
-        if first {
-            self.first = Some(request);
-        }
-        match step {
-            Ok(Read::Claim(claimed, name)) => self.take_claim(ctx, claimed, name),
-            Ok(Read::StartEap) => self.start_eap(ctx),
-            Ok(Read::Eap(packet)) => self.ask_eap(ctx, packet, None),
-            Ok(Read::Nothing) => self.sign_or_respond(ctx),
-            Err(refused) => self.refuse(ctx, &refused),
-        }
-    }
-
-    /// What a request means in the state of the handshake.
-    fn read_step(&mut self, parts: &AuthParts<'_>) -> Result<Read, Refused> {
-        let wrong = |reason: &str| Refused::new(NotifyType::INVALID_SYNTAX, reason);
+impl Received {
+    fn of(parts: &AuthParts<'_>) -> Self {
         let claimed = parts.auth.as_ref().map(|(method, auth)| Claimed {
             method: *method,
             auth: auth.clone(),
             certs: parts.certs.clone(),
             fallback: parts.notify(NotifyType::NO_PPK_AUTH).map(<[u8]>::to_vec),
+            ppk: parts.notify(NotifyType::PPK_IDENTITY).and_then(parse_ppk_identity),
             more: parts.has(NotifyType::ANOTHER_AUTH_FOLLOWS),
         });
-        let ppk = parts.notify(NotifyType::PPK_IDENTITY).and_then(parse_ppk_identity);
-        match &mut self.eap {
-            EapState::Running { method, answers } => {
-                let packet = parts.eap.as_ref().filter(|packet| packet.code == Eap::RESPONSE);
-                let packet = packet.ok_or_else(|| wrong("an EAP response is missing"))?;
-                *answers += 1;
-                if *answers > EAP_PACKETS_MAX {
-                    return Err(wrong("EAP does not come to an end"));
-                }
-                if let Some(kind) = packet.method().filter(|kind| !EAP_NOT_METHODS.contains(kind)) {
-                    *method = Some(kind);
-                }
-                Ok(Read::Eap(packet.whole.to_vec()))
+        Self { id: parts.id_i.clone(), claimed, eap: parts.eap.as_ref().and_then(EapResponse::of) }
+    }
+}
+
+/// The refusal of a message that breaks a rule.
+fn wrong(reason: &str) -> Refused {
+    Refused::new(NotifyType::INVALID_SYNTAX, reason)
+}
+
+/// The refusal of a peer that is not authenticated.
+fn failed(reason: impl Into<String>) -> Refused {
+    Refused::new(NotifyType::AUTHENTICATION_FAILED, reason)
+}
+
+impl Answering {
+    pub(super) fn new(secured: Secured, candidates: Candidates, began: Instant) -> Self {
+        Self::after_intermediate(Box::new(Keyed { secured, candidates, began }), 0)
+    }
+
+    /// The state after `done` additional key exchanges.
+    fn after_intermediate(keyed: Box<Keyed>, done: usize) -> Self {
+        if done < keyed.secured.suite.additional.len() { Self::Intermediate(keyed, done) } else { Self::Start(keyed) }
+    }
+
+    /// The question that is out.
+    pub(super) fn ticket(&self) -> Option<Ticket> {
+        match self {
+            Self::Credentials(_, ticket, _) => Some(*ticket),
+            Self::Intermediate(..) | Self::Start(_) | Self::Request(..) => None,
+        }
+    }
+
+    /// The best of the connections that are still possible.
+    pub(super) fn connection(&self) -> &Arc<Connection> {
+        match self {
+            Self::Intermediate(keyed, _) | Self::Start(keyed) => keyed.candidates.best(),
+            Self::Request(session, _) | Self::Credentials(session, ..) => session.candidates.best(),
+        }
+    }
+
+    /// The message layer.
+    pub(super) fn exchanges(&mut self) -> &mut Exchanges {
+        match self {
+            Self::Intermediate(keyed, _) | Self::Start(keyed) => &mut keyed.secured.exchanges,
+            Self::Request(session, _) | Self::Credentials(session, ..) => &mut session.secured.exchanges,
+        }
+    }
+
+    /// Exchanges that may be requested now. INFORMATIONAL is for an initiator that gives up.
+    pub(super) fn expected(&self) -> &'static [ExchangeType] {
+        match self {
+            Self::Intermediate(..) => &[ExchangeType::IKE_INTERMEDIATE, ExchangeType::INFORMATIONAL],
+            Self::Start(_) | Self::Request(..) => &[ExchangeType::IKE_AUTH, ExchangeType::INFORMATIONAL],
+            // The request in hand is not answered yet.
+            Self::Credentials(..) => &[],
+        }
+    }
+
+    /// Takes a request of one of the [expected](Self::expected) exchanges.
+    pub(super) fn handle(
+        self,
+        ctx: &mut Context<'_>,
+        from: (SocketAddr, SocketAddr),
+        path: Path,
+        request: Plain,
+    ) -> Step {
+        let reply = Reply { to: from, request: (request.exchange, request.message_id) };
+        match self {
+            Self::Credentials(session, ticket, asked) => {
+                ctx.internal_error(session.secured.id, "a request while another one is in hand");
+                Step::Wait(Self::Credentials(session, ticket, asked))
             }
-            EapState::Proving(_) => match claimed {
-                Some(claimed) if claimed.method == AuthMethodId::PSK => Ok(Read::Claim(claimed, ppk)),
-                _ => Err(wrong("AUTH after EAP is missing or no shared key code")),
+            Self::Intermediate(keyed, _) | Self::Start(keyed) if request.exchange == ExchangeType::INFORMATIONAL => {
+                give_up(ctx, keyed.secured, reply, &request)
+            }
+            Self::Request(session, _) if request.exchange == ExchangeType::INFORMATIONAL => {
+                give_up(ctx, session.secured, reply, &request)
+            }
+            Self::Intermediate(mut keyed, index) => {
+                keyed.secured.path = path;
+                keyed.answer_intermediate(ctx, reply, &request, index)
+            }
+            Self::Start(mut keyed) => {
+                keyed.secured.path = path;
+                keyed.start(ctx, reply, request)
+            }
+            Self::Request(mut session, expected) => {
+                session.secured.path = path;
+                session.reply = reply;
+                session.handle(ctx, expected, &request)
+            }
+        }
+    }
+
+    /// Takes the answer to the question that is out.
+    pub(super) fn answer(self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Step {
+        let id = match self {
+            Self::Credentials(session, asked_ticket, asked) if asked_ticket == ticket => {
+                return session.answer(ctx, asked, answer);
+            }
+            Self::Intermediate(ref keyed, _) | Self::Start(ref keyed) => keyed.secured.id,
+            Self::Request(ref session, _) | Self::Credentials(ref session, ..) => session.secured.id,
+        };
+        ctx.internal_error(id, "an answer to a question that is not out");
+        Step::Wait(self)
+    }
+}
+
+/// Acknowledges that the initiator ends the handshake.
+fn give_up(ctx: &mut Context<'_>, mut secured: Secured, reply: Reply, request: &Plain) -> Step {
+    let why = AuthParts::read(request.payloads()).ok().and_then(|parts| parts.error());
+    secured.exchanges.respond(ctx, reply.to, reply.request, &Inner::empty());
+    let reason = match why {
+        Some(kind) => format!("the initiator gave up with {kind}; its log says why"),
+        None => "the initiator gave up".to_owned(),
+    };
+    Step::Refused(Box::new(secured.exchanges), reason)
+}
+
+/// Answers with an error notify and nothing else.
+fn refuse(ctx: &mut Context<'_>, mut secured: Secured, reply: Reply, refused: &Refused) -> Step {
+    secured.exchanges.respond(ctx, reply.to, reply.request, &Inner::new(|chain| refused.emit(chain)));
+    Step::Refused(Box::new(secured.exchanges), refused.reason.clone())
+}
+
+impl Keyed {
+    fn answer_intermediate(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        reply: Reply,
+        request: &Plain,
+        index: usize,
+    ) -> Step {
+        let secured = &mut self.secured;
+        let (inner, shared) = match secured.answer_intermediate(index, request) {
+            Ok(answer) => answer,
+            Err(refused) => return refuse(ctx, self.secured, reply, &refused),
+        };
+        secured.note_request(request.message_id, request.first, &request.bytes);
+        secured.note_response(request.message_id, (inner.first, &inner.bytes));
+        secured.exchanges.respond(ctx, reply.to, reply.request, &inner);
+        match secured.update_keys(ctx, &shared) {
+            Ok(()) => Step::Wait(Answering::after_intermediate(self, index + 1)),
+            Err(reason) => Step::Over(reason),
+        }
+    }
+
+    /// The first request of IKE_AUTH.
+    fn start(mut self: Box<Self>, ctx: &mut Context<'_>, reply: Reply, request: Plain) -> Step {
+        let parts = match AuthParts::read(request.payloads()) {
+            Ok(parts) => parts,
+            Err(refused) => return refuse(ctx, self.secured, reply, &refused),
+        };
+        self.secured.auth_id = Some(request.message_id);
+        let received = Received::of(&parts);
+        let Some(remote_id) = received.id else { return refuse(ctx, self.secured, reply, &wrong("IDi is missing")) };
+        let asked_id = parts.id_r.as_ref().map(|id| id.id.clone());
+        let addresses = parts.cfg(wire::ike::CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
+        let (child_sa, eap_only) = (parts.has_sa, parts.has(NotifyType::EAP_ONLY_AUTHENTICATION));
+        let (mobike, initial_contact) =
+            (parts.has(NotifyType::MOBIKE_SUPPORTED), parts.has(NotifyType::INITIAL_CONTACT));
+        drop(parts);
+        let authorities = certificate_requests(request.payloads());
+        let message = request;
+        let wishes = Wishes { message, asked_id, authorities, addresses, child_sa, eap_only, mobike, initial_contact };
+        let session = Box::new(Session {
+            secured: self.secured,
+            candidates: self.candidates,
+            began: self.began,
+            reply,
+            wishes,
+            remote_round: 0,
+            local_round: 0,
+            local_id: None,
+            remote_id,
+            eap_name: None,
+            name: None,
+            valid_for: None,
+            ppk_settled: false,
+        });
+        session.take_round(ctx, received.claimed)
+    }
+}
+
+impl Session {
+    fn refuse(self, ctx: &mut Context<'_>, refused: &Refused) -> Step {
+        refuse(ctx, self.secured, self.reply, refused)
+    }
+
+    /// A further request of IKE_AUTH.
+    fn handle(mut self: Box<Self>, ctx: &mut Context<'_>, expected: Expected, request: &Plain) -> Step {
+        let received = match AuthParts::read(request.payloads()) {
+            Ok(parts) => Received::of(&parts),
+            Err(refused) => return self.refuse(ctx, &refused),
+        };
+        match expected {
+            Expected::Eap(conversation) => self.take_eap_response(ctx, conversation, received.eap),
+            Expected::Proof(key) => match received.claimed {
+                Some(claimed) if claimed.method == AuthMethodId::PSK => self.take_claim(ctx, claimed, Some(key)),
+                _ => self.refuse(ctx, &wrong("AUTH after EAP is missing or no shared key code")),
             },
-            EapState::None | EapState::Proven(_) => {
-                let all = self.candidates.len() == 1 && self.remote_round >= self.candidates[0].remote.len();
-                if all && self.remote_round > 0 {
-                    return Ok(Read::Nothing);
+            Expected::Round if self.peer_is_done() => self.sign_or_respond(ctx, None),
+            Expected::Round => match received.id {
+                Some(id) => {
+                    self.remote_id = id;
+                    self.take_round(ctx, received.claimed)
                 }
-                self.eap = EapState::None;
-                self.remote_id = Some(parts.id_i.clone().ok_or_else(|| wrong("IDi is missing"))?);
-                Ok(claimed.map_or(Read::StartEap, |claimed| Read::Claim(claimed, ppk)))
-            }
+                None => self.refuse(ctx, &wrong("IDi is missing")),
+            },
+        }
+    }
+
+    /// The peer has authenticated itself in all its rounds.
+    fn peer_is_done(&self) -> bool {
+        self.candidates.is_single() && self.remote_round > 0 && self.remote_round >= self.candidates.best().remote.len()
+    }
+
+    /// A round of the peer: with AUTH, or without, which starts EAP.
+    fn take_round(self: Box<Self>, ctx: &mut Context<'_>, claimed: Option<Claimed>) -> Step {
+        match claimed {
+            Some(claimed) => self.take_claim(ctx, claimed, None),
+            None => self.start_eap(ctx),
         }
     }
 
     /// Leaves those connections that admit the identities and the kind of authentication.
     fn sift(&mut self, eap: bool, more: Option<bool>) -> Result<(), Refused> {
         let round = self.remote_round;
-        let (remote, local) = (self.remote_id.as_ref().map(|id| &id.id), self.asked_id.as_ref());
-        self.candidates.retain(|connection| {
+        let (remote, local) = (&self.remote_id.id, self.wishes.asked_id.as_ref());
+        let fitting = self.candidates.filtered(|connection| {
             let Some(auth) = connection.remote.get(round) else { return false };
             let kind = match auth.method {
                 AuthMethod::Any => true,
@@ -262,255 +406,219 @@ impl Answering {
                 AuthMethod::PublicKey(_) | AuthMethod::Psk => !eap,
             };
             kind && more.is_none_or(|more| more == (connection.remote.len() > round + 1))
-                && remote.is_some_and(|id| auth.id.matches(id).is_some())
+                && auth.id.matches(remote).is_some()
                 && local.is_none_or(|id| connection.local.first().is_some_and(|auth| auth.id.matches(id).is_some()))
         });
-        if !self.candidates.is_empty() {
-            return Ok(());
-        }
-        let us = local.map_or_else(|| "anybody".to_owned(), ToString::to_string);
-        let them = remote.map_or_else(String::new, ToString::to_string);
-        let how = if eap { "EAP" } else { "AUTH" };
-        let reason = format!("no connection lets [{them}] authenticate with {how} to [{us}]");
-        Err(Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+        let Some(fitting) = fitting else {
+            let us = local.map_or_else(|| "anybody".to_owned(), ToString::to_string);
+            let how = if eap { "EAP" } else { "AUTH" };
+            return Err(failed(format!("no connection lets [{remote}] authenticate with {how} to [{us}]")));
+        };
+        self.candidates = fitting;
+        Ok(())
     }
 
-    fn take_claim(&mut self, ctx: &mut Context<'_>, claimed: Claimed, ppk: Option<Identity>) -> Outcome {
-        if !matches!(self.eap, EapState::Proving(_))
+    fn take_claim(mut self: Box<Self>, ctx: &mut Context<'_>, claimed: Claimed, proof: Option<EapKey>) -> Step {
+        if proof.is_none()
             && let Err(refused) = self.sift(false, Some(claimed.more))
         {
             return self.refuse(ctx, &refused);
         }
-        let supported = self.secured.as_ref().is_some_and(|secured| secured.peer.ppk);
-        match ppk {
-            Some(name) if supported && !self.ppk_settled => {
-                let admits = |connection: &Arc<Connection>| {
-                    connection.ppk_id.as_ref().is_none_or(|wanted| admits_ppk(wanted, &name))
-                };
-                self.candidates.retain(admits);
-                if self.candidates.is_empty() {
-                    let reason =
-                        format!("the peer uses the post-quantum preshared key '{name}', which 'ppk_id' does not match");
-                    return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
-                }
-                self.ask(ctx, Step::AskedPpk(claimed), Question::Ppk(name))
-            }
-            _ => self.verify_without_ppk(ctx, claimed),
-        }
+        let name = claimed.ppk.clone().filter(|_| self.secured.peer.ppk && !self.ppk_settled);
+        let Some(name) = name else { return self.verify_without_ppk(ctx, claimed, proof) };
+        let admits =
+            |connection: &Arc<Connection>| connection.ppk_id.as_ref().is_none_or(|wanted| admits_ppk(wanted, &name));
+        let Some(fitting) = self.candidates.filtered(admits) else {
+            let reason =
+                format!("the peer uses the post-quantum preshared key '{name}', which 'ppk_id' does not match");
+            return self.refuse(ctx, &failed(reason));
+        };
+        self.candidates = fitting;
+        self.ask(ctx, Asked::Ppk(claimed, proof), Question::Ppk(name))
     }
 
-    fn take_ppk(&mut self, ctx: &mut Context<'_>, claimed: Claimed, ppk: Option<Secret>) -> Outcome {
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+    fn take_ppk(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        claimed: Claimed,
+        proof: Option<EapKey>,
+        ppk: Option<Secret>,
+    ) -> Step {
         match (ppk, claimed.fallback.clone()) {
             (Some(ppk), _) => {
-                secured.mix(&ppk);
-                secured.ppk = true;
+                self.secured.mix(&ppk);
+                self.secured.ppk = true;
                 self.ppk_settled = true;
-                self.verify(ctx, claimed)
+                self.verify(ctx, claimed, proof)
             }
-            (None, Some(auth)) => self.verify_without_ppk(ctx, Claimed { auth, ..claimed }),
+            (None, Some(auth)) => self.verify_without_ppk(ctx, Claimed { auth, ..claimed }, proof),
             (None, None) => {
-                let reason = "the peer insists on a post-quantum preshared key that is not known here";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+                self.refuse(ctx, &failed("the peer insists on a post-quantum preshared key that is not known here"))
             }
         }
     }
 
-    fn verify_without_ppk(&mut self, ctx: &mut Context<'_>, claimed: Claimed) -> Outcome {
+    fn verify_without_ppk(mut self: Box<Self>, ctx: &mut Context<'_>, claimed: Claimed, proof: Option<EapKey>) -> Step {
         if !self.ppk_settled {
-            self.candidates.retain(|connection| !connection.ppk_required);
+            let Some(fitting) = self.candidates.filtered(|connection| !connection.ppk_required) else {
+                let reason = "the connection requires a post-quantum preshared key, which the peer has not";
+                return self.refuse(ctx, &failed(reason));
+            };
+            self.candidates = fitting;
             self.ppk_settled = true;
         }
-        if self.candidates.is_empty() {
-            let reason = "the connection requires a post-quantum preshared key, which the peer has not";
-            return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
-        }
-        self.verify(ctx, claimed)
+        self.verify(ctx, claimed, proof)
     }
 
-    fn verify(&mut self, ctx: &mut Context<'_>, claimed: Claimed) -> Outcome {
-        let (Some(secured), Some(remote)) = (&self.secured, &self.remote_id) else { return Outcome::Pending };
+    fn verify(self: Box<Self>, ctx: &mut Context<'_>, claimed: Claimed, proof: Option<EapKey>) -> Step {
+        let secured = &self.secured;
         let claim = Claim {
-            remote_id: &remote.id,
-            id_body: &remote.body,
-            local_id: self.asked_id.clone(),
+            remote_id: &self.remote_id.id,
+            id_body: &self.remote_id.body,
+            local_id: self.wishes.asked_id.clone(),
             method: claimed.method,
             auth: claimed.auth,
             certs: claimed.certs,
-            eap_msk: match &self.eap {
-                EapState::Proving(msk) => Some(eap_key(secured, msk, Role::Initiator)),
-                _ => None,
-            },
+            eap_msk: proof.as_ref().map(|key| key.of(secured, Role::Initiator)),
         };
-        let request = secured.verify_request(self.candidates.clone(), self.remote_round, claim, secured.ppk);
-        self.ask(ctx, Step::AskedVerify, Question::Verify(Box::new(request)))
+        let candidates = self.candidates.iter().cloned().collect();
+        let request = secured.verify_request(candidates, self.remote_round, claim, secured.ppk);
+        self.ask(ctx, Asked::Verify(proof), Question::Verify(Box::new(request)))
     }
 
-    fn ask(&mut self, ctx: &mut Context<'_>, step: Step, question: Question) -> Outcome {
-        let Some(secured) = &self.secured else { return Outcome::Pending };
-        self.step = step;
-        self.wait = Some(ctx.ask(secured.id, question));
-        Outcome::Pending
+    fn ask(self: Box<Self>, ctx: &mut Context<'_>, asked: Asked, question: Question) -> Step {
+        let ticket = ctx.ask(self.secured.id, question);
+        Step::Wait(Answering::Credentials(self, ticket, asked))
     }
 
-    pub(super) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
-        if self.wait != Some(ticket) {
-            return Outcome::Pending;
-        }
-        self.wait = None;
-        match (std::mem::replace(&mut self.step, Step::Idle), answer) {
-            (Step::AskedPpk(claimed), Answer::Ppk(ppk)) => self.take_ppk(ctx, claimed, ppk),
-            (Step::AskedVerify, Answer::Verified(Ok(verified))) => self.take_verified(ctx, verified),
-            (Step::AskedVerify, Answer::Verified(Err(refusal))) => {
+    fn answer(mut self: Box<Self>, ctx: &mut Context<'_>, asked: Asked, answer: Answer) -> Step {
+        match (asked, answer) {
+            (Asked::Ppk(claimed, proof), Answer::Ppk(ppk)) => self.take_ppk(ctx, claimed, proof, ppk),
+            (Asked::Verify(proof), Answer::Verified(Ok(verified))) => self.take_verified(ctx, verified, proof),
+            (Asked::Verify(_), Answer::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
-                let who = self.remote_id.as_ref().map_or_else(String::new, |id| id.id.to_string());
-                let reason = format!("[{who}] is not authenticated: {}", refusal.0);
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+                let reason = format!("[{}] is not authenticated: {}", self.remote_id.id, refusal.0);
+                self.refuse(ctx, &failed(reason))
             }
-            (Step::AskedSign, Answer::Signed(Ok(signed))) => self.emit(ctx, Some(signed)),
-            (Step::AskedSignForEap, Answer::Signed(Ok(signed))) => {
+            (Asked::Sign(after_eap), Answer::Signed(Ok(signed))) => self.emit(ctx, Some(signed), after_eap),
+            (Asked::SignForEap, Answer::Signed(Ok(signed))) => {
                 self.local_id = Some(signed.local_id.clone());
-                self.ask_eap(ctx, Vec::new(), Some(signed))
+                self.ask_eap(ctx, Conversation::default(), Vec::new(), Some(signed))
             }
-            (Step::AskedSign | Step::AskedSignForEap, Answer::Signed(Err(refusal))) => {
-                let reason = format!("this host cannot authenticate: {}", refusal.0);
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+            (Asked::Sign(_) | Asked::SignForEap, Answer::Signed(Err(refusal))) => {
+                self.refuse(ctx, &failed(format!("this host cannot authenticate: {}", refusal.0)))
             }
-            (Step::AskedEap(signed), Answer::Eap(answer)) => self.take_eap(ctx, answer, signed),
+            (Asked::Eap(conversation, signed), Answer::Eap(answer)) => self.take_eap(ctx, answer, conversation, signed),
             _ => {
-                let reason = "an answer does not fit its question";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+                ctx.internal_error(self.secured.id, "an answer does not fit its question");
+                self.refuse(ctx, &failed("an answer does not fit its question"))
             }
         }
     }
 
-    fn take_verified(&mut self, ctx: &mut Context<'_>, verified: Verified) -> Outcome {
-        if !self.candidates.iter().any(|candidate| Arc::ptr_eq(candidate, &verified.connection)) {
-            let reason = "the connection that admits the peer is no candidate";
-            return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+    fn take_verified(mut self: Box<Self>, ctx: &mut Context<'_>, verified: Verified, proof: Option<EapKey>) -> Step {
+        if !self.candidates.contains(&verified.connection) {
+            ctx.internal_error(self.secured.id, "the connection that admits the peer is no candidate");
+            return self.refuse(ctx, &failed("the connection that admits the peer is no candidate"));
         }
-        self.candidates = vec![verified.connection];
+        self.candidates = Candidates::only(verified.connection);
         self.valid_for = earlier(self.valid_for, verified.valid_for);
         self.name = verified.name.or(self.name.take());
         self.remote_round += 1;
-        if let EapState::Proving(msk) = &mut self.eap {
-            self.eap = EapState::Proven(msk.take());
-        }
-        self.sign_or_respond(ctx)
+        self.sign_or_respond(ctx, proof)
     }
 
     /// The peer's part of the exchange is done: now that of this host.
-    fn sign_or_respond(&mut self, ctx: &mut Context<'_>) -> Outcome {
-        let Some(connection) = self.candidates.first() else { return Outcome::Pending };
-        let after_eap = matches!(self.eap, EapState::Proven(_));
-        let is_round =
-            |round: usize| connection.local.get(round).is_some_and(|auth| !matches!(auth.method, AuthMethod::Eap(_)));
-        if !after_eap && !is_round(self.local_round) {
-            return self.emit(ctx, None);
+    fn sign_or_respond(self: Box<Self>, ctx: &mut Context<'_>, proof: Option<EapKey>) -> Step {
+        let local = self.candidates.best().local.get(self.local_round);
+        let is_round = local.is_some_and(|auth| !matches!(auth.method, AuthMethod::Eap(_)));
+        match proof {
+            None if !is_round => self.emit(ctx, None, AfterEap::No),
+            None => self.sign(ctx, None, Asked::Sign(AfterEap::No)),
+            Some(key) => self.sign(ctx, Some(&key), Asked::Sign(AfterEap::Yes)),
         }
-        self.sign(ctx, Step::AskedSign)
     }
 
-    fn sign(&mut self, ctx: &mut Context<'_>, step: Step) -> Outcome {
-        let (Some(secured), Some(connection)) = (&self.secured, self.candidates.first()) else {
-            return Outcome::Pending;
-        };
-        let msk = match &self.eap {
-            EapState::Proven(msk) => Some(eap_key(secured, msk, Role::Responder)),
-            _ => None,
-        };
+    fn sign(self: Box<Self>, ctx: &mut Context<'_>, proven: Option<&EapKey>, asked: Asked) -> Step {
+        let (secured, connection) = (&self.secured, self.candidates.best());
+        let msk = proven.map(|key| key.of(secured, Role::Responder));
         // The proof of an EAP key goes with the identity that this host has shown, if it has shown one.
         let round = if msk.is_some() { self.local_round.saturating_sub(1) } else { self.local_round };
         let pattern = connection.local.get(round).map(|auth| (&auth.id, &auth.method));
         let local_id = self.local_id.clone().filter(|_| msk.is_some()).or_else(|| {
             let (id, method) = pattern?;
-            let asked = self.asked_id.clone().filter(|asked| id.matches(asked).is_some());
+            let wanted = self.wishes.asked_id.clone().filter(|wanted| id.matches(wanted).is_some());
             own_id(id)
-                .or(asked)
+                .or(wanted)
                 .or_else(|| (!matches!(method, AuthMethod::PublicKey(_))).then(|| address_id(secured.path.local)))
         });
-        let remote_id = self.remote_id.as_ref().map(|id| id.id.clone());
-        let authorities = self.authorities.as_ref();
-        let request = secured.sign_request(connection, round, (local_id, remote_id), authorities, msk, secured.ppk);
-        self.ask(ctx, step, Question::Sign(Box::new(request)))
+        let ids = (local_id, Some(self.remote_id.id.clone()));
+        let authorities = self.wishes.authorities.as_ref();
+        let request = secured.sign_request(connection, round, ids, authorities, msk, secured.ppk);
+        self.ask(ctx, asked, Question::Sign(Box::new(request)))
     }
 
-    /// IDr, certificates, AUTH.
-    fn emit_identity(&self, chain: &mut Chain<'_>, signed: Option<&Signed>) {
-        let after_eap = matches!(self.eap, EapState::Proven(_));
-        let id = signed.map(|signed| &signed.local_id).or(self.local_id.as_ref());
-        if let Some(id) = id.filter(|_| !after_eap) {
-            chain.id(PayloadType::IDr, id.kind, &id.data);
-        }
-        let Some(signed) = signed else { return };
-        let sends = |connection: &Arc<Connection>| sends_cert(connection, self.authorities.is_some());
-        if !after_eap && self.candidates.first().is_some_and(sends) {
-            signed.certs.iter().for_each(|(encoding, cert)| {
-                chain.cert(*encoding, cert);
-            });
-        }
-        chain.auth(signed.method, &signed.auth);
+    /// IDr, certificates and AUTH of this host; without `signed` the identity alone.
+    fn proof(&self, signed: Option<Signed>, after_eap: AfterEap) -> Proof {
+        let id = signed.as_ref().map(|signed| &signed.local_id).or(self.local_id.as_ref());
+        let sends = after_eap == AfterEap::No && sends_cert(self.candidates.best(), self.wishes.authorities.is_some());
+        Proof { id: id.filter(|_| after_eap == AfterEap::No).cloned(), certs: sends, signed }
     }
 
     fn respond(&mut self, ctx: &mut Context<'_>, inner: &Inner) {
-        let (to, request) = self.request;
-        if let Some(secured) = &mut self.secured {
-            secured.exchanges.respond(ctx, to, request, inner);
-        }
-    }
-
-    /// Answers with an error notify and nothing else.
-    fn refuse(&mut self, ctx: &mut Context<'_>, refused: &Refused) -> Outcome {
-        self.respond(ctx, &Inner::new(|chain| refused.emit(chain)));
-        Outcome::Refused(refused.reason.clone())
+        self.secured.exchanges.respond(ctx, self.reply.to, self.reply.request, inner);
     }
 
     /// The response of a round, or of the last one.
-    fn emit(&mut self, ctx: &mut Context<'_>, signed: Option<Signed>) -> Outcome {
-        let Some(connection) = self.candidates.first().cloned() else { return Outcome::Pending };
-        let after_eap = matches!(self.eap, EapState::Proven(_));
+    fn emit(mut self: Box<Self>, ctx: &mut Context<'_>, signed: Option<Signed>, after_eap: AfterEap) -> Step {
+        let connection = self.candidates.best().clone();
         let alone = connection.local.first().is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)));
-        let inner = Inner::new(|chain| self.emit_identity(chain, signed.as_ref()));
-        if let Some(signed) = signed {
-            self.local_id = Some(signed.local_id);
-            if !after_eap || alone {
+        let signed_id = signed.as_ref().map(|signed| signed.local_id.clone());
+        let proof = self.proof(signed, after_eap);
+        if let Some(id) = signed_id {
+            self.local_id = Some(id);
+            if after_eap == AfterEap::No || alone {
                 self.local_round += 1;
             }
         }
-        self.eap = EapState::None;
         let more = self.local_round < connection.local.len();
         if self.remote_round >= connection.remote.len() && !more {
-            return self.finish(ctx, &connection, inner);
+            return self.finish(ctx, &connection, &proof);
         }
-        let inner = extend(inner, |chain| {
+        let inner = Inner::new(|chain| {
+            proof.emit(chain);
             if more {
                 status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
             }
             self.emit_ppk(chain);
         });
         self.respond(ctx, &inner);
-        Outcome::Pending
+        Step::Wait(Answering::Request(self, Expected::Round))
     }
 
     fn emit_ppk(&self, chain: &mut Chain<'_>) {
-        if self.secured.as_ref().is_some_and(|secured| secured.ppk) {
+        if self.secured.ppk {
             status(chain, NotifyType::PPK_IDENTITY, &[]);
         }
     }
 }
 
-/// What a request is about.
-enum Read {
-    /// AUTH, and the name of a PPK.
-    Claim(Claimed, Option<Identity>),
-    StartEap,
-    Eap(Vec<u8>),
-    /// The initiator has no more to say and waits for this host's next round.
-    Nothing,
+/// What this host shows of its identity in one response.
+struct Proof {
+    id: Option<Identity>,
+    certs: bool,
+    signed: Option<Signed>,
 }
 
-/// A chain with more payloads behind it.
-fn extend(inner: Inner, write: impl FnOnce(&mut Chain<'_>)) -> Inner {
-    let more = Inner::new(write);
-    inner.followed_by(more)
+impl Proof {
+    fn emit(&self, chain: &mut Chain<'_>) {
+        if let Some(id) = &self.id {
+            chain.id(PayloadType::IDr, id.kind, &id.data);
+        }
+        let Some(signed) = &self.signed else { return };
+        for (encoding, cert) in signed.certs.iter().filter(|_| self.certs) {
+            chain.cert(*encoding, cert);
+        }
+        chain.auth(signed.method, &signed.auth);
+    }
 }

@@ -7,6 +7,7 @@ use wire::ike::{AuthMethodId, CertEncoding, HashId};
 
 use super::counters;
 use super::init::Requested;
+use crate::child::Parent;
 use crate::config::Connection;
 use crate::context::Context;
 use crate::exchange::Exchanges;
@@ -14,7 +15,7 @@ use crate::identity::Identity;
 use crate::keymat::{IkeKeys, IntAuth, Seed};
 use crate::output::{Event, IkeId, Level, Path, SignRequest, Subsystem, VerifyRequest, Virtual};
 use crate::proposal::IkeSuite;
-use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys};
+use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys, eap_or_ike_id};
 use crate::task::Tasks;
 
 /// An IKE SA with keys, its peer still unknown.
@@ -158,6 +159,30 @@ impl Secured {
             auth: claim.auth,
             certs: claim.certs,
             eap_msk: claim.eap_msk,
+        }
+    }
+
+    /// SK_d, with the PPK in it once that counts.
+    fn sk_d(&self) -> &Secret {
+        self.mixed.as_ref().filter(|_| self.ppk).map_or(&self.keys.sk_d, |mixed| &mixed.sk_d)
+    }
+
+    /// What a negotiation takes from this IKE SA before it is up.
+    pub(super) fn parent<'a>(&'a self, ends: &'a Ends) -> Parent<'a> {
+        let Ends { connection, remote_id, virtual_local, virtual_remote, .. } = ends;
+        Parent {
+            ike: self.id,
+            connection,
+            path: self.path,
+            nat: self.nat,
+            remote_id,
+            peer_id: eap_or_ike_id(ends.eap_name.as_deref(), remote_id),
+            peer: self.peer,
+            virtual_local,
+            virtual_remote,
+            prf: self.suite.prf,
+            sk_d: self.sk_d(),
+            children: &[],
         }
     }
 

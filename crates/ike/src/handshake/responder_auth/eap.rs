@@ -3,148 +3,182 @@
 use std::sync::Arc;
 
 use crypto::ike::Secret;
-use wire::ike::NotifyType;
+use wire::ike::Eap;
 
-use super::super::auth::EAP_TLS;
-use super::super::{Outcome, Secured, counters};
-use super::{Answering, Step, address_id, own_id};
-use crate::child::Refused;
+use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
+use super::super::{Secured, counters};
+use super::{AfterEap, Answering, Asked, Candidates, Expected, Session, Step, address_id, failed, own_id, wrong};
 use crate::config::AuthMethod;
 use crate::context::Context;
 use crate::exchange::Inner;
 use crate::output::{EapAnswer, EapStep, Level, Question, Signed, Subsystem};
 use crate::sa::Role;
 
-/// The EAP conversation of the round.
-pub(super) enum EapState {
-    None,
-    /// `answers` counts what the client sent; `method` is the last that it used.
-    Running {
-        method: Option<u8>,
-        answers: u32,
-    },
-    /// The client has EAP-Success and has to prove the key, the MSK if the method makes one.
-    Proving(Option<Secret>),
-    /// It did.
-    Proven(Option<Secret>),
+/// An EAP conversation that goes on.
+#[derive(Default)]
+pub(in crate::handshake) struct Conversation {
+    /// The last method that the client used.
+    method: Option<u8>,
+    /// Packets of the client so far.
+    answers: u32,
 }
 
-impl Answering {
+/// Key of an EAP conversation that was successful: the MSK, if the method makes one.
+pub(in crate::handshake) struct EapKey(Option<Secret>);
+
+impl EapKey {
+    /// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
+    pub(super) fn of(&self, secured: &Secured, role: Role) -> Secret {
+        self.0.clone().unwrap_or_else(|| secured.sk_p(role, secured.ppk).clone())
+    }
+}
+
+/// An EAP response of the client.
+pub(super) struct EapResponse {
+    method: Option<u8>,
+    packet: Vec<u8>,
+}
+
+impl EapResponse {
+    /// `None` for packets of other kinds.
+    pub(super) fn of(packet: &Eap<'_>) -> Option<Self> {
+        (packet.code == Eap::RESPONSE).then(|| Self { method: packet.method(), packet: packet.whole.to_vec() })
+    }
+}
+
+impl Session {
     /// The peer left AUTH out: it wants EAP.
-    pub(super) fn start_eap(&mut self, ctx: &mut Context<'_>) -> Outcome {
+    pub(super) fn start_eap(mut self: Box<Self>, ctx: &mut Context<'_>) -> Step {
         if let Err(refused) = self.sift(true, None) {
             return self.refuse(ctx, &refused);
         }
         self.keep_alternatives();
-        self.eap = EapState::Running { method: None, answers: 0 };
-        let local = self.candidates.first().and_then(|connection| connection.local.get(self.local_round));
-        match local.map(|auth| &auth.method) {
-            None => self.ask_eap(ctx, Vec::new(), None),
-            Some(AuthMethod::Eap(_)) if self.eap_only => {
-                let path = self.secured.as_ref().map(|secured| secured.path.local);
-                let exact = local.and_then(|auth| own_id(&auth.id));
-                self.local_id = exact.or_else(|| path.map(address_id));
-                self.ask_eap(ctx, Vec::new(), None)
+        let local = self.candidates.best().local.get(self.local_round);
+        match local.map(|auth| (&auth.method, &auth.id)) {
+            None => self.ask_eap(ctx, Conversation::default(), Vec::new(), None),
+            Some((AuthMethod::Eap(_), id)) if self.wishes.eap_only => {
+                self.local_id = Some(own_id(id).unwrap_or_else(|| address_id(self.secured.path.local)));
+                self.ask_eap(ctx, Conversation::default(), Vec::new(), None)
             }
-            Some(AuthMethod::Eap(_)) => {
+            Some((AuthMethod::Eap(_), _)) => {
                 let reason = "the connection authenticates this host by EAP alone, which the peer does not accept";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+                self.refuse(ctx, &failed(reason))
             }
-            Some(_) => self.sign(ctx, Step::AskedSignForEap),
+            Some(_) => self.sign(ctx, None, Asked::SignForEap),
         }
     }
 
     /// Leaves those candidates to which the EAP identity may switch later: this host authenticates itself in the same way
     /// in all of them, because its AUTH goes out before the EAP identity comes.
     fn keep_alternatives(&mut self) {
-        let Some(first) = self.candidates.first().cloned() else { return };
-        let round = self.remote_round;
-        self.candidates.retain(|other| {
+        let (first, round) = (self.candidates.best().clone(), self.remote_round);
+        let kept = self.candidates.filtered(|other| {
             let asks = other.remote.get(round).is_some_and(|auth| auth.eap_id.is_some());
             Arc::ptr_eq(other, &first) || asks && other.local == first.local && other.remote.len() == first.remote.len()
         });
+        self.candidates = kept.unwrap_or_else(|| Candidates::only(first));
     }
 
-    pub(super) fn ask_eap(&mut self, ctx: &mut Context<'_>, packet: Vec<u8>, signed: Option<Signed>) -> Outcome {
-        let (Some(secured), Some(connection), Some(remote)) = (&self.secured, self.candidates.first(), &self.remote_id)
-        else {
-            return Outcome::Pending;
-        };
+    pub(super) fn ask_eap(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        conversation: Conversation,
+        packet: Vec<u8>,
+        signed: Option<Signed>,
+    ) -> Step {
         let step = EapStep {
-            connection: connection.clone(),
-            alternatives: self.candidates[1..].to_vec(),
+            connection: self.candidates.best().clone(),
+            alternatives: self.candidates.others().to_vec(),
             round: self.remote_round,
             client: false,
-            conversation: u64::from(secured.id.0),
-            client_id: remote.id.clone(),
+            conversation: u64::from(self.secured.id.0),
+            client_id: self.remote_id.id.clone(),
             packet,
         };
-        self.ask(ctx, Step::AskedEap(signed), Question::Eap(Box::new(step)))
+        self.ask(ctx, Asked::Eap(conversation, signed), Question::Eap(Box::new(step)))
     }
 
-    pub(super) fn take_eap(&mut self, ctx: &mut Context<'_>, answer: EapAnswer, signed: Option<Signed>) -> Outcome {
-        let EapState::Running { method, answers } = self.eap else { return Outcome::Pending };
-        let alone = self.candidates.first().is_some_and(|connection| {
-            connection.local.first().is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)))
-        });
+    /// The client goes on with EAP.
+    pub(super) fn take_eap_response(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        mut conversation: Conversation,
+        response: Option<EapResponse>,
+    ) -> Step {
+        let Some(EapResponse { method, packet }) = response else {
+            return self.refuse(ctx, &wrong("an EAP response is missing"));
+        };
+        conversation.answers += 1;
+        if conversation.answers > EAP_PACKETS_MAX {
+            return self.refuse(ctx, &wrong("EAP does not come to an end"));
+        }
+        conversation.method = method.filter(|kind| !EAP_NOT_METHODS.contains(kind)).or(conversation.method);
+        self.ask_eap(ctx, conversation, packet, None)
+    }
+
+    pub(super) fn take_eap(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        answer: EapAnswer,
+        conversation: Conversation,
+        signed: Option<Signed>,
+    ) -> Step {
+        let Conversation { method, answers } = conversation;
+        let local = self.candidates.best().local.first();
+        let alone = local.is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)));
         match answer {
             EapAnswer::Packet(packet) => {
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Pending
+                self.respond_eap(ctx, &packet, answers, signed);
+                Step::Wait(Answering::Request(self, Expected::Eap(conversation)))
             }
             EapAnswer::Switch(connection, packet) => {
-                if !self.candidates.iter().any(|candidate| Arc::ptr_eq(candidate, &connection)) {
-                    let reason = "the connection of the EAP identity is no candidate";
-                    return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+                if !self.candidates.contains(&connection) {
+                    ctx.internal_error(self.secured.id, "the connection of the EAP identity is no candidate");
+                    return self.refuse(ctx, &failed("the connection of the EAP identity is no candidate"));
                 }
                 let text = format!(
                     "the EAP identity switches from connection '{}' to '{}'",
-                    self.candidates[0].name, connection.name
+                    self.candidates.best().name,
+                    connection.name
                 );
-                ctx.log(Level::Debug, Subsystem::Ike, self.secured.as_ref().map(|secured| secured.id), text);
-                self.candidates = vec![connection];
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Pending
+                ctx.log(Level::Debug, Subsystem::Ike, Some(self.secured.id), text);
+                self.candidates = Candidates::only(connection);
+                self.respond_eap(ctx, &packet, answers, signed);
+                Step::Wait(Answering::Request(self, Expected::Eap(conversation)))
             }
             EapAnswer::Success { .. } if answers == 0 => {
-                let reason = "EAP succeeded before the client said anything";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+                self.refuse(ctx, &failed("EAP succeeded before the client said anything"))
             }
             EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
-                let reason = "EAP alone does not authenticate this host with that method";
-                self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason))
+                self.refuse(ctx, &failed("EAP alone does not authenticate this host with that method"))
             }
             EapAnswer::Success { packet, msk, identity } => {
-                self.candidates.truncate(1);
+                self.candidates = Candidates::only(self.candidates.best().clone());
                 self.eap_name = identity;
-                self.eap = EapState::Proving(msk);
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Pending
+                self.respond_eap(ctx, &packet, answers, signed);
+                Step::Wait(Answering::Request(self, Expected::Proof(EapKey(msk))))
             }
             EapAnswer::Failure(packet, refusal) => {
                 ctx.count(counters::AUTH_FAILED);
-                self.respond_eap(ctx, &packet, signed);
-                Outcome::Refused(format!("EAP failed: {}", refusal.0))
+                self.respond_eap(ctx, &packet, answers, signed);
+                Step::Refused(Box::new(self.secured.exchanges), format!("EAP failed: {}", refusal.0))
             }
         }
     }
 
-    pub(super) fn respond_eap(&mut self, ctx: &mut Context<'_>, packet: &[u8], signed: Option<Signed>) {
-        let first = matches!(self.eap, EapState::Running { answers: 0, .. });
+    /// Sends an EAP packet after `answers` of the client; the first one with this host's identity.
+    fn respond_eap(&mut self, ctx: &mut Context<'_>, packet: &[u8], answers: u32, signed: Option<Signed>) {
+        let is_signed = signed.is_some();
+        let proof = self.proof(signed, AfterEap::No);
         let inner = Inner::new(|chain| {
-            if first && (signed.is_some() || self.local_round == 0) {
-                self.emit_identity(chain, signed.as_ref());
+            if answers == 0 && (is_signed || self.local_round == 0) {
+                proof.emit(chain);
             }
             chain.eap(packet);
         });
-        if signed.is_some() {
+        if is_signed {
             self.local_round += 1;
         }
         self.respond(ctx, &inner);
     }
-}
-
-/// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
-pub(super) fn eap_key(secured: &Secured, msk: &Option<Secret>, of: Role) -> Secret {
-    msk.clone().unwrap_or_else(|| secured.sk_p(of, secured.ppk).clone())
 }

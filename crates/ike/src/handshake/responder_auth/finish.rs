@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use wire::ike::{CfgType, NotifyType};
+use wire::ike::NotifyType;
 
-use super::super::auth::AuthParts;
 use super::super::init::{emit_addresses, status};
 use super::super::secured::Ends;
-use super::super::{Outcome, Up, configure};
-use super::{Answering, address_id, extend};
+use super::super::{Up, configure};
+use super::{Proof, Session, Step, address_id, failed};
 use crate::child::{self, Refused};
 use crate::config::{AuthMethod, Childless, Connection, Unique};
 use crate::context::Context;
@@ -17,85 +16,94 @@ use crate::output::{Level, Subsystem};
 use crate::pool::Client;
 use crate::sa::Established;
 
-impl Answering {
+impl Session {
     /// Both ends are authenticated: addresses, the Child SA, the last response.
-    pub(super) fn finish(&mut self, ctx: &mut Context<'_>, connection: &Arc<Connection>, identity: Inner) -> Outcome {
-        let (Some(remote), Some(first)) = (self.remote_id.take(), self.first.take()) else { return Outcome::Pending };
-        let Ok(parts) = AuthParts::read(first.payloads()) else { return Outcome::Pending };
-        let local_id = self.local_id.clone().unwrap_or_else(|| address_id(self.request.0.0));
-        let who = self.eap_name.clone().unwrap_or_else(|| remote.id.clone());
+    pub(super) fn finish(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        connection: &Arc<Connection>,
+        proof: &Proof,
+    ) -> Step {
+        let local_id = self.local_id.clone().unwrap_or_else(|| address_id(self.reply.to.0));
+        let who = self.eap_name.clone().unwrap_or_else(|| self.remote_id.id.clone());
+        let initial_contact = self.wishes.initial_contact;
         if connection.unique == Unique::Keep
-            && !self.initial_contact
+            && !initial_contact
             && ctx.names.with_peer(&local_id, &who).next().is_some()
         {
             let reason = format!("[{who}] has an IKE SA already, and '{}' keeps that", connection.name);
-            return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+            return self.refuse(ctx, &failed(reason));
         }
         // IKE SAs that this one replaces go in any case.
-        let replaces =
-            connection.unique == Unique::Replace || self.initial_contact && connection.unique != Unique::Never;
+        let replaces = connection.unique == Unique::Replace || initial_contact && connection.unique != Unique::Never;
         let most = ctx.settings.ike_sas_per_identity_max;
         if !replaces && ctx.names.with_peer(&local_id, &who).count() >= most {
             let reason = format!("[{who}] has {most} IKE SAs, which is the limit; set 'unique = replace'");
-            return self.refuse(ctx, &Refused::new(NotifyType::AUTHENTICATION_FAILED, reason));
+            return self.refuse(ctx, &failed(reason));
         }
-        let wishes = parts.cfg(CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
-        let lost = self.initial_contact && connection.unique != Unique::Never;
+        let lost = initial_contact && connection.unique != Unique::Never;
         let alone = lost || connection.unique == Unique::Replace;
-        let client = Client { identity: &who, from: self.request.0.1, alone };
-        let leases = configure::assign(ctx, connection, client, &wishes);
-        let inner = extend(identity, |chain| self.emit_ppk(chain));
-        let Some(mut secured) = self.secured.take() else { return Outcome::Pending };
-        let mobike = self.mobike && connection.mobike;
-        secured.peer.mobike = mobike;
-        let nonces = (secured.nonce_i.clone(), secured.nonce_r.clone());
+        let client = Client { identity: &who, from: self.reply.to.1, alone };
+        let leases = configure::assign(ctx, connection, client, &self.wishes.addresses);
+        let mobike = self.wishes.mobike && connection.mobike;
+        self.secured.peer.mobike = mobike;
         let ends = Ends {
             connection: connection.clone(),
             local_id,
-            remote_id: remote.id,
+            remote_id: self.remote_id.id.clone(),
             eap_name: self.name.take().or_else(|| self.eap_name.as_ref().map(ToString::to_string)),
             virtual_local: Vec::new(),
             virtual_remote: leases.as_ref().map_or_else(|_| Vec::new(), Clone::clone),
         };
-        let mut sa = secured.establish(ctx, ends);
-        sa.learn_peer_addresses(first.payloads());
-        if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
-            sa.certificates_end = Some(at);
-            sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
-        }
-        let gives_addresses = !sa.virtual_remote.is_empty();
-        let inner = extend(inner, |chain| {
-            let allowed = leases.and_then(|leases| {
-                configure::emit_reply(ctx, &leases, chain);
-                check_childless(connection, parts.has_sa)
-            });
-            let answered = match allowed {
-                Err(refused) => Err(refused),
-                Ok(false) => Ok(None),
-                Ok(true) => {
-                    let nonces = child::Nonces { i: &nonces.0, r: &nonces.1 };
-                    child::answer_auth(ctx, &sa.parent(), nonces, first.payloads(), chain).map(Some)
-                }
-            };
-            match answered {
-                Ok(child) => sa.children.extend(child),
-                Err(refused) => {
-                    tell_childless(ctx, &sa, &refused);
-                    refused.emit(chain);
-                }
+        // The whole response is written before anything comes up.
+        let allowed = match &leases {
+            Ok(_) => check_childless(connection, self.wishes.child_sa),
+            Err(refused) => Err(refused.clone()),
+        };
+        let answer = match allowed {
+            Ok(true) => {
+                let parent = self.secured.parent(&ends);
+                child::answer_auth(ctx, &parent, self.wishes.message.payloads()).map(Some)
+            }
+            Ok(false) => Ok(None),
+            Err(refused) => Err(refused),
+        };
+        let inner = Inner::new(|chain| {
+            proof.emit(chain);
+            self.emit_ppk(chain);
+            configure::emit_reply(ctx, &ends.virtual_remote, chain);
+            match &answer {
+                Ok(Some(answer)) => answer.emit(ctx, chain, |_| ()),
+                Ok(None) => (),
+                Err(refused) => refused.emit(chain),
             }
             if mobike {
                 status(chain, NotifyType::MOBIKE_SUPPORTED, &[]);
-                emit_addresses(ctx, sa.path.local.ip(), chain);
+                emit_addresses(ctx, self.secured.path.local.ip(), chain);
             }
-            if !connection.reauth_time.is_zero() && (is_client(connection) || gives_addresses) {
+            if !connection.reauth_time.is_zero() && (is_client(connection) || !ends.virtual_remote.is_empty()) {
                 let seconds = u32::try_from(connection.reauth_time.as_secs()).unwrap_or(u32::MAX);
                 status(chain, NotifyType::AUTH_LIFETIME, &seconds.to_be_bytes());
             }
         });
-        let (to, request) = self.request;
-        sa.exchanges.respond(ctx, to, request, &inner);
-        Outcome::Up(Box::new(Up {
+        let (nonce_i, nonce_r) = (self.secured.nonce_i.clone(), self.secured.nonce_r.clone());
+        let mut sa = self.secured.establish(ctx, ends);
+        sa.learn_peer_addresses(self.wishes.message.payloads());
+        if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
+            sa.certificates_end = Some(at);
+            sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
+        }
+        match answer {
+            Ok(Some(answer)) => {
+                let nonces = child::Nonces { i: &nonce_i, r: &nonce_r };
+                let child = answer.agreement.install(ctx, &sa.parent(), nonces, &[], true);
+                sa.children.push(child);
+            }
+            Ok(None) => (),
+            Err(refused) => log_childless(ctx, &sa, &refused),
+        }
+        sa.exchanges.respond(ctx, self.reply.to, self.reply.request, &inner);
+        Step::Up(Box::new(Up {
             sa,
             children: Vec::new(),
             commands: Vec::new(),
@@ -123,7 +131,7 @@ fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, Refuse
     }
 }
 
-fn tell_childless(ctx: &mut Context<'_>, sa: &Established, refused: &Refused) {
+fn log_childless(ctx: &mut Context<'_>, sa: &Established, refused: &Refused) {
     ctx.count(crate::task::counters::CHILD_REFUSED);
     let text = format!("the Child SA was refused with {}, the IKE SA stays: {}", refused.notify, refused.reason);
     ctx.log(Level::Warn, Subsystem::Child, Some(sa.id), text);
