@@ -11,7 +11,7 @@ use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{ExchangeType, Header, NotifyType, Payloads};
 
 use super::init::{self, Announced, Requested, status};
-use super::initiator_auth::Authenticating;
+use super::initiator_auth::{Authenticating, Step};
 use super::redirect;
 use super::{Gateway, Outcome, Over, Redirects, Secured, counters};
 use crate::child::Parts;
@@ -21,7 +21,7 @@ use crate::exchange::{Exchanges, Resend, Unanswered, send};
 use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
 use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
-use crate::proposal;
+use crate::proposal::{self, IkeSuite};
 use crate::sa::{ChildRequest, Initiation, Role};
 
 /// How long another answer is waited for after an error notify that anybody could have sent.
@@ -46,15 +46,18 @@ pub(super) struct Start {
     pub(super) path: Path,
 }
 
+/// State of an initiator. Each step takes it out and puts the next one in.
 enum Phase {
     Init(Box<Init>),
-    Auth(Box<Authenticating>),
+    Auth(Authenticating),
+    /// The handshake has ended, or a step is under way. The endpoint makes no step after the end.
+    Over,
 }
 
 /// IKE_SA_INIT is out.
 struct Init {
-    /// Gone once it was used up by a bad public value.
-    ke: Option<KeInitiator>,
+    /// The public value that is out.
+    ke: KeInitiator,
     nonce: Vec<u8>,
     cookie: Option<Vec<u8>>,
     cookies: u32,
@@ -91,7 +94,7 @@ impl Initiator {
         let nonce = init::nonce(ctx);
         let mut init = Init {
             tried: vec![method],
-            ke: Some(ke),
+            ke,
             nonce,
             cookie: None,
             cookies: 0,
@@ -116,7 +119,7 @@ impl Initiator {
         header: &Header,
         datagram: &[u8],
     ) -> Outcome {
-        match &mut self.phase {
+        match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Init(init) => {
                 let expected = header.exchange == ExchangeType::IKE_SA_INIT
                     && header.is_response()
@@ -125,55 +128,70 @@ impl Initiator {
                     && from.1 == self.start.path.remote;
                 if !expected {
                     ctx.count(counters::OUT_OF_ORDER);
+                    self.phase = Phase::Init(init);
                     return Outcome::Pending;
                 }
-                match init.handle(ctx, &mut self.start, from, header, datagram) {
-                    Ok(Next::Wait) => Outcome::Pending,
-                    Ok(Next::Redirect(to)) => self.start.redirect(ctx, to),
-                    Ok(Next::Secured(secured, authorities)) => {
-                        let mut auth = Box::new(Authenticating::new(*secured, authorities));
-                        let outcome = auth.begin(ctx, &mut self.start);
-                        self.phase = Phase::Auth(auth);
-                        outcome
+                match init.handle(ctx, &mut self.start, Response { from, header, datagram }) {
+                    Next::Wait(init) => {
+                        self.phase = Phase::Init(init);
+                        Outcome::Pending
                     }
-                    Err(reason) => self.fail_init(ctx, &reason),
+                    Next::Redirect(to) => Outcome::Over(self.start.redirect(ctx, to)),
+                    Next::Secured(secured, authorities) => {
+                        let step = Authenticating::begin(*secured, authorities, ctx, &mut self.start);
+                        self.take(step)
+                    }
+                    Next::Failed(reason) => self.fail_init(ctx, &reason),
                 }
             }
-            Phase::Auth(auth) => auth.handle(ctx, &mut self.start, from, header, datagram),
+            Phase::Auth(auth) => {
+                let step = auth.handle(ctx, &mut self.start, from, header, datagram);
+                self.take(step)
+            }
+            Phase::Over => Outcome::internal(ctx, self.start.id, "a message for an initiator that has ended"),
+        }
+    }
+
+    /// Puts the next state in.
+    fn take(&mut self, step: Step) -> Outcome {
+        match step {
+            Step::Wait(auth) => {
+                self.phase = Phase::Auth(auth);
+                Outcome::Pending
+            }
+            Step::Up(up) => Outcome::Up(up),
+            Step::Over(over) => Outcome::Over(over),
         }
     }
 
     pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
-        match &mut self.phase {
-            Phase::Init(_) => Outcome::Pending,
-            Phase::Auth(auth) => auth.answer(ctx, &mut self.start, ticket, answer),
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Auth(auth) => {
+                let step = auth.answer(ctx, &mut self.start, ticket, answer);
+                self.take(step)
+            }
+            phase => {
+                ctx.internal_error(self.start.id, "an answer to an initiator that has asked nothing");
+                self.phase = phase;
+                Outcome::Pending
+            }
         }
     }
 
     pub(crate) fn handle_timeout(&mut self, ctx: &mut Context<'_>) -> Outcome {
-        match &mut self.phase {
-            Phase::Auth(auth) => auth.handle_timeout(ctx, &mut self.start),
-            Phase::Init(init) => {
-                if let Some((_, reason)) = init.failure.take_if(|(until, _)| *until <= ctx.now) {
-                    return self.fail_init(ctx, &reason);
-                }
-                if init.resend.due() > ctx.now {
-                    return Outcome::Pending;
-                }
-                let connection = &self.start.initiation.connection;
-                if init.resend.again(ctx.now, &connection.retransmit) {
-                    ctx.count(counters::RETRANSMISSIONS);
-                    let path = (self.start.path.local, self.start.path.remote);
-                    send(ctx, path, connection.dscp, init.resend.datagrams());
-                    init.resend.log(ctx, self.start.id, path.1, &connection.retransmit);
-                    return Outcome::Pending;
-                }
-                let reason = match init.failure.take() {
-                    Some((_, reason)) => reason,
-                    None => format!("{} does not answer", self.start.path.remote),
-                };
-                self.fail_init(ctx, &reason)
+        match std::mem::replace(&mut self.phase, Phase::Over) {
+            Phase::Auth(auth) => {
+                let step = auth.handle_timeout(ctx, &mut self.start);
+                self.take(step)
             }
+            Phase::Init(mut init) => match init.handle_timeout(ctx, &self.start) {
+                None => {
+                    self.phase = Phase::Init(init);
+                    Outcome::Pending
+                }
+                Some(reason) => self.fail_init(ctx, &reason),
+            },
+            Phase::Over => Outcome::internal(ctx, self.start.id, "a timer of an initiator that has ended"),
         }
     }
 
@@ -182,6 +200,7 @@ impl Initiator {
         match &self.phase {
             Phase::Init(init) => init.resend.unanswered(&self.start.initiation.connection.retransmit),
             Phase::Auth(auth) => auth.unanswered(),
+            Phase::Over => None,
         }
     }
 
@@ -192,12 +211,13 @@ impl Initiator {
                 Some(failure.map_or(init.resend.due(), |until| until.min(init.resend.due())))
             }
             Phase::Auth(auth) => auth.deadline(),
+            Phase::Over => None,
         }
     }
 
     pub(crate) fn ticket(&self) -> Option<Ticket> {
         match &self.phase {
-            Phase::Init(_) => None,
+            Phase::Init(_) | Phase::Over => None,
             Phase::Auth(auth) => auth.ticket(),
         }
     }
@@ -205,8 +225,8 @@ impl Initiator {
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn exchanges(&mut self) -> Option<&mut Exchanges> {
         match &mut self.phase {
-            Phase::Init(_) => None,
-            Phase::Auth(auth) => auth.exchanges(),
+            Phase::Init(_) | Phase::Over => None,
+            Phase::Auth(auth) => Some(auth.exchanges()),
         }
     }
 
@@ -224,7 +244,7 @@ impl Initiator {
 
     pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
         match &self.phase {
-            Phase::Init(_) => (self.start.spi, [0; 8]),
+            Phase::Init(_) | Phase::Over => (self.start.spi, [0; 8]),
             Phase::Auth(auth) => auth.spis(),
         }
     }
@@ -290,10 +310,10 @@ impl Start {
     }
 
     /// Ends this attempt in favour of one with another gateway.
-    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: Gateway) -> Outcome {
+    pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: Gateway) -> Box<Over> {
         let from = self.path.remote;
         let Some(redirects) = self.redirects.follow(ctx.now, from.ip()) else {
-            return Outcome::Over(Box::new(self.over(format!("{from} redirects once more: this is a loop"))));
+            return Box::new(self.over(format!("{from} redirects once more: this is a loop")));
         };
         ctx.count(counters::REDIRECTED);
         let (name, remote, host) = match to {
@@ -303,23 +323,49 @@ impl Start {
         let mut over = self.over(format!("{from} redirects to {name}"));
         let again = Initiation { host, ..self.again(&mut over, self.initiation.attempt, remote) };
         over.next = Some((again, redirects, false));
-        Outcome::Over(Box::new(over))
+        Box::new(over)
+    }
+}
+
+/// A datagram that answers IKE_SA_INIT.
+#[derive(Clone, Copy)]
+struct Response<'a> {
+    /// Local and remote address.
+    from: (SocketAddr, SocketAddr),
+    header: &'a Header,
+    datagram: &'a [u8],
+}
+
+impl<'a> Response<'a> {
+    fn payloads(&self) -> Payloads<'a> {
+        Payloads::new(self.header.next, self.datagram.get(Header::LEN..).unwrap_or_default())
     }
 }
 
 /// What an answer to IKE_SA_INIT leads to.
 enum Next {
-    Wait,
+    Wait(Box<Init>),
     Redirect(Gateway),
     /// Keys, and the authorities that the responder asks for.
     Secured(Box<Secured>, Option<Requested>),
+    /// No other answer can be used: the key pair is used up.
+    Failed(String),
+}
+
+/// Parts of an acceptable answer.
+struct Accepted<'a> {
+    suite: IkeSuite,
+    ke: &'a [u8],
+    nonce_r: &'a [u8],
+    announced: Announced,
+    spi_r: [u8; 8],
 }
 
 impl Init {
     /// Writes and sends the request, as its retransmissions will repeat it.
     fn send(&mut self, ctx: &mut Context<'_>, start: &Start) {
         let connection = start.connection();
-        let Some(ke) = &self.ke else { return };
+        let ke = &self.ke;
         let spis = (start.spi, [0; 8]);
         self.message = init::message(spis, false, |chain| {
             if let Some(cookie) = &self.cookie {
@@ -344,50 +390,56 @@ impl Init {
         self.failure = None;
     }
 
-    fn handle(
-        &mut self,
-        ctx: &mut Context<'_>,
-        start: &mut Start,
-        from: (SocketAddr, SocketAddr),
-        header: &Header,
-        datagram: &[u8],
-    ) -> Result<Next, String> {
-        let payloads = || Payloads::new(header.next, datagram.get(Header::LEN..).unwrap_or_default());
-        let parts = match Parts::read(payloads()) {
-            Ok(parts) if datagram.len() <= init::INIT_MAX => parts,
+    /// Sends the request again when it is due. A reason to give up, if there is one.
+    fn handle_timeout(&mut self, ctx: &mut Context<'_>, start: &Start) -> Option<String> {
+        if let Some((_, reason)) = self.failure.take_if(|(until, _)| *until <= ctx.now) {
+            return Some(reason);
+        }
+        if self.resend.due() > ctx.now {
+            return None;
+        }
+        let connection = start.connection();
+        if self.resend.again(ctx.now, &connection.retransmit) {
+            ctx.count(counters::RETRANSMISSIONS);
+            let path = (start.path.local, start.path.remote);
+            send(ctx, path, connection.dscp, self.resend.datagrams());
+            self.resend.log(ctx, start.id, path.1, &connection.retransmit);
+            return None;
+        }
+        Some(match self.failure.take() {
+            Some((_, reason)) => reason,
+            None => format!("{} does not answer", start.path.remote),
+        })
+    }
+
+    fn handle(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, response: Response<'_>) -> Next {
+        let parts = match Parts::read(response.payloads()) {
+            Ok(parts) if response.datagram.len() <= init::INIT_MAX => parts,
             _ => {
                 ctx.count(counters::INIT_INVALID);
-                return Ok(Next::Wait);
+                return Next::Wait(self);
             }
         };
-        if let (Some(cookie), [0, 0, 0, 0, 0, 0, 0, 0]) = (parts.notify(NotifyType::COOKIE), header.spi_r) {
+        if let (Some(cookie), [0, 0, 0, 0, 0, 0, 0, 0]) = (parts.notify(NotifyType::COOKIE), response.header.spi_r) {
             self.take_cookie(ctx, start, cookie);
-            return Ok(Next::Wait);
-        }
-        if let Some(data) = parts.notify(NotifyType::INVALID_KE_PAYLOAD) {
+        } else if let Some(data) = parts.notify(NotifyType::INVALID_KE_PAYLOAD) {
             self.change_method(ctx, start, data);
-            return Ok(Next::Wait);
-        }
-        if let Some(data) = parts.notify(NotifyType::REDIRECT) {
+        } else if let Some(data) = parts.notify(NotifyType::REDIRECT) {
             match redirect::target(data, Some(&self.nonce)) {
-                Ok(to) => return Ok(Next::Redirect(to)),
+                Ok(to) => return Next::Redirect(to),
                 Err(reason) => self.remember(ctx, reason),
             }
-            return Ok(Next::Wait);
-        }
-        if let Some(error) = parts.error() {
+        } else if let Some(error) = parts.error() {
             self.remember(ctx, refusal(start.connection(), error.kind));
-            return Ok(Next::Wait);
-        }
-        match self.complete(ctx, start, from, header, datagram, &parts, payloads()) {
-            Ok(next) => Ok(next),
-            // The public value is used up: no other answer can be taken any more.
-            Err(reason) if self.ke.is_none() => Err(reason),
-            Err(reason) => {
-                self.remember(ctx, reason);
-                Ok(Next::Wait)
+        } else {
+            match self.check(start, &parts, response) {
+                Ok(accepted) => {
+                    return self.complete(ctx, start, accepted, response.datagram).unwrap_or_else(Next::Failed);
+                }
+                Err(reason) => self.remember(ctx, reason),
             }
         }
+        Next::Wait(self)
     }
 
     fn remember(&mut self, ctx: &mut Context<'_>, reason: String) {
@@ -415,45 +467,50 @@ impl Init {
         match method.generate() {
             Ok(ke) => {
                 self.tried.push(method);
-                self.ke = Some(ke);
+                self.ke = ke;
                 self.send(ctx, start);
             }
             Err(error) => self.remember(ctx, error.to_string()),
         }
     }
 
-    #[allow(clippy::too_many_arguments)] // Everything about one message.
-    fn complete(
-        &mut self,
-        ctx: &mut Context<'_>,
-        start: &mut Start,
-        from: (SocketAddr, SocketAddr),
-        header: &Header,
-        datagram: &[u8],
-        parts: &Parts<'_>,
-        payloads: Payloads<'_>,
-    ) -> Result<Next, String> {
-        let connection = start.connection().clone();
+    /// Checks an answer that is not an error. The key pair stays unused: a better answer may come.
+    fn check<'a>(&self, start: &mut Start, parts: &Parts<'a>, response: Response<'a>) -> Result<Accepted<'a>, String> {
+        let proposals = &start.initiation.connection.proposals;
         let (Some(sa), Some(ke), Some(nonce_r)) = (&parts.sa, &parts.ke, parts.nonce) else {
             return Err("the answer to IKE_SA_INIT lacks SA, KE or nonce".to_owned());
         };
-        if header.spi_r == [0; 8] {
+        if response.header.spi_r == [0; 8] {
             return Err("the peer's SPI is zero".to_owned());
         }
-        let (suite, _) = proposal::accept_ike(&connection.proposals, sa)?;
-        let method = self.ke.as_ref().map(KeInitiator::method);
-        if method != Some(suite.ke) || ke.group != suite.ke.id() || ke.data.len() != suite.ke.responder_public_len() {
+        let (suite, _) = proposal::accept_ike(proposals, sa)?;
+        if self.ke.method() != suite.ke || ke.group != suite.ke.id() || ke.data.len() != suite.ke.responder_public_len()
+        {
             return Err("the peer's KE payload is not of the chosen method".to_owned());
         }
-        let spis = (start.spi, header.spi_r);
         // The address that the peer sees may differ from the one that this host does not know yet.
-        start.path.local.set_ip(from.0.ip());
-        let said = Announced::read(parts, payloads, spis, &start.path);
-        if !suite.additional.is_empty() && !said.peer.intermediate {
+        start.path.local.set_ip(response.from.0.ip());
+        let spis = (start.spi, response.header.spi_r);
+        let announced = Announced::read(parts, response.payloads(), spis, &start.path);
+        if !suite.additional.is_empty() && !announced.peer.intermediate {
             return Err("the peer chose additional key exchanges without IKE_INTERMEDIATE".to_owned());
         }
-        let shared = self.ke.take().ok_or("no key exchange is out")?.finish(ke.data).map_err(|e| e.to_string())?;
-        let keys = derive(&suite, &self.nonce, nonce_r, &spis, &shared);
+        Ok(Accepted { suite, ke: ke.data, nonce_r, announced, spi_r: response.header.spi_r })
+    }
+
+    /// Computes the keys, which uses the key pair up.
+    fn complete(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        accepted: Accepted<'_>,
+        datagram: &[u8],
+    ) -> Result<Next, String> {
+        let Self { ke, nonce: nonce_i, message, .. } = *self;
+        let Accepted { suite, ke: public, nonce_r, announced: said, spi_r } = accepted;
+        let (connection, spis) = (start.connection().clone(), (start.spi, spi_r));
+        let shared = ke.finish(public).map_err(|error| error.to_string())?;
+        let keys = derive(&suite, &nonce_i, nonce_r, &spis, &shared);
         let nat = said.nat.nat();
         if said.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
             nat::float(&mut start.path);
@@ -474,9 +531,9 @@ impl Init {
             keys,
             mixed: None,
             ppk: false,
-            nonce_i: std::mem::take(&mut self.nonce),
+            nonce_i,
             nonce_r: nonce_r.to_vec(),
-            request: std::mem::take(&mut self.message),
+            request: message,
             response: datagram.to_vec(),
             int_auth: IntAuth::default(),
             auth_id: None,
@@ -490,7 +547,7 @@ impl Init {
 
 /// The first keys of an IKE SA.
 pub(super) fn derive(
-    suite: &crate::proposal::IkeSuite,
+    suite: &IkeSuite,
     nonce_i: &[u8],
     nonce_r: &[u8],
     spis: &([u8; 8], [u8; 8]),

@@ -3,6 +3,9 @@
 //! Rounds of both sides (RFC 4739) run beside each other: this host goes through `connection.local`,
 //! the peer through `connection.remote`. The peer has to be authenticated before anything of an EAP
 //! method is answered, unless the method itself does that (RFC 5998).
+//!
+//! One type per state ([`Authenticating`]): each step consumes a state and returns the next one, so
+//! that none can lack what it needs.
 
 mod eap;
 mod end;
@@ -12,31 +15,47 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use crypto::ike::{KeInitiator, Secret};
-use wire::ike::{AuthMethodId, ExchangeType, Header, NotifyType};
+use wire::ike::{AuthMethodId, CfgType, ExchangeType, Header, NotifyType};
 
-use self::eap::EapState;
+use self::eap::{Conversation, EapKey, EapPacket};
 pub(super) use self::request::sends_cert;
 use super::auth::{AuthParts, IdPayload};
 use super::init::{Requested, certificate_requests};
 use super::initiator::Start;
 use super::secured::Claim;
-use super::{Outcome, Secured, counters, intermediate, redirect};
+use super::{Over, Secured, Up, configure, counters, intermediate, redirect};
 use crate::child::Offer;
-use crate::config::AuthMethod;
+use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
-use crate::exchange::{Arrival, Inner, Plain, Timeout};
+use crate::exchange::{Arrival, Inner, Plain, Timeout, Unanswered};
 use crate::identity::{IdPattern, Identity};
-use crate::output::{Answer, Question, Signed, Ticket, Verified};
+use crate::output::{Answer, Question, Signed, Ticket, Verified, Virtual};
 use crate::sa::{ChildRequest, Role};
 
-/// The initiator with keys.
-pub(super) struct Authenticating {
-    /// Gone when the handshake is over.
-    secured: Option<Box<Secured>>,
-    step: Step,
-    /// The question that is out.
-    wait: Option<Ticket>,
-    /// What the peer's CERTREQ payloads named; `None` without any.
+/// The initiator with keys, by what it waits for.
+pub(super) enum Authenticating {
+    /// The response to IKE_INTERMEDIATE with the additional key exchange of this index.
+    Intermediate(Box<Session>, usize, KeInitiator),
+    /// The response to IKE_AUTH.
+    Response(Box<Session>, Sent),
+    /// The answer to a question about credentials.
+    Credentials(Box<Session>, Ticket, Asked),
+}
+
+/// What a step leads to.
+pub(super) enum Step {
+    /// It goes on in this state.
+    Wait(Authenticating),
+    /// Both ends are authenticated.
+    Up(Box<Up>),
+    /// It is over.
+    Over(Box<Over>),
+}
+
+/// What all states have.
+pub(super) struct Session {
+    secured: Box<Secured>,
+    /// Authorities of the peer's CERTREQ payloads; `None` without any.
     authorities: Option<Requested>,
     /// Round of this host that is going on, and of the peer that comes next.
     local_round: usize,
@@ -44,29 +63,50 @@ pub(super) struct Authenticating {
     local_id: Option<Identity>,
     remote_id: Option<IdPayload>,
     first_sent: bool,
-    /// AUTH of this round is on its way: a response without EAP ends the round.
-    auth_sent: bool,
     ppk: Ppk,
-    eap: EapState,
     eap_packets: u32,
     offer: Option<(Offer, ChildRequest)>,
-    /// The response that is being worked on.
-    response: Option<Plain>,
     valid_for: Option<Duration>,
     mobike: bool,
 }
 
-enum Step {
-    /// IKE_INTERMEDIATE with additional key exchange of this index is out.
-    Intermediate(usize, Option<KeInitiator>),
-    /// IKE_AUTH is out.
-    Sent,
-    AskedPpk,
-    AskedSign,
-    /// The first signature is there; one without the PPK is asked for.
-    AskedPlain(Signed),
-    AskedVerify,
-    AskedEap,
+/// What the IKE_AUTH request that is out holds.
+pub(super) enum Sent {
+    /// Nothing: all rounds of this host are done, the peer goes on.
+    Nothing,
+    /// AUTH. A response without EAP ends the round.
+    Auth,
+    /// The beginning of EAP or an EAP packet.
+    Eap(Conversation),
+    /// AUTH with the key of the EAP conversation, which was successful.
+    Proof(EapKey),
+}
+
+/// The question that is out, with what its answer is needed for.
+pub(super) enum Asked {
+    /// The PPK of the connection.
+    Ppk,
+    /// AUTH of this host; with the EAP key that it proves, if there is one.
+    Sign(Option<EapKey>),
+    /// AUTH without the PPK, beside the one with it.
+    Plain(Option<EapKey>, Signed),
+    /// Whether AUTH of the peer is right, in the response to what was sent.
+    Verify(Received, Sent),
+    /// The answer to an EAP packet.
+    Eap(Conversation),
+}
+
+/// What a response of IKE_AUTH holds besides the identity of the peer.
+pub(super) struct Received {
+    message: Plain,
+    redirect: Option<Vec<u8>>,
+    eap: Option<EapPacket>,
+    /// Another authentication of the peer follows.
+    more: bool,
+    /// Virtual addresses for this host.
+    addresses: Vec<Virtual>,
+    /// Seconds until the peer wants another authentication.
+    auth_lifetime: Option<u32>,
 }
 
 /// Use of a PPK (RFC 8784).
@@ -80,88 +120,154 @@ enum Ppk {
     Offered { fallback: bool },
 }
 
-impl Authenticating {
-    pub(super) fn new(secured: Secured, authorities: Option<Requested>) -> Self {
+impl Received {
+    fn of(parts: &AuthParts<'_>, connection: &Connection, message: Plain) -> Self {
+        let addresses = match parts.cfg(CfgType::REPLY) {
+            Some(cfg) if !connection.vips.is_empty() => configure::read_reply(cfg, connection.dns),
+            _ => Vec::new(),
+        };
+        let lifetime = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok());
         Self {
-            secured: Some(Box::new(secured)),
-            step: Step::Sent,
-            wait: None,
+            redirect: parts.notify(NotifyType::REDIRECT).map(<[u8]>::to_vec),
+            eap: parts.eap.as_ref().map(EapPacket::of),
+            more: parts.has(NotifyType::ANOTHER_AUTH_FOLLOWS),
+            addresses,
+            auth_lifetime: lifetime.map(u32::from_be_bytes),
+            message,
+        }
+    }
+}
+
+impl Authenticating {
+    /// Starts what comes after IKE_SA_INIT.
+    pub(super) fn begin(
+        secured: Secured,
+        authorities: Option<Requested>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+    ) -> Step {
+        let session = Box::new(Session {
+            secured: Box::new(secured),
             authorities,
             local_round: 0,
             remote_round: 0,
             local_id: None,
             remote_id: None,
             first_sent: false,
-            auth_sent: false,
             ppk: Ppk::Settled,
-            eap: EapState::None,
             eap_packets: 0,
             offer: None,
-            response: None,
             valid_for: None,
             mobike: false,
+        });
+        session.start_intermediate(ctx, start, 0)
+    }
+
+    fn session(&self) -> &Session {
+        match self {
+            Self::Intermediate(session, ..) | Self::Response(session, _) | Self::Credentials(session, ..) => session,
         }
     }
 
-    #[cfg(any(test, feature = "testkit"))]
-    pub(super) fn exchanges(&mut self) -> Option<&mut crate::exchange::Exchanges> {
-        self.secured.as_mut().map(|secured| &mut secured.exchanges)
+    fn session_mut(&mut self) -> &mut Session {
+        match self {
+            Self::Intermediate(session, ..) | Self::Response(session, _) | Self::Credentials(session, ..) => session,
+        }
     }
 
+    fn into_session(self) -> Box<Session> {
+        match self {
+            Self::Intermediate(session, ..) | Self::Response(session, _) | Self::Credentials(session, ..) => session,
+        }
+    }
+
+    /// The message layer.
+    #[cfg(any(test, feature = "testkit"))]
+    pub(super) fn exchanges(&mut self) -> &mut crate::exchange::Exchanges {
+        &mut self.session_mut().secured.exchanges
+    }
+
+    /// The question that is out.
     pub(super) fn ticket(&self) -> Option<Ticket> {
-        self.wait
+        match self {
+            Self::Credentials(_, ticket, _) => Some(*ticket),
+            Self::Intermediate(..) | Self::Response(..) => None,
+        }
     }
 
     pub(super) fn spis(&self) -> ([u8; 8], [u8; 8]) {
-        self.secured.as_ref().map_or_else(Default::default, |secured| secured.spis)
+        self.session().secured.spis
     }
 
-    pub(super) fn unanswered(&self) -> Option<crate::exchange::Unanswered> {
-        self.secured.as_ref()?.exchanges.unanswered()
+    pub(super) fn unanswered(&self) -> Option<Unanswered> {
+        self.session().secured.exchanges.unanswered()
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
-        self.secured.as_ref()?.exchanges.deadline()
+        self.session().secured.exchanges.deadline()
     }
 
-    pub(super) fn handle_timeout(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
-        match secured.exchanges.handle_timeout(ctx, &start.path) {
-            Timeout::Nothing => Outcome::Pending,
-            Timeout::GaveUp => self.fail(ctx, start, "the peer does not answer any more".to_owned(), false),
+    /// Releases what the handshake took from tables.
+    pub(super) fn abandon(&mut self, ctx: &mut Context<'_>) {
+        self.session_mut().abandon(ctx);
+    }
+
+    pub(super) fn handle_timeout(mut self, ctx: &mut Context<'_>, start: &mut Start) -> Step {
+        match self.session_mut().secured.exchanges.handle_timeout(ctx, &start.path) {
+            Timeout::Nothing => Step::Wait(self),
+            Timeout::GaveUp => {
+                self.into_session().fail(ctx, start, "the peer does not answer any more".to_owned(), false)
+            }
         }
     }
 
     pub(super) fn handle(
-        &mut self,
+        mut self,
         ctx: &mut Context<'_>,
         start: &mut Start,
         from: (SocketAddr, SocketAddr),
         header: &Header,
         datagram: &[u8],
-    ) -> Outcome {
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+    ) -> Step {
+        let exchanges = &mut self.session_mut().secured.exchanges;
         // A peer that is ahead may ask for something already: it will ask again.
-        match secured.exchanges.receive(ctx, from, header, datagram, |_| false) {
-            Arrival::Response(response) if response.exchange == ExchangeType::IKE_INTERMEDIATE => {
-                match self.finish_intermediate(ctx, start, &response) {
-                    Ok(outcome) => outcome,
-                    Err(reason) => self.fail(ctx, start, reason, false),
-                }
+        let response = match exchanges.receive(ctx, from, header, datagram, |_| false) {
+            Arrival::Response(response) => response,
+            Arrival::Nothing => return Step::Wait(self),
+            Arrival::Request(_) => {
+                ctx.internal_error(start.id, "a request of an exchange that an initiator does not accept");
+                return Step::Wait(self);
             }
-            Arrival::Response(response) => self.take_response(ctx, start, response),
-            Arrival::Request(_) | Arrival::Nothing => Outcome::Pending,
+        };
+        match self {
+            Self::Intermediate(session, index, ke) => session.take_intermediate(ctx, start, &response, index, ke),
+            Self::Response(session, sent) => session.take_response(ctx, start, sent, response),
+            Self::Credentials(session, ticket, asked) => {
+                ctx.internal_error(start.id, "a response while no request is out");
+                Step::Wait(Self::Credentials(session, ticket, asked))
+            }
         }
     }
 
-    /// Starts what comes after IKE_SA_INIT.
-    pub(super) fn begin(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
-        self.start_intermediate(ctx, start, 0)
+    /// Takes the answer to the question that is out.
+    pub(super) fn answer(self, ctx: &mut Context<'_>, start: &mut Start, ticket: Ticket, answer: Answer) -> Step {
+        match self {
+            Self::Credentials(session, asked_ticket, asked) if asked_ticket == ticket => {
+                session.answer(ctx, start, asked, answer)
+            }
+            state => {
+                ctx.internal_error(start.id, "an answer to a question that is not out");
+                Step::Wait(state)
+            }
+        }
     }
+}
 
-    fn start_intermediate(&mut self, ctx: &mut Context<'_>, start: &mut Start, index: usize) -> Outcome {
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
-        let Some(method) = secured.suite.additional.get(index).copied() else { return self.start_auth(ctx, start) };
+impl Session {
+    fn start_intermediate(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, index: usize) -> Step {
+        let Some(method) = self.secured.suite.additional.get(index).copied() else {
+            return self.start_auth(ctx, start);
+        };
         let ke = match method.generate() {
             Ok(ke) => ke,
             Err(error) => return self.fail(ctx, start, error.to_string(), false),
@@ -169,37 +275,40 @@ impl Authenticating {
         let inner = Inner::new(|chain| {
             chain.ke(method.id(), ke.public());
         });
+        let secured = &mut self.secured;
         secured.note_request(secured.exchanges.next_request_id(), inner.first, &inner.bytes);
         secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_INTERMEDIATE, inner);
-        self.step = Step::Intermediate(index, Some(ke));
-        Outcome::Pending
+        Step::Wait(Authenticating::Intermediate(self, index, ke))
     }
 
-    fn finish_intermediate(
-        &mut self,
+    fn take_intermediate(
+        mut self: Box<Self>,
         ctx: &mut Context<'_>,
         start: &mut Start,
         response: &Plain,
-    ) -> Result<Outcome, String> {
-        let (Some(secured), Step::Intermediate(index, ke)) = (&mut self.secured, &mut self.step) else {
-            return Ok(Outcome::Pending);
-        };
-        let (index, Some(ke)) = (*index, ke.take()) else { return Ok(Outcome::Pending) };
-        let public = intermediate::response_ke(response, ke.method().id())?;
-        let shared = ke.finish(public.data).map_err(|error| error.to_string())?;
-        secured.note_response(response.message_id, (response.first, &response.bytes));
-        secured.update_keys(ctx, &shared)?;
-        Ok(self.start_intermediate(ctx, start, index + 1))
+        index: usize,
+        ke: KeInitiator,
+    ) -> Step {
+        match self.finish_intermediate(ctx, response, ke) {
+            Ok(()) => self.start_intermediate(ctx, start, index + 1),
+            Err(reason) => self.fail(ctx, start, reason, false),
+        }
     }
 
-    fn start_auth(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
-        secured.auth_id = Some(secured.exchanges.next_request_id());
+    fn finish_intermediate(&mut self, ctx: &mut Context<'_>, response: &Plain, ke: KeInitiator) -> Result<(), String> {
+        let public = intermediate::response_ke(response, ke.method().id())?;
+        let shared = ke.finish(public.data).map_err(|error| error.to_string())?;
+        self.secured.note_response(response.message_id, (response.first, &response.bytes));
+        self.secured.update_keys(ctx, &shared)
+    }
+
+    fn start_auth(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
+        self.secured.auth_id = Some(self.secured.exchanges.next_request_id());
         let connection = start.connection();
         match connection.ppk_id.as_ref().and_then(IdPattern::exact) {
-            Some(name) if secured.peer.ppk => {
+            Some(name) if self.secured.peer.ppk => {
                 let question = Question::Ppk(name.clone());
-                self.ask(ctx, Step::AskedPpk, question)
+                self.ask(ctx, Asked::Ppk, question)
             }
             Some(_) if connection.ppk_required => {
                 self.fail(ctx, start, "the peer knows no post-quantum preshared keys".to_owned(), false)
@@ -212,49 +321,43 @@ impl Authenticating {
         }
     }
 
-    fn ask(&mut self, ctx: &mut Context<'_>, step: Step, question: Question) -> Outcome {
-        let Some(secured) = &self.secured else { return Outcome::Pending };
-        self.step = step;
-        self.wait = Some(ctx.ask(secured.id, question));
-        Outcome::Pending
+    fn ask(self: Box<Self>, ctx: &mut Context<'_>, asked: Asked, question: Question) -> Step {
+        let ticket = ctx.ask(self.secured.id, question);
+        Step::Wait(Authenticating::Credentials(self, ticket, asked))
     }
 
-    pub(super) fn answer(
-        &mut self,
-        ctx: &mut Context<'_>,
-        start: &mut Start,
-        ticket: Ticket,
-        answer: Answer,
-    ) -> Outcome {
-        if self.wait != Some(ticket) {
-            return Outcome::Pending;
-        }
-        self.wait = None;
-        let step = std::mem::replace(&mut self.step, Step::Sent);
-        match (step, answer) {
-            (Step::AskedPpk, Answer::Ppk(ppk)) => self.take_ppk(ctx, start, ppk),
-            (Step::AskedSign, Answer::Signed(Ok(signed))) => self.take_signed(ctx, start, signed),
-            (Step::AskedPlain(signed), Answer::Signed(Ok(plain))) => self.send(ctx, start, Some((signed, Some(plain)))),
-            (Step::AskedSign | Step::AskedPlain(_), Answer::Signed(Err(refusal))) => {
-                let reason = format!("this host cannot authenticate: {}", refusal.0);
-                self.fail(ctx, start, reason, true)
+    fn answer(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, asked: Asked, answer: Answer) -> Step {
+        match (asked, answer) {
+            (Asked::Ppk, Answer::Ppk(ppk)) => self.take_ppk(ctx, start, ppk),
+            (Asked::Sign(key), Answer::Signed(Ok(signed))) => self.take_signed(ctx, start, key, signed),
+            (Asked::Plain(key, signed), Answer::Signed(Ok(plain))) => {
+                self.send_auth(ctx, start, key, (signed, Some(plain)))
             }
-            (Step::AskedVerify, Answer::Verified(Ok(verified))) => self.take_verified(ctx, start, &verified),
-            (Step::AskedVerify, Answer::Verified(Err(refusal))) => {
+            (Asked::Sign(_) | Asked::Plain(..), Answer::Signed(Err(refusal))) => {
+                self.fail(ctx, start, format!("this host cannot authenticate: {}", refusal.0), true)
+            }
+            (Asked::Verify(received, sent), Answer::Verified(Ok(verified))) => {
+                self.take_verified(ctx, start, received, sent, &verified)
+            }
+            (Asked::Verify(..), Answer::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
-                let reason = format!("the peer is not who it says: {}", refusal.0);
-                self.fail(ctx, start, reason, true)
+                self.fail(ctx, start, format!("the peer is not who it says: {}", refusal.0), true)
             }
-            (Step::AskedEap, Answer::Eap(answer)) => self.take_eap(ctx, start, answer),
-            _ => self.fail(ctx, start, "an answer does not fit its question".to_owned(), true),
+            (Asked::Eap(conversation), Answer::Eap(answer)) => self.take_eap(ctx, start, conversation, answer),
+            _ => self.mismatch(ctx, start),
         }
     }
 
-    fn take_ppk(&mut self, ctx: &mut Context<'_>, start: &mut Start, ppk: Option<Secret>) -> Outcome {
-        let Some(secured) = &mut self.secured else { return Outcome::Pending };
+    /// The holder of credentials answered something else.
+    fn mismatch(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
+        ctx.internal_error(start.id, "an answer does not fit its question");
+        self.fail(ctx, start, "an answer does not fit its question".to_owned(), true)
+    }
+
+    fn take_ppk(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, ppk: Option<Secret>) -> Step {
         match ppk {
             Some(ppk) => {
-                secured.mix(&ppk);
+                self.secured.mix(&ppk);
                 self.ppk = Ppk::Have;
             }
             None if start.connection().ppk_required => {
@@ -266,19 +369,24 @@ impl Authenticating {
     }
 
     /// The next round of this host.
-    fn start_round(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
-        let round = self.local_round;
-        let Some(auth) = start.connection().local.get(round) else { return self.send(ctx, start, None) };
-        self.eap = EapState::None;
+    fn start_round(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
+        let Some(auth) = start.connection().local.get(self.local_round) else {
+            return self.send(ctx, start, None, Sent::Nothing);
+        };
         if matches!(auth.method, AuthMethod::Eap(_)) {
             self.local_id = Some(own_id(&auth.id).unwrap_or_else(|| address_id(start.path.local)));
-            self.eap = EapState::Running { method: None, last: 0 };
-            return self.send(ctx, start, None);
+            return self.send(ctx, start, None, Sent::Eap(Conversation::default()));
         }
-        self.sign(ctx, start, None)
+        self.sign(ctx, start, None, None)
     }
 
-    fn take_response(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: Plain) -> Outcome {
+    fn take_response(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        sent: Sent,
+        response: Plain,
+    ) -> Step {
         let parts = match AuthParts::read(response.payloads()) {
             Ok(parts) => parts,
             Err(refused) => return self.fail(ctx, start, refused.reason, true),
@@ -298,49 +406,53 @@ impl Authenticating {
             self.authorities.get_or_insert_with(Requested::default).extend(authorities);
         }
         self.mobike |= parts.has(NotifyType::MOBIKE_SUPPORTED);
-        if self.auth_sent
-            && let Ppk::Offered { fallback } = self.ppk
-        {
+        if let (Sent::Auth | Sent::Proof(_), Ppk::Offered { fallback }) = (&sent, self.ppk) {
             let with = parts.has(NotifyType::PPK_IDENTITY);
             if !with && !fallback {
                 return self.fail(ctx, start, "the peer does not have the post-quantum preshared key".to_owned(), true);
             }
             self.ppk = Ppk::Settled;
-            if let Some(secured) = &mut self.secured {
-                secured.ppk = with;
-            }
+            self.secured.ppk = with;
         }
-        let verify = self.verify(start, &parts);
-        drop(parts);
-        self.response = Some(response);
-        match verify {
-            Err(reason) => self.fail(ctx, start, reason, true),
-            Ok(Some(question)) => self.ask(ctx, Step::AskedVerify, question),
-            Ok(None) => self.proceed(ctx, start),
+        let question = match self.verify(start, &sent, &parts) {
+            Ok(question) => question,
+            Err(reason) => return self.fail(ctx, start, reason, true),
+        };
+        // What is needed of the payloads is taken out, because they borrow the message that is kept.
+        let copy = Plain { bytes: response.bytes.clone(), ..response };
+        let received = Received::of(&parts, start.connection(), copy);
+        match question {
+            Some(question) => self.ask(ctx, Asked::Verify(received, sent), question),
+            None => self.proceed(ctx, start, received, sent),
         }
     }
 
     /// The question about the peer's AUTH, if there is one.
-    fn verify(&mut self, start: &Start, parts: &AuthParts<'_>) -> Result<Option<Question>, String> {
-        let Some(secured) = &self.secured else { return Ok(None) };
-        let after_eap = matches!(self.eap, EapState::Done(_)) && self.auth_sent;
+    fn verify(&mut self, start: &Start, sent: &Sent, parts: &AuthParts<'_>) -> Result<Option<Question>, String> {
+        let secured = &self.secured;
+        let after_eap = match sent {
+            Sent::Proof(key) => Some(key),
+            Sent::Nothing | Sent::Auth | Sent::Eap(_) => None,
+        };
         if let Some(id) = &parts.id_r
-            && !after_eap
+            && after_eap.is_none()
         {
             self.remote_id = Some(id.clone());
         }
         let Some((method, auth)) = &parts.auth else {
             // The proof of the key that EAP made is what authenticates the end of EAP.
-            return if after_eap { Err("the peer leaves AUTH after EAP out".to_owned()) } else { Ok(None) };
+            return match after_eap {
+                Some(_) => Err("the peer leaves AUTH after EAP out".to_owned()),
+                None => Ok(None),
+            };
         };
         let Some(remote) = &self.remote_id else { return Err("the peer sends AUTH without IDr".to_owned()) };
         let connection = start.connection();
-        let round = if after_eap { self.remote_round.saturating_sub(1) } else { self.remote_round };
+        let round = if after_eap.is_some() { self.remote_round.saturating_sub(1) } else { self.remote_round };
         if round >= connection.remote.len() {
             return Err("the peer authenticates itself once more than it should".to_owned());
         }
-        let eap_msk = self.eap_key(secured, Role::Responder, secured.ppk).filter(|_| after_eap);
-        if after_eap && *method != AuthMethodId::PSK {
+        if after_eap.is_some() && *method != AuthMethodId::PSK {
             return Err("the peer's AUTH after EAP is no shared key code".to_owned());
         }
         let claim = Claim {
@@ -350,67 +462,60 @@ impl Authenticating {
             method: *method,
             auth: auth.clone(),
             certs: parts.certs.clone(),
-            eap_msk,
+            eap_msk: after_eap.map(|key| key.of(secured, Role::Responder, secured.ppk)),
         };
         let request = secured.verify_request(vec![connection.clone()], round, claim, secured.ppk);
         Ok(Some(Question::Verify(Box::new(request))))
     }
 
-    fn take_verified(&mut self, ctx: &mut Context<'_>, start: &mut Start, verified: &Verified) -> Outcome {
-        let after_eap = matches!(self.eap, EapState::Done(_)) && self.auth_sent;
-        if !after_eap || self.remote_round == 0 {
+    fn take_verified(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        received: Received,
+        sent: Sent,
+        verified: &Verified,
+    ) -> Step {
+        if !matches!(sent, Sent::Proof(_)) || self.remote_round == 0 {
             self.remote_round += 1;
         }
         self.valid_for = earlier(self.valid_for, verified.valid_for);
-        self.proceed(ctx, start)
+        self.proceed(ctx, start, received, sent)
     }
 
     /// Everything about the peer's identity in the response was checked: what does it want next?
-    fn proceed(&mut self, ctx: &mut Context<'_>, start: &mut Start) -> Outcome {
-        let Some(response) = self.response.take() else { return Outcome::Pending };
-        let Ok(parts) = AuthParts::read(response.payloads()) else { return Outcome::Pending };
-        let connection = start.connection().clone();
-        if let Some(data) = parts.notify(NotifyType::REDIRECT)
-            && self.remote_round > 0
-        {
+    fn proceed(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, received: Received, sent: Sent) -> Step {
+        if let Some(data) = received.redirect.as_ref().filter(|_| self.remote_round > 0) {
             return match redirect::target(data, None) {
                 Ok(to) => {
                     self.say_goodbye(ctx, start, None);
                     self.abandon(ctx);
-                    start.redirect(ctx, to)
+                    Step::Over(start.redirect(ctx, to))
                 }
                 Err(reason) => self.fail(ctx, start, reason, true),
             };
         }
-        if let Some(packet) = &parts.eap {
-            return match self.check_eap(&connection, packet) {
-                Ok(()) => self.ask_eap(ctx, start, packet),
-                Err(reason) => self.fail(ctx, start, reason, true),
-            };
+        match (received.eap, sent) {
+            (Some(packet), Sent::Eap(conversation)) => return self.continue_eap(ctx, start, conversation, packet),
+            (Some(_), _) => {
+                return self.fail(ctx, start, "the peer starts EAP without being asked".to_owned(), true);
+            }
+            (None, Sent::Eap(_)) => return self.fail(ctx, start, "the peer does not start EAP".to_owned(), true),
+            (None, Sent::Auth | Sent::Proof(_)) => self.local_round += 1,
+            (None, Sent::Nothing) => (),
         }
-        if !self.auth_sent && self.local_round < connection.local.len() {
-            return self.fail(ctx, start, "the peer does not start EAP".to_owned(), true);
-        }
-        if std::mem::take(&mut self.auth_sent) {
-            self.local_round += 1;
-            self.eap = EapState::None;
-        }
-        let more = parts.has(NotifyType::ANOTHER_AUTH_FOLLOWS);
-        let missing = connection.remote.len() - self.remote_round.min(connection.remote.len());
+        let connection = start.connection();
         if self.local_round < connection.local.len() {
-            drop(parts);
             return self.start_round(ctx, start);
         }
-        match (more, missing) {
-            (true, 1..) => self.send(ctx, start, None),
+        let missing = connection.remote.len() - self.remote_round.min(connection.remote.len());
+        match (received.more, missing) {
+            (true, 1..) => self.send(ctx, start, None, Sent::Nothing),
             (true, 0) => {
                 self.fail(ctx, start, "the peer authenticates itself more often than it should".to_owned(), true)
             }
             (false, 1..) => self.fail(ctx, start, "the peer did not authenticate itself".to_owned(), true),
-            (false, 0) => {
-                drop(parts);
-                self.finish(ctx, start, &response)
-            }
+            (false, 0) => self.finish(ctx, start, Received { eap: None, ..received }),
         }
     }
 }

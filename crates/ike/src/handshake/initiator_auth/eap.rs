@@ -3,42 +3,55 @@
 use crypto::ike::Secret;
 use wire::ike::Eap;
 
+use super::super::Secured;
 use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
-use super::super::{Outcome, Secured};
-use super::{Authenticating, Start, Step, address_id};
+use super::{Asked, Sent, Session, Start, Step, address_id};
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
 use crate::exchange::Inner;
 use crate::output::{EapAnswer, EapStep, Question};
 use crate::sa::Role;
 
-/// The EAP conversation of the round.
-pub(super) enum EapState {
-    None,
+/// An EAP conversation that goes on.
+#[derive(Clone, Copy, Default)]
+pub(in crate::handshake) struct Conversation {
     /// The method that is being run, once it is known.
-    Running {
-        method: Option<u8>,
-        last: u8,
-    },
-    /// Over, with the MSK if the method makes one.
-    Done(Option<Secret>),
+    method: Option<u8>,
+    /// Code of the last packet of the peer.
+    last: u8,
 }
 
-impl Authenticating {
-    /// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
-    pub(super) fn eap_key(&self, secured: &Secured, of: Role, ppk: bool) -> Option<Secret> {
-        match &self.eap {
-            EapState::Done(Some(msk)) => Some(msk.clone()),
-            EapState::Done(None) => Some(secured.sk_p(of, ppk).clone()),
-            EapState::None | EapState::Running { .. } => None,
-        }
-    }
+/// Key of an EAP conversation that was successful: the MSK, if the method makes one.
+pub(in crate::handshake) struct EapKey(Option<Secret>);
 
-    /// May this packet be answered now?
-    pub(super) fn check_eap(&mut self, connection: &Connection, packet: &Eap<'_>) -> Result<(), String> {
-        let EapState::Running { method, last } = &mut self.eap else {
-            return Err("the peer starts EAP without being asked".to_owned());
-        };
+impl EapKey {
+    /// The key of AUTH after EAP: the MSK, or without one the side's own SK_p (RFC 7296 §2.16).
+    pub(super) fn of(&self, secured: &Secured, role: Role, ppk: bool) -> Secret {
+        self.0.clone().unwrap_or_else(|| secured.sk_p(role, ppk).clone())
+    }
+}
+
+/// An EAP packet of the peer.
+pub(super) struct EapPacket {
+    code: u8,
+    method: Option<u8>,
+    whole: Vec<u8>,
+}
+
+impl EapPacket {
+    pub(super) fn of(packet: &Eap<'_>) -> Self {
+        Self { code: packet.code, method: packet.method(), whole: packet.whole.to_vec() }
+    }
+}
+
+impl Session {
+    /// The conversation after a packet of the peer, if the packet may be answered now.
+    fn check_eap(
+        &mut self,
+        connection: &Connection,
+        mut conversation: Conversation,
+        packet: &EapPacket,
+    ) -> Result<Conversation, String> {
         let alone = is_eap_only(connection) && self.remote_round == 0;
         if self.remote_round == 0 && !alone {
             return Err("the peer wants EAP before it has authenticated itself".to_owned());
@@ -47,19 +60,30 @@ impl Authenticating {
         if self.eap_packets > EAP_PACKETS_MAX {
             return Err("EAP does not come to an end".to_owned());
         }
-        *last = packet.code;
-        if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method())
+        conversation.last = packet.code;
+        if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method)
             && !EAP_NOT_METHODS.contains(&kind)
         {
             if alone && kind != EAP_TLS {
                 return Err(format!("EAP method {kind} does not authenticate the peer, and nothing else did"));
             }
-            *method = Some(kind);
+            conversation.method = Some(kind);
         }
-        Ok(())
+        Ok(conversation)
     }
 
-    pub(super) fn ask_eap(&mut self, ctx: &mut Context<'_>, start: &Start, packet: &Eap<'_>) -> Outcome {
+    /// A response with an EAP packet.
+    pub(super) fn continue_eap(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        conversation: Conversation,
+        packet: EapPacket,
+    ) -> Step {
+        let conversation = match self.check_eap(start.connection(), conversation, &packet) {
+            Ok(conversation) => conversation,
+            Err(reason) => return self.fail(ctx, start, reason, true),
+        };
         let step = EapStep {
             connection: start.connection().clone(),
             alternatives: Vec::new(),
@@ -67,37 +91,37 @@ impl Authenticating {
             client: true,
             conversation: u64::from(start.id.0),
             client_id: self.local_id.clone().unwrap_or_else(|| address_id(start.path.local)),
-            packet: packet.whole.to_vec(),
+            packet: packet.whole,
         };
-        self.ask(ctx, Step::AskedEap, Question::Eap(Box::new(step)))
+        self.ask(ctx, Asked::Eap(conversation), Question::Eap(Box::new(step)))
     }
 
-    pub(super) fn take_eap(&mut self, ctx: &mut Context<'_>, start: &mut Start, answer: EapAnswer) -> Outcome {
-        let EapState::Running { method, last } = self.eap else { return Outcome::Pending };
+    pub(super) fn take_eap(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        conversation: Conversation,
+        answer: EapAnswer,
+    ) -> Step {
+        let Conversation { method, last } = conversation;
         let alone = is_eap_only(start.connection()) && self.remote_round == 0;
         match answer {
-            EapAnswer::Packet(packet) => self.request(
-                ctx,
-                start,
-                Inner::new(|chain| {
+            EapAnswer::Packet(packet) => {
+                let inner = Inner::new(|chain| {
                     chain.eap(&packet);
-                }),
-            ),
-            EapAnswer::Switch(..) => self.fail(ctx, start, "an answer does not fit its question".to_owned(), true),
+                });
+                self.request(ctx, start, inner, Sent::Eap(conversation))
+            }
+            // Only a server can switch to another connection.
+            EapAnswer::Switch(..) => self.mismatch(ctx, start),
             EapAnswer::Success { .. } if last != Eap::SUCCESS => {
                 self.fail(ctx, start, "EAP succeeded before the peer said so".to_owned(), true)
             }
             EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
                 self.fail(ctx, start, "EAP alone has not authenticated the peer".to_owned(), true)
             }
-            EapAnswer::Success { msk, .. } => {
-                self.eap = EapState::Done(msk);
-                self.sign(ctx, start, None)
-            }
-            EapAnswer::Failure(_, refusal) => {
-                let reason = format!("EAP failed: {}", refusal.0);
-                self.fail(ctx, start, reason, true)
-            }
+            EapAnswer::Success { msk, .. } => self.sign(ctx, start, Some(EapKey(msk)), None),
+            EapAnswer::Failure(_, refusal) => self.fail(ctx, start, format!("EAP failed: {}", refusal.0), true),
         }
     }
 }

@@ -1,28 +1,20 @@
 //! How the handshake of the initiator ends: with an IKE SA or without.
 
-use wire::ike::{CfgType, ExchangeType, NotifyType, ProtocolId};
+use wire::ike::{ExchangeType, NotifyType, ProtocolId};
 
-use super::super::auth::AuthParts;
 use super::super::init::status;
 use super::super::secured::Ends;
-use super::super::{Outcome, Up, configure};
-use super::{Authenticating, Start, address_id};
+use super::super::{Up, configure};
+use super::{Received, Session, Start, Step, address_id};
 use crate::context::Context;
-use crate::exchange::{Inner, Plain};
+use crate::exchange::Inner;
 use crate::output::{Level, Subsystem};
 
-impl Authenticating {
+impl Session {
     /// Both ends are authenticated.
-    pub(super) fn finish(&mut self, ctx: &mut Context<'_>, start: &mut Start, response: &Plain) -> Outcome {
-        let Ok(parts) = AuthParts::read(response.payloads()) else { return Outcome::Pending };
+    pub(super) fn finish(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, received: Received) -> Step {
         let connection = start.connection().clone();
-        let virtual_local = match parts.cfg(CfgType::REPLY) {
-            Some(cfg) if !connection.vips.is_empty() => {
-                configure::usable(ctx, configure::read_reply(cfg, connection.dns))
-            }
-            _ => Ok(Vec::new()),
-        };
-        let virtual_local = match virtual_local {
+        let virtual_local = match configure::usable(ctx, received.addresses) {
             Ok(virtual_local) => virtual_local,
             Err(reason) => {
                 // The peer believes that the IKE SA is up.
@@ -30,30 +22,30 @@ impl Authenticating {
                 return self.fail(ctx, start, reason, false);
             }
         };
-        let Some(mut secured) = self.secured.take() else { return Outcome::Pending };
+        let mut secured = self.secured;
         secured.path = start.path;
         secured.peer.mobike = self.mobike && connection.mobike;
         let (nonce_i, nonce_r) = (secured.nonce_i.clone(), secured.nonce_r.clone());
         let ends = Ends {
-            local_id: self.local_id.take().unwrap_or_else(|| address_id(start.path.local)),
-            remote_id: self.remote_id.take().map_or_else(|| address_id(start.path.remote), |id| id.id),
+            local_id: self.local_id.unwrap_or_else(|| address_id(start.path.local)),
+            remote_id: self.remote_id.map_or_else(|| address_id(start.path.remote), |id| id.id),
             eap_name: None,
             virtual_local,
             virtual_remote: Vec::new(),
             connection,
         };
         let mut sa = secured.establish(ctx, ends);
-        sa.learn_peer_addresses(response.payloads());
-        if let Some(seconds) = parts.notify(NotifyType::AUTH_LIFETIME).and_then(|data| data.try_into().ok()) {
-            sa.auth_lifetime(ctx, u32::from_be_bytes(seconds));
+        sa.learn_peer_addresses(received.message.payloads());
+        if let Some(seconds) = received.auth_lifetime {
+            sa.auth_lifetime(ctx, seconds);
         }
         if let Some(at) = self.valid_for.map(|valid_for| ctx.now + valid_for) {
             sa.certificates_end = Some(at);
             sa.reauth_at = Some(sa.reauth_at.map_or(at, |reauth_at| reauth_at.min(at)));
         }
-        if let Some((offer, request)) = self.offer.take() {
+        if let Some((offer, request)) = self.offer {
             let nonces = crate::child::Nonces { i: &nonce_i, r: &nonce_r };
-            match offer.finish_auth(ctx, &sa.parent(), nonces, response.payloads()) {
+            match offer.finish_auth(ctx, &sa.parent(), nonces, received.message.payloads()) {
                 Ok(child) => {
                     let new = child.id;
                     sa.children.push(child);
@@ -62,7 +54,7 @@ impl Authenticating {
                 Err(fault) => sa.child_failed(ctx, &request, fault),
             }
         }
-        Outcome::Up(Box::new(Up {
+        Step::Up(Box::new(Up {
             sa,
             children: std::mem::take(&mut start.initiation.children),
             commands: std::mem::take(&mut start.initiation.commands),
@@ -71,31 +63,36 @@ impl Authenticating {
         }))
     }
 
-    /// Gives back what the handshake took.
-    pub(in crate::handshake) fn abandon(&mut self, ctx: &mut Context<'_>) {
+    /// Releases what the handshake took from tables.
+    pub(super) fn abandon(&mut self, ctx: &mut Context<'_>) {
         if let Some((offer, _)) = self.offer.take() {
             offer.abandon(ctx);
         }
-        self.secured = None;
     }
 
     /// A last message, for which no answer is waited: the responder may think that the IKE SA is up
     /// (RFC 7296 §2.21.2).
     pub(super) fn say_goodbye(&mut self, ctx: &mut Context<'_>, start: &Start, error: Option<NotifyType>) {
-        let Some(secured) = &mut self.secured else { return };
-        secured.exchanges.forget_request();
+        let exchanges = &mut self.secured.exchanges;
+        exchanges.forget_request();
         let inner = Inner::new(|chain| match error {
             Some(kind) => status(chain, kind, &[]),
             None => {
                 chain.delete(ProtocolId::IKE, &[]);
             }
         });
-        secured.exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
+        exchanges.request(ctx, &start.path, ExchangeType::INFORMATIONAL, inner);
     }
 
     /// The end: for the Child SA of the first IKE_AUTH as well. `tell` the peer when it may believe that
     /// all is well, or waits for an IKE_AUTH that will not come.
-    pub(super) fn fail(&mut self, ctx: &mut Context<'_>, start: &mut Start, reason: String, tell: bool) -> Outcome {
+    pub(super) fn fail(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        reason: String,
+        tell: bool,
+    ) -> Step {
         if tell {
             self.say_goodbye(ctx, start, Some(NotifyType::AUTHENTICATION_FAILED));
         }
@@ -105,6 +102,6 @@ impl Authenticating {
         self.abandon(ctx);
         let text = format!("authentication with {} failed: {reason}", start.path.remote);
         ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
-        Outcome::Over(Box::new(start.over(reason)))
+        Step::Over(Box::new(start.over(reason)))
     }
 }

@@ -3,23 +3,30 @@
 use wire::ike::{Chain, ExchangeType, NotifyType, PayloadType};
 
 use super::super::auth::ppk_identity;
+use super::super::configure;
 use super::super::init::{emit_addresses, emit_certreq, status};
-use super::super::{Outcome, configure};
-use super::eap::{EapState, is_eap_only};
-use super::{Authenticating, Ppk, Start, Step, address_id, own_id};
-use crate::child::{Offer, Parent};
+use super::super::secured::Ends;
+use super::eap::{EapKey, is_eap_only};
+use super::{Asked, Authenticating, Ppk, Sent, Session, Start, Step, address_id, own_id};
+use crate::child::Offer;
 use crate::config::{AuthMethod, ChildMode, Childless, Connection, SendCert, Unique};
 use crate::context::Context;
 use crate::exchange::Inner;
 use crate::output::{Question, Signed};
 use crate::sa::{ChildRequest, Role};
 
-impl Authenticating {
-    pub(super) fn sign(&mut self, ctx: &mut Context<'_>, start: &Start, plain_of: Option<Signed>) -> Outcome {
-        let Some(secured) = &self.secured else { return Outcome::Pending };
-        let connection = start.connection();
+impl Session {
+    /// Asks for AUTH of this host: after EAP with `key`, and without the PPK where `plain_of` is the one with it.
+    pub(super) fn sign(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &Start,
+        key: Option<EapKey>,
+        plain_of: Option<Signed>,
+    ) -> Step {
+        let (secured, connection) = (&self.secured, start.connection());
         let with_ppk = secured.ppk || (self.ppk == Ppk::Have && plain_of.is_none());
-        let msk = self.eap_key(secured, Role::Initiator, with_ppk);
+        let msk = key.as_ref().map(|key| key.of(secured, Role::Initiator, with_ppk));
         let local = connection.local.get(self.local_round);
         let local_id = match (&msk, local) {
             (Some(_), _) => self.local_id.clone(),
@@ -38,27 +45,47 @@ impl Authenticating {
             msk,
             with_ppk,
         );
-        let step = plain_of.map_or(Step::AskedSign, Step::AskedPlain);
-        self.ask(ctx, step, Question::Sign(Box::new(request)))
+        let asked = match plain_of {
+            None => Asked::Sign(key),
+            Some(signed) => Asked::Plain(key, signed),
+        };
+        self.ask(ctx, asked, Question::Sign(Box::new(request)))
     }
 
-    pub(super) fn take_signed(&mut self, ctx: &mut Context<'_>, start: &mut Start, signed: Signed) -> Outcome {
+    pub(super) fn take_signed(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        key: Option<EapKey>,
+        signed: Signed,
+    ) -> Step {
         if self.ppk == Ppk::Have && !start.connection().ppk_required {
-            return self.sign(ctx, start, Some(signed));
+            return self.sign(ctx, start, key, Some(signed));
         }
-        self.send(ctx, start, Some((signed, None)))
+        self.send_auth(ctx, start, key, (signed, None))
+    }
+
+    /// Sends IKE_AUTH with AUTH, which proves the key of EAP if there is one.
+    pub(super) fn send_auth(
+        self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        key: Option<EapKey>,
+        signed: (Signed, Option<Signed>),
+    ) -> Step {
+        self.send(ctx, start, Some(signed), key.map_or(Sent::Auth, Sent::Proof))
     }
 
     /// Sends IKE_AUTH: with AUTH, or without to start EAP or to let the peer go on.
     pub(super) fn send(
-        &mut self,
+        mut self: Box<Self>,
         ctx: &mut Context<'_>,
         start: &mut Start,
         signed: Option<(Signed, Option<Signed>)>,
-    ) -> Outcome {
+        sent: Sent,
+    ) -> Step {
         let connection = start.connection().clone();
-        let after_eap = matches!(self.eap, EapState::Done(_));
-        let new_round = self.local_round < connection.local.len() && !after_eap;
+        let new_round = self.local_round < connection.local.len() && !matches!(sent, Sent::Proof(_));
         if let (Some((signed, _)), true) = (&signed, new_round) {
             self.local_id = Some(signed.local_id.clone());
         }
@@ -107,12 +134,11 @@ impl Authenticating {
                 status(chain, NotifyType::ANOTHER_AUTH_FOLLOWS, &[]);
             }
         });
-        self.auth_sent = signed.is_some();
-        self.request(ctx, start, inner)
+        self.request(ctx, start, inner, sent)
     }
 
     /// What goes into the first IKE_AUTH besides identities.
-    pub(super) fn emit_first(&self, ctx: &Context<'_>, start: &Start, chain: &mut Chain<'_>) {
+    fn emit_first(&self, ctx: &Context<'_>, start: &Start, chain: &mut Chain<'_>) {
         let connection = start.connection();
         configure::emit_request(connection, &start.initiation.addresses, chain);
         if let Some((offer, _)) = &self.offer {
@@ -128,17 +154,14 @@ impl Authenticating {
         }
     }
 
-    pub(super) fn request(&mut self, ctx: &mut Context<'_>, start: &Start, inner: Inner) -> Outcome {
-        if let Some(secured) = &mut self.secured {
-            secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
-        }
-        self.step = Step::Sent;
-        Outcome::Pending
+    pub(super) fn request(mut self: Box<Self>, ctx: &mut Context<'_>, start: &Start, inner: Inner, sent: Sent) -> Step {
+        self.secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
+        Step::Wait(Authenticating::Response(self, sent))
     }
 
     /// Chooses what is created with the IKE SA: nothing where both ends can do without.
-    pub(super) fn prepare_offer(&mut self, ctx: &mut Context<'_>, start: &mut Start) {
-        let Some(secured) = &self.secured else { return };
+    fn prepare_offer(&mut self, ctx: &mut Context<'_>, start: &mut Start) {
+        let secured = &self.secured;
         let connection = start.connection().clone();
         let wanted = start.initiation.children.is_empty();
         let childless = match connection.childless {
@@ -158,32 +181,26 @@ impl Authenticating {
         } else {
             start.initiation.children.remove(0)
         };
-        let nobody = address_id(secured.path.remote);
-        let parent = Parent {
-            ike: secured.id,
-            connection: &connection,
-            path: secured.path,
-            nat: secured.nat,
-            remote_id: &nobody,
-            peer_id: nobody.clone(),
-            peer: secured.peer,
-            virtual_local: &[],
-            virtual_remote: &[],
-            prf: secured.suite.prf,
-            sk_d: &secured.keys.sk_d,
-            children: &[],
+        // Who the ends are shows later; an offer depends on their addresses alone.
+        let ends = Ends {
+            connection,
+            local_id: address_id(secured.path.local),
+            remote_id: address_id(secured.path.remote),
+            eap_name: None,
+            virtual_local: Vec::new(),
+            virtual_remote: Vec::new(),
         };
-        self.offer = Some((Offer::for_auth(ctx, &parent, &request), request));
+        self.offer = Some((Offer::for_auth(ctx, &secured.parent(&ends), &request), request));
     }
 
     /// This host remembers no other IKE SA with the peer, and makes none.
-    pub(super) fn is_initial_contact(&self, ctx: &mut Context<'_>, start: &Start) -> bool {
+    fn is_initial_contact(&self, ctx: &mut Context<'_>, start: &Start) -> bool {
         let connection = start.connection();
         let remote = connection.remote.first().and_then(|auth| own_id(&auth.id));
-        let (Some(local), Some(remote), Some(secured)) = (&self.local_id, remote, &self.secured) else { return false };
+        let (Some(local), Some(remote)) = (&self.local_id, remote) else { return false };
         connection.unique != Unique::Never
             && start.initiation.replaces.is_none()
-            && ctx.names.begin_contact(secured.id, (local.clone(), remote))
+            && ctx.names.begin_contact(self.secured.id, (local.clone(), remote))
     }
 }
 
