@@ -29,6 +29,10 @@ const BAD_LOG_INTERVAL: Duration = Duration::from_secs(10);
 /// Bytes between a payload's start and its body.
 const GENERIC_HEADER: usize = 4;
 
+/// Bytes of the payloads of one message. With header, IV, padding and ICV of every algorithm they fit the 16-bit length of an
+/// Encrypted payload, so that sealing cannot fail.
+const INNER_MAX: usize = 65_000;
+
 /// A message that was authentic, decrypted.
 pub(crate) struct Plain {
     pub(crate) exchange: ExchangeType,
@@ -46,58 +50,48 @@ impl Plain {
     }
 }
 
-/// A message to be sent: the chain of payloads that goes into SK.
+/// A message to be sent: the chain of payloads that goes into SK. At most [`INNER_MAX`] bytes.
 pub(crate) struct Inner {
     /// Type of the first payload.
     pub(crate) first: PayloadType,
     /// The chain.
     pub(crate) bytes: Vec<u8>,
-    /// The chain did not fit its length fields and was left out.
-    overflowed: bool,
 }
 
+/// Payloads that do not fit in one message.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the message to send exceeds {max} bytes: use fewer or shorter certificates and pool attributes", max = INNER_MAX)]
+pub(crate) struct TooLong;
+
 impl Inner {
-    /// What `write` appends. A chain that does not fit its length fields becomes empty, which is logged when it is sent: the
-    /// peer refuses a message without what it waits for.
-    pub(crate) fn new(write: impl FnOnce(&mut Chain<'_>)) -> Self {
+    /// What `write` appends.
+    ///
+    /// # Errors
+    /// The chain exceeds [`INNER_MAX`], or a payload its length field.
+    pub(crate) fn new(write: impl FnOnce(&mut Chain<'_>)) -> Result<Self, TooLong> {
         let mut bytes = Vec::new();
         let mut chain = Chain::new(&mut bytes);
         write(&mut chain);
-        match (chain.first(), chain.overflowed()) {
-            (first, false) => Self { first, bytes, overflowed: false },
-            (_, true) => Self { overflowed: true, ..Self::empty() },
-        }
+        let (first, overflowed) = (chain.first(), chain.overflowed());
+        if overflowed || bytes.len() > INNER_MAX { Err(TooLong) } else { Ok(Self { first, bytes }) }
+    }
+
+    /// Likewise for notifies, deletions and key exchanges, whose number and lengths are bounded far below [`INNER_MAX`].
+    pub(crate) fn small(write: impl FnOnce(&mut Chain<'_>)) -> Self {
+        let inner = Self::new(write);
+        debug_assert!(inner.is_ok(), "a message of bounded length exceeds {INNER_MAX} bytes");
+        inner.unwrap_or_else(|_| Self::empty())
     }
 
     /// A chain as it is.
     #[cfg(any(test, feature = "testkit"))]
     pub(crate) fn raw(first: PayloadType, bytes: Vec<u8>) -> Self {
-        Self { first, bytes, overflowed: false }
-    }
-
-    /// These payloads and then those of `more`.
-    pub(crate) fn followed_by(mut self, more: Self) -> Self {
-        let mut at = 0;
-        let Some(mut kind) = (self.first != PayloadType::NONE).then_some(self.first) else {
-            return Self { overflowed: self.overflowed || more.overflowed, ..more };
-        };
-        // The last payload of a chain names none after it.
-        while kind != PayloadType::NONE {
-            let header = &self.bytes[at..at + GENERIC_HEADER];
-            kind = PayloadType(header[0]);
-            if kind == PayloadType::NONE {
-                self.bytes[at] = more.first.0;
-            }
-            at += usize::from(u16::from_be_bytes([self.bytes[at + 2], self.bytes[at + 3]]));
-        }
-        self.bytes.extend(more.bytes);
-        self.overflowed |= more.overflowed;
-        self
+        Self { first, bytes }
     }
 
     /// No payload: liveness checks and plain acknowledgements.
     pub(crate) fn empty() -> Self {
-        Self { first: PayloadType::NONE, bytes: Vec::new(), overflowed: false }
+        Self { first: PayloadType::NONE, bytes: Vec::new() }
     }
 }
 
@@ -435,13 +429,6 @@ impl Exchanges {
         response: bool,
         inner: &Inner,
     ) -> Vec<Vec<u8>> {
-        if inner.overflowed {
-            let text = format!(
-                "the {} {exchange:?} for {remote} exceeds 64 KiB and goes out empty: use fewer selectors or certificates",
-                if response { "response to" } else { "request" }
-            );
-            ctx.log(Level::Error, Subsystem::Ike, Some(self.id), text);
-        }
         let fields = self.fields(exchange, message_id, response);
         let room = fragment::room(ctx.settings.fragment_size, remote);
         let whole = Header::LEN + GENERIC_HEADER + self.keys.seal.sealed_len(inner.bytes.len());
@@ -532,5 +519,25 @@ pub(crate) fn send(ctx: &mut Context<'_>, path: (SocketAddr, SocketAddr), dscp: 
     let (local, remote) = path;
     for datagram in datagrams {
         ctx.out.push_back(Output::Transmit(Transmit { local, remote, datagram: datagram.clone(), dscp }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longest_chain_fits_an_encrypted_payload_of_every_suite() {
+        for suite in crypto::ike::SkSuite::all() {
+            let body = suite.iv_len() + INNER_MAX + 256 + suite.icv_len();
+            assert!(u16::try_from(GENERIC_HEADER + body).is_ok(), "{body} bytes");
+        }
+        let vendor = |len: usize| {
+            Inner::new(|chain| {
+                chain.vendor(&vec![0; len]);
+            })
+        };
+        assert_eq!(vendor(INNER_MAX - GENERIC_HEADER).map(|inner| inner.bytes.len()).ok(), Some(INNER_MAX));
+        assert!(vendor(INNER_MAX - GENERIC_HEADER + 1).is_err() && vendor(70_000).is_err());
     }
 }

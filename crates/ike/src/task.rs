@@ -245,7 +245,15 @@ impl Established {
             ctx.count(counters::INVALID_SYNTAX);
             self.end(ctx, "the peer's request breaks a rule", end::Cause::Peer);
         }
-        inner
+        inner.unwrap_or_else(|_| {
+            // Every response is bounded: a choice, at most 510 selectors, a key exchange, SPIs, a cookie. What the request
+            // brought about is not known to the peer now.
+            ctx.internal_error(self.id, "a response on an established IKE SA is too long");
+            self.end(ctx, "a response is too long", end::Cause::Peer);
+            Inner::small(|chain| {
+                chain.notify(ProtocolId::NONE, &[], NotifyType::TEMPORARY_FAILURE, &[]);
+            })
+        })
     }
 
     fn answer(
@@ -371,7 +379,13 @@ impl Established {
         exchange: ExchangeType,
         write: impl FnOnce(&mut Chain<'_>),
     ) {
-        self.send_inner(ctx, active, exchange, Inner::new(write));
+        match Inner::new(write) {
+            Ok(inner) => self.send_inner(ctx, active, exchange, inner),
+            Err(too_long) => {
+                self.log(ctx, Level::Error, format!("{} is not sent: {too_long}", active.name()));
+                self.fail_active(ctx, active, &too_long.to_string());
+            }
+        }
     }
 
     fn send_inner(&mut self, ctx: &mut Context<'_>, active: Active, exchange: ExchangeType, inner: Inner) {

@@ -102,6 +102,11 @@ impl Agreement {
         }
     }
 
+    /// Gives its SPI back when it is not installed.
+    pub(crate) fn abandon(self, ctx: &mut Context<'_>) {
+        ctx.names.child_spis.remove(&self.spi_in.get());
+    }
+
     /// A Child SA of another peer that uses the same selectors. A successor has those of the one that it replaces.
     pub(crate) fn conflict(&self, ctx: &Context<'_>, parent: &Parent<'_>) -> Option<Conflict> {
         let selectors = (&self.local_ts[..], &self.remote_ts[..]);

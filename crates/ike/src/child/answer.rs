@@ -77,7 +77,7 @@ pub(crate) fn answer(
             Ok(chosen) => {
                 let mut answer = settle(ctx, parent, parts, old, candidate, chosen)?;
                 if let Some(reason) = answer.agreement.refusal(ctx, parent) {
-                    ctx.names.child_spis.remove(&answer.agreement.spi_in.get());
+                    answer.agreement.abandon(ctx);
                     refused.get_or_insert(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
                     continue;
                 }

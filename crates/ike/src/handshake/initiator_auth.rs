@@ -272,7 +272,7 @@ impl Session {
             Ok(ke) => ke,
             Err(error) => return self.fail(ctx, start, error.to_string(), false),
         };
-        let inner = Inner::new(|chain| {
+        let inner = Inner::small(|chain| {
             chain.ke(method.id(), ke.public());
         });
         let secured = &mut self.secured;

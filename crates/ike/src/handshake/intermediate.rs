@@ -48,7 +48,7 @@ impl Secured {
         let (public, shared) =
             method.respond(ke.data).map_err(|error| Refused::new(NotifyType::INVALID_SYNTAX, error.to_string()))?;
         Ok((
-            Inner::new(|chain| {
+            Inner::small(|chain| {
                 chain.ke(method.id(), &public);
             }),
             shared,

@@ -28,7 +28,7 @@ use super::{Secured, Up, configure, counters};
 use crate::child::Refused;
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
-use crate::exchange::{Exchanges, Inner, Plain};
+use crate::exchange::{Exchanges, Inner, Plain, TooLong};
 use crate::identity::Identity;
 use crate::output::{Answer, Path, Question, Signed, Ticket, Verified};
 use crate::sa::Role;
@@ -278,20 +278,25 @@ impl Answering {
 }
 
 /// Acknowledges that the initiator ends the handshake.
-fn give_up(ctx: &mut Context<'_>, mut secured: Secured, reply: Reply, request: &Plain) -> Step {
+fn give_up(ctx: &mut Context<'_>, secured: Secured, reply: Reply, request: &Plain) -> Step {
     let why = AuthParts::read(request.payloads()).ok().and_then(|parts| parts.error());
-    secured.exchanges.respond(ctx, reply.to, reply.request, &Inner::empty());
     let reason = match why {
         Some(kind) => format!("the initiator gave up with {kind}; its log says why"),
         None => "the initiator gave up".to_owned(),
     };
-    Step::Refused(Box::new(secured.exchanges), reason)
+    refuse_with(ctx, secured, reply, &Inner::empty(), reason)
 }
 
 /// Answers with an error notify and nothing else.
-fn refuse(ctx: &mut Context<'_>, mut secured: Secured, reply: Reply, refused: &Refused) -> Step {
-    secured.exchanges.respond(ctx, reply.to, reply.request, &Inner::new(|chain| refused.emit(chain)));
-    Step::Refused(Box::new(secured.exchanges), refused.reason.clone())
+fn refuse(ctx: &mut Context<'_>, secured: Secured, reply: Reply, refused: &Refused) -> Step {
+    let inner = Inner::small(|chain| refused.emit(chain));
+    refuse_with(ctx, secured, reply, &inner, refused.reason.clone())
+}
+
+/// Sends the last response of a handshake that ends.
+fn refuse_with(ctx: &mut Context<'_>, mut secured: Secured, reply: Reply, inner: &Inner, reason: String) -> Step {
+    secured.exchanges.respond(ctx, reply.to, reply.request, inner);
+    Step::Refused(Box::new(secured.exchanges), reason)
 }
 
 impl Keyed {
@@ -565,8 +570,19 @@ impl Session {
         Proof { id: id.filter(|_| after_eap == AfterEap::No).cloned(), certs: sends, signed }
     }
 
-    fn respond(&mut self, ctx: &mut Context<'_>, inner: &Inner) {
-        self.secured.exchanges.respond(ctx, self.reply.to, self.reply.request, inner);
+    /// Sends a response, unless it is too long, and waits for the next request.
+    fn respond_and_expect(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        inner: Result<Inner, TooLong>,
+        expected: Expected,
+    ) -> Step {
+        let inner = match inner {
+            Ok(inner) => inner,
+            Err(too_long) => return self.refuse(ctx, &failed(too_long.to_string())),
+        };
+        self.secured.exchanges.respond(ctx, self.reply.to, self.reply.request, &inner);
+        Step::Wait(Answering::Request(self, expected))
     }
 
     /// The response of a round, or of the last one.
@@ -592,8 +608,7 @@ impl Session {
             }
             self.emit_ppk(chain);
         });
-        self.respond(ctx, &inner);
-        Step::Wait(Answering::Request(self, Expected::Round))
+        self.respond_and_expect(ctx, inner, Expected::Round)
     }
 
     fn emit_ppk(&self, chain: &mut Chain<'_>) {

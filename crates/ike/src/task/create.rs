@@ -189,7 +189,10 @@ impl Established {
                 chain.ke(ke.method().id(), ke.public());
             }
         };
-        let inner = Inner::new(|chain| create.offer.emit_with(ctx, chain, nonce_and_ke));
+        let inner = match Inner::new(|chain| create.offer.emit_with(ctx, chain, nonce_and_ke)) {
+            Ok(inner) => inner,
+            Err(too_long) => return self.create_failed(ctx, create, local_fault(too_long.to_string())),
+        };
         self.send_inner(ctx, Active::Create(create), ExchangeType::CREATE_CHILD_SA, inner);
     }
 
@@ -477,7 +480,7 @@ impl Established {
         let (public, secrets) = match respond(answer.agreement.suite.ke, parts) {
             Ok(good) => good,
             Err(refused) => {
-                ctx.names.child_spis.remove(&answer.agreement.spi_in.get());
+                answer.agreement.abandon(ctx);
                 return Err(refused);
             }
         };

@@ -56,7 +56,7 @@ impl FollowUp {
             .filter(|cookie| cookie.len() <= PEER_COOKIE_MAX)
             .ok_or("the answer lacks ADDITIONAL_KEY_EXCHANGE")?;
         let ke = method.generate().map_err(|fault| format!("no key exchange: {fault}"))?;
-        let inner = Inner::new(|chain| {
+        let inner = Inner::small(|chain| {
             chain.ke(method.id(), ke.public());
             chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_KEY_EXCHANGE, cookie);
         });
@@ -120,7 +120,7 @@ impl Pending {
     /// Gives the SPI back.
     pub(super) fn abandon(self, ctx: &mut Context<'_>) {
         if let Purpose::Child { agreement, .. } = self.purpose {
-            ctx.names.child_spis.remove(&agreement.spi_in.get());
+            agreement.abandon(ctx);
         }
     }
 }

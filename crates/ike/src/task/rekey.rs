@@ -94,6 +94,10 @@ impl Established {
             proposal::emit_ike_offer(chain, &proposals, &rekeying.spi);
             chain.nonce(&rekeying.nonce).ke(method.id(), ke.public());
         });
+        let inner = match inner {
+            Ok(inner) => inner,
+            Err(too_long) => return self.rekey_ike_failed(ctx, *rekeying, &too_long.to_string()),
+        };
         rekeying.ke = Some(ke);
         self.send_inner(ctx, Active::RekeyIke(rekeying), ExchangeType::CREATE_CHILD_SA, inner);
     }

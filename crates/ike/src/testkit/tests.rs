@@ -74,6 +74,58 @@ fn keys(net: &mut Net) {
     net.hosts[1].credentials.with_keys(2, &[(id("host1.test"), 1)]);
 }
 
+/// Certificates that do not fit in one message: by their sum, and one alone.
+const TOO_LONG: [&[usize]; 2] = [&[40_000, 40_000], &[70_000]];
+
+fn spis_in_use(host: &Host) -> usize {
+    host.endpoint.tables().iter().find(|(name, _)| *name == "child_spis").map_or(usize::MAX, |(_, count)| *count)
+}
+
+fn too_long(lengths: &[usize]) -> Vec<Vec<u8>> {
+    lengths.iter().map(|length| vec![1; *length]).collect()
+}
+
+#[test]
+fn a_response_that_is_too_long_is_refused_and_leaves_nothing() {
+    for lengths in TOO_LONG {
+        for fragmentation in [Fragmentation::Yes, Fragmentation::No] {
+            let mut net = pair(2, |_, connection| {
+                signatures(connection);
+                connection.fragmentation = fragmentation;
+            });
+            keys(&mut net);
+            net.hosts[1].credentials.certs = too_long(lengths);
+            initiate(&mut net);
+            net.run(SECOND);
+            assert!(net.hosts.iter().all(|host| host.up().is_empty() && host.live().count() == 0));
+            let (refused, log) = (net.hosts[0].command(1), net.hosts[1].log(Level::Warn));
+            assert!(
+                matches!(refused, Some(Err(reason)) if reason.contains("AUTHENTICATION_FAILED")),
+                "{refused:?} {lengths:?}"
+            );
+            assert!(log.contains("exceeds 65000 bytes: use fewer or shorter certificates"), "{log}");
+            assert_eq!(spis_in_use(&net.hosts[1]), 0);
+            assert_eq!(net.hosts[1].count("ike_internal_errors"), 0);
+        }
+    }
+}
+
+#[test]
+fn a_request_that_is_too_long_fails_and_the_peer_is_told() {
+    for lengths in TOO_LONG {
+        let mut net = pair(2, |_, connection| signatures(connection));
+        keys(&mut net);
+        net.hosts[0].credentials.certs = too_long(lengths);
+        initiate(&mut net);
+        net.run(SECOND);
+        let failed = net.hosts[0].command(1);
+        assert!(matches!(failed, Some(Err(reason)) if reason.contains("exceeds 65000 bytes")), "{failed:?}");
+        assert_eq!(spis_in_use(&net.hosts[0]), 0);
+        assert!(net.hosts[1].log(Level::Warn).contains("the initiator gave up with AUTHENTICATION_FAILED"));
+        assert_eq!(net.hosts[0].count("ike_internal_errors"), 0);
+    }
+}
+
 #[test]
 fn ed25519_signatures_with_certificates() {
     let mut net = pair(2, |_, connection| signatures(connection));
@@ -517,6 +569,21 @@ fn a_client_refuses_virtual_addresses_that_are_not_for_a_tunnel() {
             assert_eq!(net.hosts[1].live().count(), 0);
         }
     }
+}
+
+#[test]
+fn attributes_that_do_not_fit_cost_no_address() {
+    let mut net = pair(21, |host, connection| match host {
+        0 => connection.vips = vec![IpAddr::from([0, 0, 0, 0])],
+        _ => connection.pools = vec!["pool".to_owned()],
+    });
+    let attributes = vec![(3, vec![10; 40_000]), (3, vec![10; 40_000])];
+    let pool = PoolConfig { name: "pool".to_owned(), addrs: range("10.99.0.0/24"), attributes };
+    net.hosts[1].endpoint.load_pools(vec![pool]);
+    initiate(&mut net);
+    net.run(SECOND);
+    assert!(net.hosts[1].log(Level::Warn).contains("exceeds 65000 bytes"), "{}", net.hosts[1].log(Level::Trace));
+    assert_eq!(net.hosts[1].endpoint.pools().get("pool").map(crate::pool::Pool::online), Some(0));
 }
 
 #[test]

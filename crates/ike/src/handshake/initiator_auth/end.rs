@@ -75,7 +75,7 @@ impl Session {
     pub(super) fn say_goodbye(&mut self, ctx: &mut Context<'_>, start: &Start, error: Option<NotifyType>) {
         let exchanges = &mut self.secured.exchanges;
         exchanges.forget_request();
-        let inner = Inner::new(|chain| match error {
+        let inner = Inner::small(|chain| match error {
             Some(kind) => status(chain, kind, &[]),
             None => {
                 chain.delete(ProtocolId::IKE, &[]);

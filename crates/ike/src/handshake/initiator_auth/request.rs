@@ -11,7 +11,7 @@ use super::{Asked, Authenticating, Ppk, Sent, Session, Start, Step, address_id, 
 use crate::child::Offer;
 use crate::config::{AuthMethod, ChildMode, Childless, Connection, SendCert, Unique};
 use crate::context::Context;
-use crate::exchange::Inner;
+use crate::exchange::{Inner, TooLong};
 use crate::output::{Question, Signed};
 use crate::sa::{ChildRequest, Role};
 
@@ -154,7 +154,18 @@ impl Session {
         }
     }
 
-    pub(super) fn request(mut self: Box<Self>, ctx: &mut Context<'_>, start: &Start, inner: Inner, sent: Sent) -> Step {
+    /// Sends IKE_AUTH, unless it is too long.
+    pub(super) fn request(
+        mut self: Box<Self>,
+        ctx: &mut Context<'_>,
+        start: &mut Start,
+        inner: Result<Inner, TooLong>,
+        sent: Sent,
+    ) -> Step {
+        let inner = match inner {
+            Ok(inner) => inner,
+            Err(too_long) => return self.fail(ctx, start, too_long.to_string(), true),
+        };
         self.secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
         Step::Wait(Authenticating::Response(self, sent))
     }

@@ -7,10 +7,10 @@ use wire::ike::Eap;
 
 use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
 use super::super::{Secured, counters};
-use super::{AfterEap, Answering, Asked, Candidates, Expected, Session, Step, address_id, failed, own_id, wrong};
+use super::{AfterEap, Asked, Candidates, Expected, Session, Step, address_id, failed, own_id, refuse_with, wrong};
 use crate::config::AuthMethod;
 use crate::context::Context;
-use crate::exchange::Inner;
+use crate::exchange::{Inner, TooLong};
 use crate::output::{EapAnswer, EapStep, Level, Question, Signed, Subsystem};
 use crate::sa::Role;
 
@@ -128,8 +128,8 @@ impl Session {
         let alone = local.is_some_and(|auth| matches!(auth.method, AuthMethod::Eap(_)));
         match answer {
             EapAnswer::Packet(packet) => {
-                self.respond_eap(ctx, &packet, answers, signed);
-                Step::Wait(Answering::Request(self, Expected::Eap(conversation)))
+                let inner = self.eap_response(&packet, answers, signed);
+                self.respond_and_expect(ctx, inner, Expected::Eap(conversation))
             }
             EapAnswer::Switch(connection, packet) => {
                 if !self.candidates.contains(&connection) {
@@ -143,8 +143,8 @@ impl Session {
                 );
                 ctx.log(Level::Debug, Subsystem::Ike, Some(self.secured.id), text);
                 self.candidates = Candidates::only(connection);
-                self.respond_eap(ctx, &packet, answers, signed);
-                Step::Wait(Answering::Request(self, Expected::Eap(conversation)))
+                let inner = self.eap_response(&packet, answers, signed);
+                self.respond_and_expect(ctx, inner, Expected::Eap(conversation))
             }
             EapAnswer::Success { .. } if answers == 0 => {
                 self.refuse(ctx, &failed("EAP succeeded before the client said anything"))
@@ -155,30 +155,33 @@ impl Session {
             EapAnswer::Success { packet, msk, identity } => {
                 self.candidates = Candidates::only(self.candidates.best().clone());
                 self.eap_name = identity;
-                self.respond_eap(ctx, &packet, answers, signed);
-                Step::Wait(Answering::Request(self, Expected::Proof(EapKey(msk))))
+                let inner = self.eap_response(&packet, answers, signed);
+                self.respond_and_expect(ctx, inner, Expected::Proof(EapKey(msk)))
             }
             EapAnswer::Failure(packet, refusal) => {
                 ctx.count(counters::AUTH_FAILED);
-                self.respond_eap(ctx, &packet, answers, signed);
-                Step::Refused(Box::new(self.secured.exchanges), format!("EAP failed: {}", refusal.0))
+                let reason = format!("EAP failed: {}", refusal.0);
+                match self.eap_response(&packet, answers, signed) {
+                    Ok(inner) => refuse_with(ctx, self.secured, self.reply, &inner, reason),
+                    Err(_) => self.refuse(ctx, &failed(reason)),
+                }
             }
         }
     }
 
-    /// Sends an EAP packet after `answers` of the client; the first one with this host's identity.
-    fn respond_eap(&mut self, ctx: &mut Context<'_>, packet: &[u8], answers: u32, signed: Option<Signed>) {
+    /// The response with an EAP packet after `answers` of the client; the first one has this host's identity.
+    fn eap_response(&mut self, packet: &[u8], answers: u32, signed: Option<Signed>) -> Result<Inner, TooLong> {
         let is_signed = signed.is_some();
+        let with_identity = answers == 0 && (is_signed || self.local_round == 0);
         let proof = self.proof(signed, AfterEap::No);
-        let inner = Inner::new(|chain| {
-            if answers == 0 && (is_signed || self.local_round == 0) {
-                proof.emit(chain);
-            }
-            chain.eap(packet);
-        });
         if is_signed {
             self.local_round += 1;
         }
-        self.respond(ctx, &inner);
+        Inner::new(|chain| {
+            if with_identity {
+                proof.emit(chain);
+            }
+            chain.eap(packet);
+        })
     }
 }

@@ -86,6 +86,18 @@ impl Session {
                 status(chain, NotifyType::AUTH_LIFETIME, &seconds.to_be_bytes());
             }
         });
+        let inner = match inner {
+            Ok(inner) => inner,
+            Err(too_long) => {
+                if let Ok(Some(answer)) = answer {
+                    answer.agreement.abandon(ctx);
+                }
+                for (pool, addr) in ends.virtual_remote {
+                    ctx.pools.release(&pool, addr);
+                }
+                return self.refuse(ctx, &failed(too_long.to_string()));
+            }
+        };
         let (nonce_i, nonce_r) = (self.secured.nonce_i.clone(), self.secured.nonce_r.clone());
         let mut sa = self.secured.establish(ctx, ends);
         sa.learn_peer_addresses(self.wishes.message.payloads());

@@ -14,7 +14,7 @@ use super::{REST, delete_child, delete_ike, net, one_child, rekey_child, rekey_i
 use crate::child::{ChildState, Parts};
 use crate::config::*;
 use crate::exchange::{Inner, Plain};
-use crate::output::{Event, Level};
+use crate::output::Event;
 use crate::proposal::{ChildProposal, ChildProtocol, SequenceNumbers};
 use crate::sa::{ChildRequest, Ending, Role};
 use crate::task::{ATTEMPTS_MAX, Task, counters};
@@ -570,7 +570,7 @@ fn a_mapping_is_kept_alive() {
 
 /// A message to B as A would send it, and B's answer.
 fn ask(pair: &mut Pair, exchange: ExchangeType, write: impl FnOnce(&mut Chain<'_>)) -> Inner {
-    let Inner { first, bytes, .. } = Inner::new(write);
+    let Inner { first, bytes } = Inner::small(write);
     let plain = Plain { exchange, message_id: 0, first, bytes };
     let mut answer = None;
     pair.act(B, |ctx, sa| {
@@ -774,7 +774,7 @@ proptest! {
                 payloads.iter().for_each(|(kind, body)| { chain.raw(PayloadType(*kind), body); });
             };
             if response {
-                let Inner { first, bytes, .. } = Inner::new(write);
+                let Inner { first, bytes } = Inner::small(write);
                 let plain = Plain { exchange: ExchangeType::INFORMATIONAL, message_id: 0, first, bytes };
                 pair.act(B, |ctx, sa| {
                     sa.exchanges.forget_request();
@@ -789,25 +789,6 @@ proptest! {
             pair.sleep_until(at);
         }
     }
-}
-
-/// The peer refuses the empty message; the reason is in the log of this host alone.
-#[test]
-fn a_message_that_does_not_fit_is_logged() {
-    let mut pair = Pair::new(4, one_child());
-    pair.act(B, |ctx, sa| {
-        let inner = Inner::new(|chain| {
-            chain.vendor(&[0; 70_000]);
-        });
-        assert_eq!((inner.first, inner.bytes.len()), (PayloadType::NONE, 0));
-        let path = (sa.path.local, sa.path.remote);
-        sa.exchanges.respond(ctx, path, (ExchangeType::INFORMATIONAL, 0), &inner.followed_by(Inner::empty()));
-    });
-    let told = pair.hosts[B]
-        .events
-        .iter()
-        .any(|event| matches!(event, Event::Log { level: Level::Error, text, .. } if text.contains("exceeds 64 KiB")));
-    assert!(told);
 }
 
 fn ask_if_live(pair: &mut Pair, exchange: ExchangeType, write: impl FnOnce(&mut Chain<'_>)) -> Option<Inner> {
