@@ -1,11 +1,13 @@
-//! The five papers, row by row: what they say, corrected, ours, verdict. The rows are data (`checklist.toml`); what this run
-//! measured goes into the places `{…}` of their texts.
+//! The five papers, row by row: what they say, corrected, ours, verdict. The rows are data (`checklist.toml`): what this
+//! run measured goes into the places `{…}` of their texts, and verdicts follow from claims and arithmetic.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
 use super::analysis::Folder;
+use super::arithmetic::Check;
+use super::claim::{self, Claim};
 use super::facts;
 
 /// Papers in their order: short form, what it is.
@@ -21,11 +23,15 @@ pub(super) const PAPERS: [(&str, &str); 5] = [
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Verdict {
-    /// Ours says the same.
+    /// What was measured here, or computed from the paper's own data, says the same.
     Reproduced,
+    /// What was measured here says otherwise.
+    Contradicted,
+    /// The interval of what was measured here reaches beyond the bounds of the claim.
+    Inconclusive,
     /// The printed value does not follow from its own data.
     Corrected,
-    /// Other equipment or method; the text says how.
+    /// Other equipment or method, or no number; the text says how.
     NotComparable,
     /// There, as a mechanism with tests, without a number to compare.
     Built,
@@ -37,6 +43,8 @@ impl Verdict {
     pub(super) fn class(self) -> &'static str {
         match self {
             Self::Reproduced => "reproduced",
+            Self::Contradicted => "contradicted",
+            Self::Inconclusive => "inconclusive",
             Self::Corrected => "corrected",
             Self::NotComparable => "not-comparable",
             Self::Built => "built",
@@ -47,6 +55,8 @@ impl Verdict {
     pub(super) fn shown(self) -> &'static str {
         match self {
             Self::Reproduced => "✓ reproduced",
+            Self::Contradicted => "✗ contradicted",
+            Self::Inconclusive => "? inconclusive",
             Self::Corrected => "≠ corrected",
             Self::NotComparable => "~ not comparable",
             Self::Built => "□ built",
@@ -54,7 +64,8 @@ impl Verdict {
         }
     }
 
-    fn plain(self) -> &'static str {
+    /// Without its mark.
+    pub(super) fn plain(self) -> &'static str {
         self.shown().split_once(' ').map_or("", |(_, word)| word)
     }
 }
@@ -75,7 +86,12 @@ struct Entry {
     #[serde(default)]
     corrected: String,
     ours: String,
-    verdict: Verdict,
+    /// For a row that has nothing to test.
+    verdict: Option<Verdict>,
+    #[serde(default)]
+    claim: Vec<Claim>,
+    #[serde(default)]
+    arithmetic: Vec<Check>,
 }
 
 /// A row as it is shown.
@@ -87,6 +103,8 @@ pub(super) struct Row {
     pub(super) printed: String,
     pub(super) corrected: String,
     pub(super) ours: String,
+    /// Each claim and each number that was computed again, with what was found.
+    pub(super) tests: Vec<String>,
     pub(super) verdict: Verdict,
 }
 
@@ -95,14 +113,33 @@ fn entries() -> Vec<Entry> {
     file.row
 }
 
+/// Every claim with the row that it belongs to.
+#[cfg(test)]
+pub(super) fn claims() -> Vec<(String, Claim)> {
+    let of = |entry: Entry| entry.claim.into_iter().map(move |claim| (entry.id.clone(), claim));
+    entries().into_iter().flat_map(of).collect()
+}
+
 /// All rows, with what this run measured.
 pub(super) fn rows(folder: &Folder) -> Vec<Row> {
     let facts = facts::of(folder);
-    entries().into_iter().map(|entry| row(entry, &facts)).collect()
+    entries().into_iter().map(|entry| row(entry, folder, &facts)).collect()
 }
 
-fn row(entry: Entry, facts: &BTreeMap<&'static str, String>) -> Row {
+fn row(entry: Entry, folder: &Folder, facts: &BTreeMap<&'static str, String>) -> Row {
     let (ours, missing) = fill(&entry.ours, facts);
+    let claims: Vec<claim::Judged> = entry.claim.iter().map(|claim| claim.judge(folder)).collect();
+    let numbers: Vec<_> = entry.arithmetic.iter().map(Check::judge).collect();
+    let of_claims = claim::together(claims.iter().map(|judged| judged.verdict));
+    // One number that does not follow is enough.
+    let of_numbers = numbers.iter().map(|judged| judged.verdict).max();
+    let verdict = match (of_claims, of_numbers, entry.verdict) {
+        // What this run did not measure leaves what the paper's own numbers say.
+        (Some(Verdict::NotMeasured), Some(verdict), _) | (None, Some(verdict), _) | (Some(verdict), ..) => verdict,
+        (None, None, Some(verdict)) if !missing => verdict,
+        (None, None, _) => Verdict::NotMeasured,
+    };
+    let tests = numbers.into_iter().map(|judged| judged.text).chain(claims.into_iter().map(|judged| judged.text));
     Row {
         paper: entry.id.split('-').next().unwrap_or_default().to_owned(),
         id: entry.id,
@@ -110,7 +147,8 @@ fn row(entry: Entry, facts: &BTreeMap<&'static str, String>) -> Row {
         printed: entry.printed,
         corrected: entry.corrected,
         ours,
-        verdict: if missing { Verdict::NotMeasured } else { entry.verdict },
+        tests: tests.collect(),
+        verdict,
     }
 }
 
@@ -168,7 +206,12 @@ mod tests {
         for entry in &entries {
             assert!(PAPERS.iter().any(|(paper, _)| entry.id.starts_with(&format!("{paper}-"))), "{}", entry.id);
             assert!(!entry.what.is_empty() && !entry.printed.is_empty() && !entry.ours.is_empty(), "{}", entry.id);
-            assert!(entry.verdict != Verdict::Corrected || !entry.corrected.is_empty(), "{}", entry.id);
+            let tested = !entry.claim.is_empty() || !entry.arithmetic.is_empty();
+            let untested = [Verdict::Built, Verdict::NotComparable, Verdict::NotMeasured];
+            match entry.verdict {
+                Some(verdict) => assert!(!tested && untested.contains(&verdict), "{}: a constant", entry.id),
+                None => assert!(tested, "{} has nothing that gives it a verdict", entry.id),
+            }
         }
         for (paper, least) in [("S0", 32), ("S1", 20), ("S2", 29), ("S3", 8), ("S4", 15)] {
             let have = entries.iter().filter(|entry| entry.id.starts_with(paper)).count();

@@ -2,8 +2,10 @@
 //! so that [`verify`] can compute it again and get the same bytes.
 
 mod analysis;
+mod arithmetic;
 mod chart;
 mod checklist;
+mod claim;
 mod export;
 mod facts;
 mod figure;

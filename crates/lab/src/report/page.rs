@@ -132,8 +132,10 @@ fn reproduction(page: &mut String, folder: &Folder) {
     let _ = writeln!(
         page,
         "<p>Every figure, table, equation and claim of the five papers: what it says, what it says when its arithmetic is repaired, what this \
-         run or this program shows, and the verdict. 'Reproduced' means that ours says the same; 'corrected' that the printed value does not \
-         follow from its own data; 'not comparable' that equipment or method differ, and how. In all: {}.</p>",
+         run or this program shows, and the verdict. Claims with bounds are judged by what this run measured: 'reproduced' and \
+         'contradicted' when the whole 95 % interval lies inside or outside the bounds, 'inconclusive' otherwise. 'Corrected' means that a \
+         printed value does not follow from its own data, which are computed again here; 'not comparable' that equipment or method \
+         differ, and how. In all: {}.</p>",
         escape(&checklist::sentence(&rows))
     );
     for (paper, title) in checklist::PAPERS {
@@ -160,7 +162,7 @@ fn reproduction(page: &mut String, folder: &Folder) {
                 escape(&row.what),
                 cell("paper", &row.printed),
                 cell("corrected", &row.corrected),
-                cell("ours", &row.ours),
+                ours(row),
                 row.verdict.class(),
                 row.verdict.shown(),
             );
@@ -168,6 +170,13 @@ fn reproduction(page: &mut String, folder: &Folder) {
         page.push_str("</tbody></table></details>\n");
     }
     page.push_str("</section>\n");
+}
+
+/// What this program shows, and each test of the row.
+fn ours(row: &Line) -> String {
+    let tests: String = row.tests.iter().map(|test| format!("<li>{}</li>", escape(test))).collect();
+    let list = if tests.is_empty() { tests } else { format!("<ul>{tests}</ul>") };
+    format!("<td data-name=\"ours\">{}{list}</td>", escape(&row.ours))
 }
 
 fn missing(page: &mut String, folder: &Folder) {

@@ -120,7 +120,10 @@ pub(crate) fn campaign() -> Campaign {
 
 /// Its trials.
 pub(crate) fn trials() -> Vec<Trial> {
-    let campaign = campaign();
+    trials_of(&campaign())
+}
+
+fn trials_of(campaign: &Campaign) -> Vec<Trial> {
     let mut rng = Rng::new(5);
     let mut trials = Vec::new();
     for (number, study) in campaign.studies.iter().enumerate() {
@@ -309,6 +312,19 @@ fn latency(load: f64, seed: u64) -> Option<String> {
 
 /// All of it.
 pub(crate) fn folder() -> Folder {
+    let campaign = campaign();
+    let trials = trials();
+    whole(campaign, trials)
+}
+
+/// A run of another campaign.
+pub(crate) fn folder_of(text: &str) -> Folder {
+    let campaign = format::parse("another.toml", text).expect("it is right");
+    let trials = trials_of(&campaign);
+    whole(campaign, trials)
+}
+
+fn whole(campaign: Campaign, trials: Vec<Trial>) -> Folder {
     let fixed = Fixed {
         cpu: "Processor & Co".into(),
         kernel: "6.1".into(),
@@ -323,5 +339,5 @@ pub(crate) fn folder() -> Folder {
         why: "128 cores: <8> may be used here".into(),
         failed: false,
     };
-    Folder { campaign: campaign(), trials: trials(), problems: vec![problem], environments: vec![environment] }
+    Folder { campaign, trials, problems: vec![problem], environments: vec![environment] }
 }

@@ -60,6 +60,10 @@ pub(in crate::report) fn facts(folder: &Folder) -> Vec<(&'static str, String)> {
     all.into_iter().filter_map(|(name, said)| Some((name, said?))).collect()
 }
 
+fn pps(trial: &Trial) -> Option<f64> {
+    Some(trial.measured.pps())
+}
+
 /// One combination of all factors.
 struct Row<'a> {
     subject: &'a str,
@@ -71,7 +75,7 @@ struct Row<'a> {
 }
 
 /// All trials of studies of cores, and what the figures are about.
-struct Cores<'a> {
+pub(in crate::report) struct Cores<'a> {
     rows: Vec<Row<'a>>,
     /// Suite of the first subject.
     suite: &'a str,
@@ -82,7 +86,7 @@ struct Cores<'a> {
 }
 
 impl<'a> Cores<'a> {
-    fn of(folder: &'a Folder) -> Self {
+    pub(in crate::report) fn of(folder: &'a Folder) -> Self {
         let mut groups: BTreeMap<(&str, u32, Way, u32), Vec<&'a Trial>> = BTreeMap::new();
         let trials = folder.of(Kind::Scaling);
         for trial in trials.iter().filter(|trial| trial.measured.received > 0) {
@@ -161,6 +165,31 @@ impl<'a> Cores<'a> {
         let logs = log_ratios(&row.trials, &self.alone(row)?.trials, |trial| Some(trial.measured.pps()));
         let speed_up = over_sessions(&logs).map(f64::exp);
         speed_up.value.is_finite().then_some(speed_up)
+    }
+
+    /// Logarithms of packets per second on all cores over those on one, by session, run to completion; and how many cores
+    /// that are. `None` on one core.
+    pub(in crate::report) fn over_one_core(&self, set: Set) -> Option<(Vec<Vec<f64>>, u32)> {
+        let row = self.on_all(set, Scheduler::RunToCompletion)?;
+        Some((log_ratios(&row.trials, &self.alone(row)?.trials, pps), self.most))
+    }
+
+    /// Logarithms of packets per second of a set of SAs over those of another one on all cores, by session.
+    pub(in crate::report) fn sets(&self, of: Set, over: Set) -> Option<Vec<Vec<f64>>> {
+        let row = |set| self.on_all(set, Scheduler::RunToCompletion);
+        Some(log_ratios(&row(of)?.trials, &row(over)?.trials, pps))
+    }
+
+    /// Logarithms of packets per second of a scheduler over those of run to completion on all cores, by session.
+    pub(in crate::report) fn schedulers(&self, set: Set, scheduler: Scheduler) -> Option<Vec<Vec<f64>>> {
+        let row = |scheduler| self.on_all(set, scheduler);
+        Some(log_ratios(&row(scheduler)?.trials, &row(Scheduler::RunToCompletion)?.trials, pps))
+    }
+
+    /// The row on all cores, which are several, at the smallest size.
+    fn on_all(&self, set: Set, scheduler: Scheduler) -> Option<&Row<'a>> {
+        let size = self.sizes.first()?;
+        (self.most > 1).then(|| self.row(set, scheduler, *size, self.most))?
     }
 
     /// Gunther's law of a line.

@@ -17,7 +17,7 @@ use super::figure::Figure;
 use crate::stats::Estimate;
 use crate::trial::Direction;
 
-pub(super) use cores::facts as cores_facts;
+pub(super) use cores::{Cores, facts as cores_facts};
 pub(super) use cost::Line;
 pub(super) use hosts::{pairs, through};
 pub(super) use load::words as latency_words;
