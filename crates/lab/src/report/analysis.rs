@@ -87,9 +87,9 @@ impl Folder {
         self.campaign.studies.iter().filter(move |study| study.kind == kind && study.place == Place::Memory)
     }
 
-    /// Why there are no trials of a kind.
+    /// Why there are no trials of a kind in memory.
     pub(super) fn why_not(&self, kind: Kind) -> String {
-        self.why_none(kind, |_| true)
+        self.why_none(kind, |place| place == Place::Memory)
     }
 
     /// Why there are no trials of a kind between hosts or interfaces.
@@ -101,7 +101,12 @@ impl Folder {
         let studies: Vec<_> =
             self.campaign.studies.iter().filter(|study| study.kind == kind && there(study.place)).collect();
         if studies.is_empty() {
-            let with = if there(Place::Memory) { "" } else { " with place = \"namespaces\" or \"interfaces\"" };
+            let elsewhere = self.campaign.studies.iter().any(|study| study.kind == kind);
+            let with = match (there(Place::Memory), elsewhere) {
+                (true, false) => "",
+                (true, true) => " in memory",
+                (false, _) => " with place = \"namespaces\" or \"interfaces\"",
+            };
             return format!("This campaign has no study of the kind '{}'{with}.", kind.name());
         }
         let mut why: Vec<String> = self

@@ -2,14 +2,17 @@
 
 use serde::Serialize;
 
-use super::analysis::{Cost, Folder, costs, keys, ratio, shown, way};
+use super::analysis::{Cost, Folder, costs, keys, log_ratios, ratio, shown, ticks, way};
 use super::chart::short;
 use crate::campaign::Kind;
-use crate::stats::Estimate;
+use crate::stats::{Estimate, Limits, Rng, Verdict, judge_all, paired};
 use crate::trial::{Direction, Trial};
 
 /// Traffic of the columns, as campaigns write it.
 const COLUMNS: [&str; 4] = ["64", "512", "1400", "imix"];
+
+/// A difference between protocols that does not matter, as a share: stated before measuring.
+const MARGIN: f64 = 0.01;
 
 /// One field.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -146,11 +149,39 @@ fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
         })
         .map(|other| shown(&other.key.subject))
         .collect();
+    if let Some(equals) = equals(trials, best, others) {
+        return Err(equals);
+    }
     match ties.len() {
         0 => Ok(best.key.subject.clone()),
         1 => Err(format!("inconclusive: {} or {}", shown(&best.key.subject), ties[0])),
         n => Err(format!("inconclusive between {} subjects", n + 1)),
     }
+}
+
+/// The subjects that differ from the cheapest one by less than [`MARGIN`], if there are any: TOST on ratios within rounds,
+/// corrected for their number. `None` where none is known to be that close, or another one may be as cheap.
+fn equals(trials: &[&Trial], best: &Cost, others: &[&Cost]) -> Option<String> {
+    let of =
+        |subject: &str| -> Vec<&Trial> { trials.iter().filter(|trial| trial.subject == subject).copied().collect() };
+    let mut rng = Rng::new(1);
+    let ratios: Vec<_> = others
+        .iter()
+        .filter_map(|other| paired(&log_ratios(&of(&other.key.subject), &of(&best.key.subject), ticks), &mut rng))
+        .collect();
+    let limits = Limits { floor: 0.0, margin: Some(MARGIN.ln_1p()) };
+    let judged = judge_all(&ratios.iter().map(|ratio| (ratio, limits)).collect::<Vec<_>>());
+    let of_verdict = |verdict: Verdict| -> Vec<String> {
+        let found = others.iter().zip(&judged).filter(|(_, judged)| judged.verdict == verdict);
+        found.map(|(other, _)| shown(&other.key.subject)).collect()
+    };
+    let equal = of_verdict(Verdict::Equivalent);
+    let known = judged.len() == others.len() && of_verdict(Verdict::Inconclusive).is_empty();
+    (known && !equal.is_empty()).then(|| {
+        let names: Vec<String> = std::iter::once(shown(&best.key.subject)).chain(equal).collect();
+        let rest = if names.len() <= others.len() { ", faster than the others" } else { "" };
+        format!("equivalent within {} %: {}{rest}", MARGIN * 100.0, names.join(", "))
+    })
 }
 
 /// What the figures are worth.
@@ -163,8 +194,9 @@ pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
         }
         None => badge("noise floor", "not measured: nothing is called faster".into(), false),
     });
-    let sessions =
-        folder.of(Kind::Sizes).iter().map(|trial| trial.session).collect::<std::collections::BTreeSet<_>>().len();
+    let in_sizes = folder.everywhere(Kind::Sizes);
+    let all: Vec<&Trial> = if in_sizes.is_empty() { folder.trials.iter().collect() } else { in_sizes };
+    let sessions = all.iter().map(|trial| trial.session).collect::<std::collections::BTreeSet<_>>().len();
     badges.push(badge(
         "sessions",
         format!("{sessions} processes, {} trials in all", folder.trials.len()),
@@ -197,16 +229,25 @@ pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
         ));
         badges.push(badge("steal since boot", format!("{} %", short(env.steal_percent)), env.steal_percent < 1.0));
     }
+    let (stolen, whole) =
+        folder.trials.iter().fold((0.0, 0.0), |(stolen, whole), trial| match trial.measured.steal_ns {
+            Some(ns) => (stolen + ns as f64, whole + trial.measured.dur_ns as f64 * f64::from(trial.cores.max(1))),
+            None => (stolen, whole),
+        });
+    if whole > 0.0 {
+        let share = stolen / whole * 100.0;
+        badges.push(badge("steal during trials", format!("{} % of their time", short(share)), share < 1.0));
+    }
     let open: usize = folder.problems.len();
     if open > 0 {
-        badges.push(badge("not measured", format!("{open} subjects or studies, named below"), true));
+        badges.push(badge("not measured", format!("{open} subjects or studies, named below"), false));
     }
     badges
 }
 
 /// Number of subjects that were compared; for the heading.
 pub(super) fn subjects(folder: &Folder) -> usize {
-    let trials = folder.of(Kind::Sizes);
+    let trials = folder.everywhere(Kind::Sizes);
     let mut names: Vec<String> = keys(&trials).into_iter().map(|key| key.subject).collect();
     names.sort();
     names.dedup();
@@ -234,13 +275,37 @@ mod tests {
         let mut folder = synthetic::folder();
         folder.trials.retain(|trial| trial.study != "noise");
         assert!(tables(&folder)[0].verdicts[0].starts_with("no winner: the noise floor"));
+        // Twice as dear in one session, half in another.
         let mut folder = synthetic::folder();
-        // The same trials under two names.
+        for trial in folder.trials.iter_mut().filter(|t| t.subject.contains("psp") && t.study == "sizes") {
+            let factor = if trial.session % 2 == 0 { 0.5 } else { 2.0 };
+            trial.measured.tsc = trial.measured.tsc.map(|ticks| (ticks as f64 * factor) as u64);
+        }
+        assert!(tables(&folder)[0].verdicts[0].starts_with("inconclusive: "), "{:?}", tables(&folder)[0].verdicts);
+    }
+
+    #[test]
+    fn what_costs_the_same_is_equivalent() {
+        let mut folder = synthetic::folder();
+        // The same trials under two names, the second 0.3 % dearer.
         let copies: Vec<Trial> =
             folder.trials.iter().filter(|t| t.subject.contains("esp") && t.study == "sizes").cloned().collect();
         folder.trials.retain(|t| !t.subject.contains("psp") || t.study != "sizes");
-        folder.trials.extend(copies.into_iter().map(|t| Trial { subject: "weir-psp-tunnel-aes128gcm16".into(), ..t }));
-        assert!(tables(&folder)[0].verdicts[0].starts_with("inconclusive: "), "{:?}", tables(&folder)[0].verdicts);
+        let dearer = |trial: Trial, factor: f64| {
+            let mut copy = Trial { subject: "weir-psp-tunnel-aes128gcm16".into(), ..trial };
+            copy.measured.tsc = copy.measured.tsc.map(|ticks| (ticks as f64 * factor) as u64);
+            copy
+        };
+        let with = |factor: f64| {
+            let mut folder = folder.clone();
+            folder
+                .trials
+                .extend(copies.iter().filter(|t| !t.subject.starts_with("cipher")).map(|t| dearer(t.clone(), factor)));
+            tables(&folder)[0].verdicts[0].clone()
+        };
+        let equal = "equivalent within 1 %: ESP tunnel aes128gcm16, PSP tunnel aes128gcm16";
+        assert_eq!(with(1.003), equal);
+        assert_ne!(with(1.03), equal);
     }
 
     #[test]
@@ -251,5 +316,12 @@ mod tests {
         folder.trials[0].measured.lost.auth = 1;
         folder.trials[1].env = "other".into();
         assert!(bad(&folder, "wrong ICVs") && bad(&folder, "environment"));
+        assert!(bad(&folder, "not measured"), "a study is missing");
+        for (share, expected) in [(0.001, false), (0.2, true)] {
+            for trial in &mut folder.trials {
+                trial.measured.steal_ns = Some((trial.measured.dur_ns as f64 * share) as u64);
+            }
+            assert_eq!(bad(&folder, "steal during trials"), expected);
+        }
     }
 }
