@@ -22,7 +22,7 @@ pub struct PlanArgs {
     /// Size function of the data sheet's line (weir lab model sizes)
     #[arg(long, value_name = "NAME", default_value = "s2-len", requires = "datasheet")]
     sizes: String,
-    /// Inner packets: 64:28,570:16,1518:4 (sizes with shares), 1400, or a genome of RFC 6985
+    /// Inner packets: 64:28,570:16,1518:4 (sizes with shares), 1400, imix, or an IMIX specification (imix:aaaaaaaddddg)
     #[arg(long, default_value = "64:28,570:16,1518:4")]
     mix: String,
     /// Traffic on average: a rate of inner packets as 10Gbps, 800Mbps, or 1.5Mpps, 200kpps

@@ -14,7 +14,8 @@ pub struct Mix {
 /// Why a text is no mix.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
-    "'{text}' is no mix: {why}. Write sizes with shares (64:28,570:16,1518:4), one size (1400), or a genome of RFC 6985 (aaaaaaaddddg)"
+    "'{text}' is not a mix: {why}; use sizes with shares (64:28,570:16,1518:4), one size (1400), 'imix', or an IMIX specification of RFC \
+     6985 (imix:aaaaaaaddddg)"
 )]
 pub struct MixError {
     text: String,
@@ -44,12 +45,14 @@ impl Mix {
         Self::new(&[(size, 1.0)])
     }
 
-    /// Reads `size:share,…`, `size`, or a genome.
+    /// Reads `size:share,…`, `size`, an IMIX specification with or without `imix:`, or `imix`, which is that of campaigns.
     ///
     /// # Errors
     /// [`MixError`].
     pub fn parse(text: &str) -> Result<Self, MixError> {
         let refuse = |why: String| MixError { text: text.to_owned(), why };
+        let named = if text == "imix" { crate::campaign::runner::IMIX } else { text };
+        let text = named.strip_prefix("imix:").unwrap_or(named);
         let parts: Vec<(f64, f64)> = if text.contains(|c: char| c.is_ascii_alphabetic()) {
             let genome: Genome = text.parse().map_err(|e: GenomeError| refuse(e.to_string()))?;
             genome.sizes().iter().map(|size| (f64::from(*size), 1.0)).collect()
@@ -163,6 +166,20 @@ mod tests {
     fn a_line_over_the_plain_size_costs_a_mix_what_its_mean_size_costs() {
         let cost = csit().cost(|l| 100.0 + 0.4 * l);
         close(cost.mean_ns, 100.0 + 0.4 * cost.mean_size, 1e-12);
+    }
+
+    #[test]
+    fn imix_is_the_mix_of_the_other_commands() {
+        let mix = Mix::parse("imix").unwrap();
+        let parts: Vec<f64> = mix.parts().iter().map(|(size, _)| *size).collect();
+        assert_eq!(parts, [64.0, 512.0, 1518.0]);
+        close(mix.mean_size(), Mix::parse("64:7,512:4,1518:1").unwrap().mean_size(), 1e-12);
+        assert_eq!(mix, Mix::parse("imix:aaaaaaaddddg").unwrap());
+        assert_eq!(mix, Mix::parse("aaaaaaaddddg").unwrap());
+        for wrong in ["imix2", "imix:", "simple"] {
+            let told = Mix::parse(wrong).unwrap_err().to_string();
+            assert!(told.contains("use sizes with shares") && told.contains("'imix'"), "{told}");
+        }
     }
 
     #[test]
