@@ -10,7 +10,9 @@
 //! does not count any more, and packets that were held meanwhile ask anew.
 
 use std::collections::VecDeque;
+use std::net::IpAddr;
 
+use ipsec::TRAP_PER_HOST;
 use wire::{FlowKey, IpPacket};
 
 use crate::{Batch, Packet};
@@ -19,10 +21,15 @@ use crate::{Batch, Packet};
 const HOLD_MS: u64 = 10_000;
 /// Packets held for one trap: enough for the handshakes that wait, not for a stream.
 const MAX_PER_TRAP: usize = 16;
+/// The same for one host behind a trap of [`TRAP_PER_HOST`]: a scan of hosts that do not answer leaves places to others.
+const MAX_PER_HOST: usize = 4;
 /// A trap is not reported again for this long.
 const QUIET_MS: u64 = 1_000;
 /// Traps whose last report is remembered, a power of two.
 const REMEMBERED: usize = 64;
+
+/// Destination of a packet without a readable header.
+const NOWHERE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
 
 /// A request for an SA.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,8 +53,8 @@ pub(crate) struct Hold {
     acquires: rtrb::Producer<Acquire>,
     /// The control side was asked since [`Hold::take_asked`].
     asked: bool,
-    /// Trap, whether for a core, and when it may be reported again.
-    reported: [(u32, bool, u64); REMEMBERED],
+    /// What was reported, and when it may be reported again.
+    reported: [(Option<About>, u64); REMEMBERED],
 }
 
 /// Why a packet is held further.
@@ -65,6 +72,32 @@ struct Held {
     packet: Packet,
 }
 
+/// Subject of a report: trap, whether for a core, and the host where each has SAs of its own.
+#[derive(Clone, Copy, Eq, PartialEq)]
+struct About(u32, bool, Option<IpAddr>);
+
+impl About {
+    fn of(acquire: &Acquire) -> Self {
+        Self(acquire.trap, acquire.core.is_some(), host(acquire.trap, || acquire.key.addresses().1))
+    }
+
+    /// Slot that it is remembered in.
+    fn slot(&self) -> usize {
+        let of_host = match self.2 {
+            Some(IpAddr::V4(addr)) => addr.to_bits(),
+            Some(IpAddr::V6(addr)) => (addr.to_bits() ^ (addr.to_bits() >> 64)) as u32,
+            None => 0,
+        };
+        // Hosts of one network differ in the last bits; traps in theirs.
+        (self.0 ^ of_host ^ (of_host >> 8)) as usize & (REMEMBERED - 1)
+    }
+}
+
+/// The destination, where packets for different ones request different SAs.
+fn host(trap: u32, destination: impl FnOnce() -> IpAddr) -> Option<IpAddr> {
+    (trap & TRAP_PER_HOST != 0).then(destination)
+}
+
 impl Hold {
     /// Room for `places` packets of `bytes` bytes; pages that no packet reaches into are never touched.
     pub(crate) fn new(places: usize, bytes: usize, acquires: rtrb::Producer<Acquire>) -> Self {
@@ -75,13 +108,16 @@ impl Hold {
             for_sign: false,
             acquires,
             asked: false,
-            reported: [(0, false, 0); REMEMBERED],
+            reported: [(None, 0); REMEMBERED],
         }
     }
 
     /// Takes a copy of `packet`; false when there is no room for it.
     pub(crate) fn keep(&mut self, now_ms: u64, generation: u64, trap: u32, packet: &[u8]) -> bool {
-        if self.held.iter().filter(|held| held.trap == trap).count() >= MAX_PER_TRAP {
+        let destination = |packet: &[u8]| host(trap, || IpPacket::parse(packet).map_or(NOWHERE, |ip| ip.dst));
+        let (to, most) = (destination(packet), if trap & TRAP_PER_HOST == 0 { MAX_PER_TRAP } else { MAX_PER_HOST });
+        let alike = |held: &&Held| held.trap == trap && (to.is_none() || destination(held.packet.bytes()) == to);
+        if self.held.iter().filter(alike).count() >= most {
             return false;
         }
         let Some(mut place) = self.spare.pop() else { return false };
@@ -105,13 +141,13 @@ impl Hold {
 
     /// Asks the control side, unless it has just been asked. A full ring is no loss: the next packet asks again.
     pub(crate) fn report(&mut self, now_ms: u64, acquire: Acquire) {
-        let last = &mut self.reported[acquire.trap as usize & (REMEMBERED - 1)];
-        let about = (acquire.trap, acquire.core.is_some());
-        if (last.0, last.1) == about && now_ms < last.2 {
+        let about = About::of(&acquire);
+        let last = &mut self.reported[about.slot()];
+        if last.0 == Some(about) && now_ms < last.1 {
             return;
         }
         if self.acquires.push(acquire).is_ok() {
-            *last = (about.0, about.1, now_ms + QUIET_MS);
+            *last = (Some(about), now_ms + QUIET_MS);
             self.asked = true;
         }
     }
@@ -275,6 +311,23 @@ mod tests {
         assert!(asked(10 + QUIET_MS, 2, None));
         assert!(asked(10 + QUIET_MS, 1, Some(3)));
     }
+
+    #[test]
+    fn each_host_behind_a_trap_of_its_own_is_reported_and_has_places() {
+        let (mut hold, mut acquires) = hold(64);
+        let trap = 3 | TRAP_PER_HOST;
+        let mut asked = |now, last| {
+            let key = FlowKey::of(&IpPacket::parse(&packet(last)).unwrap(), &packet(last));
+            hold.report(now, Acquire { trap, core: None, key });
+            acquires.pop().is_ok()
+        };
+        assert!(asked(10, 2) && asked(11, 3), "another host is another request");
+        assert!(!asked(12, 2) && !asked(12, 3));
+        assert!(asked(10 + QUIET_MS, 2));
+        let mut kept = |last| (0..40).filter(|_| hold.keep(5, 1, trap, &packet(last))).count();
+        assert_eq!((kept(2), kept(3)), (MAX_PER_HOST, MAX_PER_HOST));
+    }
+
     #[test]
     fn a_packet_whose_trap_stands_anew_asks_anew() {
         let (mut hold, mut acquires) = hold(2);

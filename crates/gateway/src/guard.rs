@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::netlink::{Monitor, NETFILTER, Netlink};
 use nft::Transaction;
 use rules::{COUNTERS, Fixed};
-pub(crate) use rules::{Exempt, GuardPolicy, Rules, Verdict, contains, with_exempt};
+pub(crate) use rules::{Exempt, GuardPolicy, Rules, Verdict, by_source, contains, with_exempt};
 
 /// Multicast group of nf_tables changes: NFNLGRP_NFTABLES.
 const CHANGES: u32 = 7;

@@ -270,6 +270,7 @@ impl Keying {
         self.endpoint.local_addresses(Instant::now(), addresses);
         if self.addresses != addresses {
             self.addresses = addresses.to_vec();
+            plane.addresses_changed();
             // What `dynamic` stands for may have changed with them.
             for connection in self.endpoint.connections() {
                 plane.stand_again(connection, self.dynamic(connection));

@@ -23,7 +23,7 @@ use crypto::KeyTable;
 use dataplane::{Acquire, Ending, Spread};
 use ike::config::{ChildConfig, ChildMode, Connection, PerCpuSas, PoolConfig};
 use ike::output::{ChildId, IkeId};
-use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId};
+use ipsec::{Action, InboundSa, OutboundSa, Policy, PolicyId, TRAP_PER_HOST};
 use wire::{AddrRange, FlowKey, PortRange, Selector, TrafficSelector};
 
 use child::GroupOf;
@@ -465,8 +465,8 @@ impl Callers {
     fn number(&mut self, connection: &Arc<Connection>, config: &Arc<ChildConfig>) -> u32 {
         let name = (connection.name.clone(), config.name.clone());
         let number = *self.by_name.entry(name).or_insert_with(|| {
-            self.next = self.next.wrapping_add(1);
-            self.next
+            self.next = self.next.wrapping_add(1) & !TRAP_PER_HOST;
+            self.next | if connection.peer_is_destination(config) { TRAP_PER_HOST } else { 0 }
         });
         let (connection, config) = (Arc::clone(connection), Arc::clone(config));
         self.by_number.insert(number, Caller { connection, config, round: self.round });

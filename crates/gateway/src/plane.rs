@@ -262,6 +262,16 @@ impl Plane {
         }
     }
 
+    /// Addresses of this host changed: the sources of packets for peers that packets choose follow.
+    pub(crate) fn addresses_changed(&mut self) {
+        let by_packet = |(connection, config, _): (&Arc<Connection>, &Arc<ChildConfig>, &[Selector])| {
+            connection.peer_is_destination(config)
+        };
+        if self.negotiated.standing().any(by_packet) {
+            self.border.touch();
+        }
+    }
+
     /// MTU of the way to a host, in bytes.
     pub(crate) fn path_mtu(&mut self, to: IpAddr) -> u32 {
         self.ways.mtu(to)
@@ -383,13 +393,19 @@ impl Plane {
         let psp = self.negotiated.psp.captured();
         let psp = psp.map(|(selector, host)| GuardPolicy { verdict: Verdict::Protect, selector: *selector, host });
         let lines = self.negotiated.policies().into_iter();
+        let tun = &self.config.gateway.tun;
+        let sources = std::cell::LazyCell::new(|| routes::sources(tun, self.config.gateway.fwmark));
         let negotiated = lines.flat_map(|line| {
             let verdict = if line.action == "bypass" { Verdict::Pass } else { Verdict::Protect };
-            of(verdict, line.selectors, line.transport)
+            let mut policies = of(verdict, line.selectors, line.transport);
+            if line.action == "trap" && line.connection.peer_is_destination(line.config) {
+                policies.splice(0..0, guard::by_source(line.selectors, &sources));
+            }
+            policies
         });
         let policies: Vec<GuardPolicy> = of_file.chain(psp).chain(negotiated).collect();
         // What lies on this side of a policy needs no tunnel, nor do private networks on the links.
-        let own_side = policies.iter().filter(|policy| policy.verdict == Verdict::Protect);
+        let own_side = policies.iter().filter(|policy| policy.verdict == Verdict::Protect && !policy.host);
         let own_side = own_side.map(|policy| (policy.selector.src, policy.selector.dst));
         let own_side = own_side.filter(|(src, dst)| src != dst && guard::contains(dst, src)).map(|(src, _)| src);
         let mut exempt: Vec<AddrRange> = own_side.chain(links.iter().copied()).collect();

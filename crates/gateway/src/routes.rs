@@ -450,6 +450,32 @@ pub(crate) fn networks_of_links(tun: &str) -> Vec<AddrRange> {
     others.filter_map(|address| address.network.range()).collect()
 }
 
+/// Addresses from which this host sends by itself, each with its network, and last those of packets with `mark` for
+/// elsewhere, with the whole family. Without those of `tun`, of the loopback device and of the link.
+pub(crate) fn sources(tun: &str, mark: u32) -> Vec<(IpAddr, AddrRange)> {
+    /// Of no link: nothing is sent there.
+    const ELSEWHERE: [IpAddr; 2] =
+        [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 1))];
+    let device = interface_index(tun).ok();
+    let is_of_link = |addr: IpAddr| match addr {
+        IpAddr::V4(addr) => addr.is_link_local(),
+        IpAddr::V6(addr) => addr.is_unicast_link_local(),
+    };
+    let all = addresses().unwrap_or_default().into_iter().filter(|address| Some(address.interface) != device);
+    let others = all.filter(|address| !address.own.addr.is_loopback() && !is_of_link(address.own.addr));
+    let mut sources: Vec<(IpAddr, AddrRange)> = others
+        .filter_map(|address| Some((address.own.addr, address.network.range()?)))
+        .filter(|(_, network)| network.start != network.end)
+        .collect();
+    // Of several addresses in a network the first.
+    let mut known = BTreeSet::new();
+    sources.retain(|(_, network)| known.insert((network.start, network.end)));
+    let whole = |addr: &IpAddr| if addr.is_ipv6() { AddrRange::ANY_V6 } else { AddrRange::ANY_V4 };
+    let elsewhere = ELSEWHERE.into_iter().filter_map(|to| Some((crate::keying::source_towards(to, mark)?, whole(&to))));
+    sources.extend(elsewhere.filter(|(source, _)| !is_of_link(*source) && !source.is_loopback()));
+    sources
+}
+
 /// The interface with an address of this host.
 pub(crate) fn interface_of(addr: IpAddr) -> Option<String> {
     let with = addresses().ok()?.into_iter().find(|address| address.own.addr == addr)?;

@@ -198,6 +198,19 @@ impl Parent<'_> {
         self.side(selectors, &known, self.path.remote.ip())
     }
 
+    /// Selectors of both sides between the two hosts alone, for a Child SA whose peer is the destination of a packet.
+    pub(crate) fn host_selectors(&self, config: &ChildConfig) -> (Vec<TrafficSelector>, Vec<TrafficSelector>) {
+        let narrowed = |selectors: Vec<TrafficSelector>, host: IpAddr| {
+            let inside = selectors.into_iter().filter(|ts| ts.addrs.contains(host));
+            inside.map(|ts| TrafficSelector { addrs: AddrRange { start: host, end: host }, ..ts }).collect()
+        };
+        let (local, remote) = (self.path.local.ip(), self.path.remote.ip());
+        (
+            narrowed(self.local_selectors(&config.local_ts), local),
+            narrowed(self.remote_selectors(&config.remote_ts), remote),
+        )
+    }
+
     fn side(&self, selectors: &[TsConfig], known: &[IpAddr], outer: IpAddr) -> Vec<TrafficSelector> {
         let known = if known.is_empty() { &[outer][..] } else { known };
         resolve(selectors, known.iter().map(|addr| AddrRange { start: *addr, end: *addr }).collect())

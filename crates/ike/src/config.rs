@@ -85,6 +85,25 @@ impl Connection {
         self.local_addrs.iter().chain(&self.remote_addrs).filter_map(Host::name)
     }
 
+    /// Returns true when the peer of a packet that meets the trap of `child` is its destination: in transport mode, where
+    /// `remote_addrs` contains no single host. A trap that `dpd_action` or `close_action` leaves behind is not such a one:
+    /// it would close all other traffic of a host that only answered before.
+    pub fn peer_is_destination(&self, child: &ChildConfig) -> bool {
+        child.mode == ChildMode::Transport && child.start_action.trap && !self.remote_addrs.iter().any(Host::is_one)
+    }
+
+    /// Addresses that a peer may have where `remote_addrs` contains no name: any without `remote_addrs`.
+    pub fn peer_ranges(&self) -> Vec<AddrRange> {
+        let range = |host: &Host| match host {
+            Host::Range(range) => Some(*range),
+            Host::Name(_) => None,
+        };
+        if self.remote_addrs.is_empty() {
+            return vec![AddrRange::ANY_V4, AddrRange::ANY_V6];
+        }
+        self.remote_addrs.iter().filter_map(range).collect()
+    }
+
     /// A connection of which nothing but the name is known: IKEv2 between any addresses, what a key that is absent from
     /// `swanctl.conf` means elsewhere, no timers, and no proposals, authentication or children yet.
     pub fn new(name: impl Into<String>) -> Self {

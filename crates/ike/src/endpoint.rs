@@ -14,6 +14,7 @@ mod settings;
 mod settle;
 #[cfg(any(test, feature = "testkit"))]
 mod tables;
+mod towards;
 mod view;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
@@ -54,6 +55,8 @@ pub struct Endpoint<R> {
     /// Trap policies that stand, by connection and child.
     traps: BTreeSet<(String, String)>,
     half_open: HalfOpen,
+    /// Handshakes with peers that packets chose.
+    towards: BTreeSet<IkeSpi>,
     cookies: Cookies,
     timers: BTreeSet<(Instant, IkeSpi)>,
     /// Attempts that wait for their time.
@@ -152,6 +155,7 @@ impl<R: CryptoRng> Endpoint<R> {
             children: HashMap::new(),
             traps: BTreeSet::new(),
             half_open: HalfOpen::default(),
+            towards: BTreeSet::new(),
             cookies: Cookies::default(),
             timers: BTreeSet::new(),
             later: Vec::new(),

@@ -56,6 +56,8 @@ pub(crate) struct Initiation {
     pub(crate) addresses: Vec<std::net::IpAddr>,
     /// Commands that wait for it.
     pub(crate) commands: Vec<u64>,
+    /// A packet that met a trap chose the peer, which is `remote`: nothing but another packet starts another attempt.
+    pub(crate) by_packet: bool,
 }
 
 impl Initiation {
@@ -162,6 +164,12 @@ impl Established {
     /// Between whom it is: the peer by its name in EAP where it has one.
     pub(crate) fn identities(&self) -> (Identity, Identity) {
         (self.local_id.clone(), eap_or_ike_id(self.eap_name.as_deref(), &self.remote_id))
+    }
+
+    /// Where the peer is, when the connection does not contain its address: it came by itself, or a packet chose it.
+    pub(crate) fn peer_without_address(&self) -> Option<std::net::SocketAddr> {
+        let is_one = self.connection.remote_addrs.iter().any(crate::config::Host::is_one);
+        (self.tasks.origin == Role::Responder || !is_one).then_some(self.path.remote)
     }
 }
 

@@ -53,7 +53,7 @@ pub use sa::{
 };
 pub use sad::Sad;
 pub use seq::{SeqCounter, SeqRange};
-pub use spd::{Action, Policy, PolicyId, Spd};
+pub use spd::{Action, Policy, PolicyId, Spd, TRAP_PER_HOST};
 pub use step::{Delivered, PendingIn, PendingOut, finish_in, finish_out, needs_finish, prepare_in, prepare_out};
 #[doc(hidden)]
 pub use step::{

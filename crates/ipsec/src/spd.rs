@@ -14,6 +14,9 @@ use index::{Direction, Index};
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct PolicyId(pub u32);
 
+/// Bit of the number of a trap whose peer is the destination of a packet: packets for different hosts request different SAs.
+pub const TRAP_PER_HOST: u32 = 1 << 31;
+
 /// What a policy does with its packets.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {

@@ -180,23 +180,43 @@ fn check_reachable(fields: &Fields<'_>, connection: &Connection) {
             let help = "write the address or the name of the peer, or remove 'start_action'";
             return fields.fault_of("remote_addrs", message, help);
         }
+        if connection.peer_is_destination(child) {
+            warn_of_every_host(fields, connection, child);
+            continue;
+        }
         if action.trap && child.remote_ts.iter().any(|ts| ts.addrs.is_none()) {
             let message = format!(
                 "the child '{}' has a trap, but neither a peer nor 'remote_ts' has an address: its packets would leave \
                  in clear text",
                 child.name
             );
-            let help = "write the address or the name of the peer, or the peer's networks in 'remote_ts'";
+            let help = "write the address or the name of the peer, or the peer's networks in 'remote_ts'; with \
+                        'mode = transport' the destination of a packet is the peer";
             return fields.fault_of("remote_addrs", message, help);
         }
         if action.trap {
             let message = format!(
                 "no peer has an address, so that a packet cannot start the child '{}': its packets are dropped until a \
-                 peer connects",
+                 peer connects; only with 'mode = transport' the destination of a packet is the peer",
                 child.name
             );
             fields.warn("remote_addrs", message);
         }
+    }
+}
+
+/// The destination of a packet is the peer of the child: where every host can be one, nothing else leaves.
+fn warn_of_every_host(fields: &Fields<'_>, connection: &Connection, child: &ChildConfig) {
+    let is_every = |range: &AddrRange| range.prefix() == Some(0);
+    let every_peer = connection.peer_ranges().iter().any(is_every);
+    let is_every = |ts: &ike::config::TsConfig| ts.addrs.map_or(every_peer, |range| is_every(&range));
+    if child.remote_ts.iter().any(is_every) {
+        let message = format!(
+            "the destination of a packet is the peer of the child '{}', and every host can be one: all other packets of this \
+             host are dropped; limit 'remote_ts', or add children with 'mode = pass' for what is to leave in clear text",
+            child.name
+        );
+        fields.warn("remote_addrs", message);
     }
 }
 

@@ -137,6 +137,7 @@ pub(super) fn build(
         let host = forwarded(policies, family);
         if !host.is_empty() {
             let of_host = protected().filter(|policy| policy.host).map(|policy| policy.selector.src);
+            let of_host = of_host.filter(|range| !is_whole(range));
             id += 1;
             transaction.add_set(id, &format!("host{}", family.suffix()), family, &merged(of_host));
             let chain = format!("forwarded{}", family.suffix());
@@ -343,7 +344,9 @@ fn of_policies(policies: &[GuardPolicy], family: Family, inbound: bool) -> Vec<V
 fn forwarded(policies: &[GuardPolicy], family: Family) -> Vec<Vec<Expr>> {
     let of_family: Vec<&GuardPolicy> =
         policies.iter().filter(|policy| Family::of(&policy.selector.dst) == family).collect();
-    let is_host = |policy: &&GuardPolicy| policy.host && policy.verdict == Verdict::Protect;
+    // A policy for every source does not state which ones are of this host.
+    let is_host =
+        |policy: &&GuardPolicy| policy.host && policy.verdict == Verdict::Protect && !is_whole(&policy.selector.src);
     let Some(last) = of_family.iter().rposition(is_host) else { return Vec::new() };
     let mut known = HashSet::new();
     let distinct = of_family[..=last].iter().filter(|policy| known.insert(***policy));
@@ -452,9 +455,16 @@ fn follows(end: IpAddr, start: IpAddr) -> bool {
 
 /// Inserts a pass for each of `exempt` before the first policy whose remote addresses contain it and
 /// more. `exempt` are networks of this side: packets between them need no tunnel that a wider policy
-/// asks for. A policy that names such a network itself stays in front.
+/// asks for. A policy that names such a network itself stays in front, and none passes of which a
+/// policy in transport mode contains all hosts.
 pub(crate) fn with_exempt(policies: &[GuardPolicy], exempt: &[AddrRange]) -> Vec<GuardPolicy> {
-    let mut left: Vec<AddrRange> = exempt.to_vec();
+    // In transport mode hosts of one network protect what they send to each other.
+    let in_transport = |network: &&AddrRange| {
+        policies
+            .iter()
+            .any(|policy| policy.host && policy.verdict == Verdict::Protect && contains(&policy.selector.dst, network))
+    };
+    let mut left: Vec<AddrRange> = exempt.iter().filter(|network| !in_transport(network)).copied().collect();
     let mut all = Vec::with_capacity(policies.len());
     for (i, policy) in policies.iter().enumerate() {
         let wider = policy.selector.dst;
@@ -474,6 +484,19 @@ pub(crate) fn with_exempt(policies: &[GuardPolicy], exempt: &[AddrRange]) -> Vec
         all.push(*policy);
     }
     all
+}
+
+/// Parts of selectors in transport mode for every source: those of `sources`, each to the network that it belongs to. Routes
+/// take the source of a packet from them; the packets are protected with and without.
+pub(crate) fn by_source(selectors: &[Selector], sources: &[(IpAddr, AddrRange)]) -> Vec<GuardPolicy> {
+    let part = |selector: &Selector, (source, network): &(IpAddr, AddrRange)| {
+        let dst = [(selector.dst, *network), (*network, selector.dst)];
+        let (_, dst) = dst.into_iter().find(|(outer, inner)| contains(outer, inner))?;
+        let selector = Selector { src: AddrRange { start: *source, end: *source }, dst, ..*selector };
+        Some(GuardPolicy { verdict: Verdict::Protect, selector, host: true })
+    };
+    let every = selectors.iter().filter(|selector| is_whole(&selector.src));
+    every.flat_map(|selector| sources.iter().filter_map(move |source| part(selector, source))).collect()
 }
 
 /// Whether all of `inner` is in `outer`.
@@ -505,6 +528,38 @@ mod tests {
         assert_eq!(of(&["10.0.2.0/24", "10.0.0.0/24"]), [range("10.0.0.0/24"), range("10.0.2.0/24")]);
         assert_eq!(of(&["0.0.0.0/0", "255.255.255.255/32"]), [range("0.0.0.0/0")]);
         assert_eq!(of(&["::/0"]), [range("::/0")]);
+    }
+
+    #[test]
+    fn a_trap_for_every_host_closes_local_networks_and_leaves_packets_of_others_alone() {
+        let every = GuardPolicy { host: true, ..policy(Verdict::Protect, "0.0.0.0/0", "0.0.0.0/0") };
+        let full = policy(Verdict::Protect, "10.1.0.0/16", "0.0.0.0/0");
+        let exempt = [range("192.168.0.0/24")];
+        assert_eq!(with_exempt(&[every], &exempt), [every]);
+        assert_eq!(with_exempt(&[full, every], &exempt), [full, every], "a tunnel does not open what the trap closes");
+        assert_eq!(with_exempt(&[full], &exempt).len(), 2);
+        // Every source is no statement about the sources of this host: IKE and ESP of peers would be dropped as spoofed.
+        assert!(forwarded(&[every], Family::V4).is_empty());
+        let host = GuardPolicy { host: true, ..policy(Verdict::Protect, "192.0.2.1", "0.0.0.0/0") };
+        assert_eq!(forwarded(&[host, every], Family::V4).len(), 1);
+    }
+
+    #[test]
+    fn a_trap_for_every_host_has_the_source_of_each_network() {
+        let selector = |local: &str, remote: &str| policy(Verdict::Protect, local, remote).selector;
+        let sources = [
+            ("192.0.2.1".parse().unwrap(), range("192.0.2.0/24")),
+            ("198.51.100.1".parse().unwrap(), range("0.0.0.0/0")),
+            ("2001:db8::1".parse().unwrap(), range("::/0")),
+        ];
+        let parts = |selectors: &[Selector]| -> Vec<Selector> {
+            by_source(selectors, &sources).into_iter().map(|policy| policy.selector).collect()
+        };
+        let every = selector("0.0.0.0/0", "0.0.0.0/0");
+        assert_eq!(parts(&[every]), [selector("192.0.2.1", "192.0.2.0/24"), selector("198.51.100.1", "0.0.0.0/0")]);
+        let few = selector("0.0.0.0/0", "192.0.2.0/30");
+        assert_eq!(parts(&[few]), [selector("192.0.2.1", "192.0.2.0/30"), selector("198.51.100.1", "192.0.2.0/30")]);
+        assert!(parts(&[selector("192.0.2.1", "0.0.0.0/0")]).is_empty(), "the configuration names the source");
     }
 
     #[test]

@@ -27,7 +27,8 @@ pub(super) struct Given<'a> {
 
 /// Selectors of a section; `None` when the peer has no address yet and `dynamic` means that.
 ///
-/// In `remote_ts` it means the address of the peer and every address that a peer can get from the pools of the connection:
+/// In `remote_ts` it means the address of the peer, every address that a peer may have where the destination of a packet is
+/// the peer, and every address that a peer can get from the pools of the connection:
 /// packets for one that no peer has are dropped. What is to be protected stays closed for every source until the address of this side is known: the virtual one with
 /// `vips`, otherwise the outer one. A policy that lets packets pass waits for it.
 pub(super) fn resolve(
@@ -53,7 +54,9 @@ pub(super) fn resolve(
         None => vec![AddrRange::ANY_V4, AddrRange::ANY_V6],
     };
     let pools = pools.iter().copied().filter(|_| !passes);
-    let remote: Vec<AddrRange> = remote.map(single).into_iter().chain(pools).collect();
+    // Every host that can be a peer, where the packet chooses.
+    let peers = if connection.peer_is_destination(config) { connection.peer_ranges() } else { Vec::new() };
+    let remote: Vec<AddrRange> = remote.map(single).into_iter().chain(pools).chain(peers).collect();
     let side = |list: &[TsConfig], dynamic: &[AddrRange]| -> Option<Vec<TrafficSelector>> {
         let mut selectors = Vec::new();
         for ts in list {

@@ -602,6 +602,37 @@ fn addresses_of_pools_are_closed_while_no_peer_has_them() {
     assert_eq!(closed(&negotiated), [""; 0]);
 }
 
+/// Where the destination of a packet is the peer, every packet that can have one is closed, and each host requests its own SA.
+#[test]
+fn a_trap_of_every_host_closes_all_of_them() {
+    let trapped = |mode, trap, remote_addrs: &[&str], remote: Option<&str>| {
+        let mut connection = Connection::new("any");
+        connection.remote_addrs = remote_addrs.iter().map(|range| range.parse::<AddrRange>().unwrap().into()).collect();
+        let mut config = ChildConfig::new("net");
+        let dynamic = crate::config::ts::dynamic;
+        let named = |remote: &str| ike::config::TsConfig { addrs: Some(ts(remote).addrs), ..dynamic() };
+        (config.local_ts, config.remote_ts) = (vec![dynamic()], vec![remote.map_or_else(dynamic, named)]);
+        (config.mode, config.start_action.trap) = (mode, trap);
+        let mut negotiated = Negotiated::default();
+        negotiated.stand(&Arc::new(connection), &Arc::new(config), true, true, (None, None));
+        let mut all = Assembly::default();
+        negotiated.assemble(1, &mut all);
+        let selectors = all.policies.iter().flat_map(|policy| &policy.selectors);
+        let text = selectors.map(|s| format!("{} to {}", s.src, s.dst)).collect::<Vec<_>>();
+        let number = all.policies.first().map(|policy| policy.action);
+        (text, matches!(number, Some(Action::Trap(number)) if number & TRAP_PER_HOST != 0))
+    };
+    let every = ["0.0.0.0/0 to 0.0.0.0/0".to_owned(), "::/0 to ::/0".to_owned()];
+    assert_eq!(trapped(ChildMode::Transport, true, &[], None), (every.to_vec(), true));
+    assert_eq!(trapped(ChildMode::Transport, true, &["0.0.0.0/0"], None), (every[..1].to_vec(), true));
+    let few = vec!["0.0.0.0/0 to 192.0.2.0/30".to_owned()];
+    assert_eq!(trapped(ChildMode::Transport, true, &["192.0.2.0/30"], None), (few.clone(), true));
+    assert_eq!(trapped(ChildMode::Transport, true, &[], Some("192.0.2.0/30")), (few.clone(), true));
+    // One that an SA left behind would close everything for a host that only answered.
+    assert_eq!(trapped(ChildMode::Transport, false, &[], None), (vec![], false));
+    assert_eq!(trapped(ChildMode::Tunnel, true, &[], Some("192.0.2.0/30")), (few, false));
+}
+
 /// Without a route to the peer the address of this host is not known, and with `%any` that of the peer is not.
 #[test]
 fn an_unknown_address_of_this_host_leaves_no_gap() {

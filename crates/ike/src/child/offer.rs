@@ -39,8 +39,11 @@ impl Offer {
     /// For a new Child SA by CREATE_CHILD_SA.
     pub(crate) fn for_create(ctx: &mut Context<'_>, parent: &Parent<'_>, request: &ChildRequest) -> Self {
         let config = &request.config;
-        let (mut local_ts, mut remote_ts) =
-            (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts));
+        let (mut local_ts, mut remote_ts) = if parent.connection.peer_is_destination(config) {
+            parent.host_selectors(config)
+        } else {
+            (parent.local_selectors(&config.local_ts), parent.remote_selectors(&config.remote_ts))
+        };
         if let Some((local, remote)) = request.packet {
             put_first(&mut local_ts, local);
             put_first(&mut remote_ts, remote);

@@ -125,6 +125,9 @@ impl<R: CryptoRng> Endpoint<R> {
         cpu: Option<u32>,
     ) {
         let Ok((connection, Some(config))) = self.find(connection, Some(child)) else { return };
+        if connection.peer_is_destination(&config) {
+            return self.acquire_towards(now, &connection, ChildRequest { config, packet, cpu, command: None });
+        }
         let request = ChildRequest { config, packet, cpu, command: None };
         // Who cannot be reached is told in the log when it is a person who asks; packets come again.
         let _ = self.want(now, &connection, Some(request), None);
@@ -207,6 +210,7 @@ impl<R: CryptoRng> Endpoint<R> {
             replaces: None,
             addresses: Vec::new(),
             commands: command.into_iter().collect(),
+            by_packet: false,
         };
         let named = connection.remote_addrs.iter().any(|host| host.name().is_some());
         if !named && self.path_of(&initiation).is_none() {

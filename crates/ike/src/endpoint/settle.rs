@@ -95,6 +95,7 @@ impl<R: CryptoRng> Endpoint<R> {
     pub(super) fn remove(&mut self, spi: &IkeSpi) {
         self.set_timer(spi, None);
         let Some(slot) = self.sas.remove(spi) else { return };
+        self.towards.remove(spi);
         if let Some(key) = &slot.half_open {
             self.half_open.remove(key, spi);
         }
@@ -132,6 +133,7 @@ impl<R: CryptoRng> Endpoint<R> {
         let (id, key, remote) = (sa.id, sa.identities(), sa.path.remote);
         let (connection, responder) = (sa.connection.clone(), sa.role == Role::Responder);
         slot.sa = IkeSa::Established(sa);
+        self.towards.remove(spi);
         if let Some(request) = slot.half_open.take() {
             self.half_open.remove(&request, spi);
         }
@@ -344,13 +346,16 @@ impl<R: CryptoRng> Endpoint<R> {
         self.refresh_authorities(now, &initiation.connection);
         let id = self.fresh_name();
         let spi = self.shared.ike_spi(|spi| self.sas.contains_key(spi));
-        let name = initiation.connection.name.clone();
+        let (name, by_packet) = (initiation.connection.name.clone(), initiation.by_packet);
         let mut ctx = self.shared.context(now);
         match Initiator::start(&mut ctx, id, spi, path, initiation, redirects) {
             Ok(initiator) => {
                 let due = initiator.deadline();
                 let sa = IkeSa::Handshake(Box::new(Handshake::Initiator(initiator)));
                 self.sas.insert(spi, Slot { sa, due: None, half_open: None });
+                if by_packet {
+                    self.towards.insert(spi);
+                }
                 self.by_id.insert(id, spi);
                 self.by_connection.entry(name).or_default().insert(id);
                 self.set_timer(&spi, due);
@@ -387,7 +392,11 @@ impl<R: CryptoRng> Endpoint<R> {
             std::net::SocketAddr::V6(_) => std::net::IpAddr::from([0u8; 16]),
         };
         let routed = || (self.shared.sources)(remote.ip()).filter(|addr| family(addr) && allowed(addr));
-        let local = configured.or_else(routed).or_else(|| best_local(&known, remote.ip())).unwrap_or(unspecified);
+        // The packet that chose the peer needs a Child SA with its own source.
+        let source = || initiation.children.iter().find_map(|child| Some(child.packet?.0.addrs.start));
+        let asked = initiation.by_packet.then(source).flatten().filter(|addr| family(addr) && allowed(addr));
+        let local =
+            asked.or(configured).or_else(routed).or_else(|| best_local(&known, remote.ip())).unwrap_or(unspecified);
         // A peer's port 4500 expects the marker, which only port 4500 of this host writes.
         let floated = remote.port() == NAT_PORT && connection.local_port == crate::nat::IKE_PORT;
         let port = if floated { NAT_PORT } else { connection.local_port };

@@ -34,5 +34,7 @@ counters! {
     OUT_OF_ORDER = "ike_requests_out_of_order" "Requests outside of the window or not for the state of the IKE SA.";
     ANSWERED_AGAIN = "ike_requests_answered_again" "Retransmitted requests answered from the cache.";
     INTERNAL = "ike_internal_errors" "Steps of IKE SAs that only a defect of Weir can cause; the log names them.";
+    TOWARDS_LIMITED = "ike_trap_peers_limited" "Packets that started no handshake with their destination, because 64 others were under way.";
+    TOWARDS_NOBODY = "ike_trap_no_peer" "Packets that started no handshake, because their destination is no peer or their source not this host.";
     RETRANSMISSIONS = "ike_retransmissions" "Requests sent again.";
 }

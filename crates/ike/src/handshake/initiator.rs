@@ -268,7 +268,7 @@ impl Initiator {
 
     /// IKE_SA_INIT came to nothing: again later, if the connection says so.
     fn fail_init(&mut self, ctx: &mut Context<'_>, reason: &str) -> Outcome {
-        let tries = self.start.initiation.connection.keyingtries;
+        let tries = if self.start.initiation.by_packet { 1 } else { self.start.initiation.connection.keyingtries };
         let mut over = self.start.over(reason.to_owned());
         if tries == 0 || self.start.initiation.attempt < tries {
             ctx.count(counters::RETRIED);
@@ -306,12 +306,17 @@ impl Start {
             replaces: self.initiation.replaces,
             addresses: self.initiation.addresses.clone(),
             commands: std::mem::take(&mut over.commands),
+            by_packet: self.initiation.by_packet,
         }
     }
 
     /// Ends this attempt in favour of one with another gateway.
     pub(super) fn redirect(&mut self, ctx: &mut Context<'_>, to: Gateway) -> Box<Over> {
         let from = self.path.remote;
+        if self.initiation.by_packet {
+            // Another host cannot be given the packets: their destination is the peer.
+            return Box::new(self.over(format!("{from} redirects, but packets for it need an SA with it")));
+        }
         let Some(redirects) = self.redirects.follow(ctx.now, from.ip()) else {
             return Box::new(self.over(format!("{from} redirects once more: this is a loop")));
         };

@@ -8,7 +8,7 @@ use crate::child::Child;
 use crate::config::{Action, ChildConfig};
 use crate::context::Context;
 use crate::output::{Event, Level, Output};
-use crate::sa::{Ending, Established, Role};
+use crate::sa::{Ending, Established};
 
 /// How long a replaced IKE SA waits for its deletion: longer than any retransmission of the peer.
 pub(super) const REPLACED: Duration = Duration::from_secs(180);
@@ -169,7 +169,7 @@ impl Established {
             }
         }
         if !again.is_empty() {
-            let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
+            let remote = self.peer_without_address();
             self.initiate_children(ctx, again, (remote, None), None, None);
         }
     }

@@ -398,7 +398,7 @@ impl Established {
         }
         ctx.count(counters::IKE_REAUTH);
         self.log(ctx, Level::Info, "a new IKE SA is started to authenticate anew".to_owned());
-        let remote = (self.tasks.origin == Role::Responder).then_some(self.path.remote);
+        let remote = self.peer_without_address();
         self.initiate_anew(ctx, (remote, None), Some(self.id), command);
     }
 
@@ -434,7 +434,17 @@ impl Established {
         let children = children.into_iter().map(request).collect();
         let commands = command.into_iter().collect();
         let addresses = self.virtual_local.iter().map(|address| address.addr).collect();
-        let initiation = Initiation { connection, children, remote, host, attempt: 1, replaces, addresses, commands };
+        let initiation = Initiation {
+            connection,
+            children,
+            remote,
+            host,
+            attempt: 1,
+            replaces,
+            addresses,
+            commands,
+            by_packet: false,
+        };
         ctx.born.push(Birth::Initiate(initiation));
     }
 }

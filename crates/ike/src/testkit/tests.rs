@@ -15,6 +15,7 @@ mod names;
 mod reload;
 mod scale;
 mod silence;
+mod towards;
 
 const SECOND: Duration = Duration::from_secs(1);
 

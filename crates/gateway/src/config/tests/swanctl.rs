@@ -582,3 +582,31 @@ fn a_trap_without_an_address_is_refused_and_one_without_a_peer_is_warned_about()
     }
     assert!(load("%any", "start", "").contains("is to start, but no peer has an address"));
 }
+
+/// As strongSwan documents it: in transport mode the destination of a packet is the peer, in tunnel mode there has to be one.
+#[test]
+fn a_trap_for_every_host_is_for_transport_mode() {
+    let load = |keys: &str, child: &str| {
+        let text = format!("connections {{\n a {{\n {keys}\n children {{\n b {{\n {child}\n }}\n }}\n }}\n}}");
+        match swanctl(&text) {
+            Err(problems) => Err(problems.to_string()),
+            Ok(config) => Ok(config.warnings.join(" ")),
+        }
+    };
+    let transport = "mode = transport\n start_action = trap";
+    for keys in ["", "remote_addrs = %any", "remote_addrs = %any4", "remote_addrs = 0.0.0.0/0"] {
+        let said = load(keys, transport).unwrap();
+        assert!(said.contains("the destination of a packet is the peer of the child 'b'"), "{keys}: {said}");
+        assert!(said.contains("add children with 'mode = pass'"), "{said}");
+    }
+    // Where the hosts are named, nothing else is dropped.
+    for (keys, ts) in [("", "remote_ts = 192.168.0.0/30"), ("remote_addrs = 192.0.2.0/24", "")] {
+        let said = load(keys, &format!("{transport}\n {ts}")).unwrap();
+        assert!(!said.contains("the destination of a packet"), "{keys} {ts}: {said}");
+    }
+    let tunnel = load("", "start_action = trap").unwrap_err();
+    assert!(tunnel.contains("with 'mode = transport' the destination of a packet is the peer"), "{tunnel}");
+    let tunnel = load("", "start_action = trap\n remote_ts = 10.2.0.0/16").unwrap();
+    assert!(tunnel.contains("dropped until a peer connects; only with 'mode = transport'"), "{tunnel}");
+    assert!(load("", "mode = transport\n start_action = trap|start").is_err(), "there is nobody to start with");
+}
