@@ -82,9 +82,14 @@ enum StandingKind {
 }
 
 impl Standing {
+    /// Whether the policy closes a section that is to have an SA.
+    fn is_closed_for_its_sa(&self) -> bool {
+        self.kind == StandingKind::Drop && self.config.mode != ChildMode::Drop
+    }
+
     /// Whether nothing asked for an SA: the policy is there because of `unprotected = drop` only.
     fn only_closes(&self) -> bool {
-        self.kind == StandingKind::Drop && self.config.mode != ChildMode::Drop && !self.config.start_action.start
+        self.is_closed_for_its_sa() && !self.config.start_action.start
     }
 }
 
@@ -279,7 +284,9 @@ impl Negotiated {
         let same =
             |standing: &Standing| standing.connection.name == connection.name && standing.config.name == config.name;
         let before = self.standing.len();
-        self.standing.retain(|standing| !same(standing));
+        // A trap that goes leaves what closes the section in its place: both are of one change to the configuration.
+        let stays = |standing: &Standing| !on && trap && standing.is_closed_for_its_sa();
+        self.standing.retain(|standing| !same(standing) || stays(standing));
         let removed = self.standing.len() != before;
         if !on {
             return removed;

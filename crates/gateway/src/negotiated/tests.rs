@@ -602,6 +602,23 @@ fn addresses_of_pools_are_closed_while_no_peer_has_them() {
     assert_eq!(closed(&negotiated), [""; 0]);
 }
 
+/// A reload that makes `start_action = start` of `trap` closes the section first, and the trap goes afterwards.
+#[test]
+fn a_trap_that_goes_leaves_the_section_closed() {
+    let connection = connection(1, "");
+    let config = &connection.children[0];
+    let mut negotiated = Negotiated::default();
+    let actions = |negotiated: &Negotiated| negotiated.policies().iter().map(|line| line.action).collect::<Vec<_>>();
+    assert!(negotiated.stand(&connection, config, true, true, (None, None)));
+    assert_eq!(actions(&negotiated), ["trap"]);
+    assert!(negotiated.stand(&connection, config, true, false, (None, None)));
+    assert!(!negotiated.stand(&connection, config, false, true, (None, None)));
+    assert_eq!(actions(&negotiated), ["drop"]);
+    // The section itself goes.
+    assert!(negotiated.stand(&connection, config, false, false, (None, None)));
+    assert!(actions(&negotiated).is_empty());
+}
+
 /// Where the destination of a packet is the peer, every packet that can have one is closed, and each host requests its own SA.
 #[test]
 fn a_trap_of_every_host_closes_all_of_them() {
