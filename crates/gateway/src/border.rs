@@ -35,6 +35,11 @@ pub(crate) trait Filter: Closes {
     /// # Errors
     /// What the kernel refuses; the rules before stay.
     fn apply(&mut self, rules: Rules) -> anyhow::Result<()>;
+    /// Puts in force what [`Filter::apply`] set aside for a while.
+    ///
+    /// # Errors
+    /// What the kernel refuses; the rules before stay.
+    fn settle(&mut self) -> anyhow::Result<()>;
 }
 
 /// Routes.
@@ -44,6 +49,11 @@ pub(crate) trait Paths: Closes {
     /// # Errors
     /// What the kernel refuses; what was closed before stays so.
     fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()>;
+    /// Leads what `policies` protect into the device as well. False when only [`Paths::apply`] with all policies can.
+    ///
+    /// # Errors
+    /// What the kernel refuses.
+    fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<bool>;
 }
 
 /// Routes and guard of a gateway.
@@ -111,6 +121,26 @@ impl<P: Paths, F: Filter> Border<P, F> {
         let outcome = guarded.and(routed);
         self.again = outcome.is_err().then(|| now + AGAIN);
         outcome
+    }
+
+    /// Puts in force what the guard set aside while many changes came one after the other.
+    ///
+    /// # Errors
+    /// What was refused; it is tried again.
+    pub(crate) fn settle(&mut self, now: Instant) -> anyhow::Result<()> {
+        let outcome = self.guard.as_mut().map_or(Ok(()), F::settle);
+        self.again = self.again.or(outcome.is_err().then(|| now + AGAIN));
+        outcome
+    }
+
+    /// Closes what `policies` protect by routes alone; the guard, and what else depends on all policies, follows with
+    /// [`Border::set`]. False when it has to follow at once.
+    pub(crate) fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> bool {
+        if self.frozen {
+            return true;
+        }
+        let outcome = self.routes.as_mut().map(|routes| routes.add(policies, own));
+        matches!(outcome, Some(Ok(true)))
     }
 
     /// Private networks on links that stay outside of the tunnel, as they are now: none without `bypass_lan`.
@@ -244,11 +274,23 @@ mod tests {
         fn apply(&mut self, rules: Rules) -> anyhow::Result<()> {
             Side::apply(self, rules.policies.len())
         }
+
+        fn settle(&mut self) -> anyhow::Result<()> {
+            self.note("settle");
+            anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
+            Ok(())
+        }
     }
 
     impl Paths for Side {
         fn apply(&mut self, policies: &[GuardPolicy], _: &[IpAddr]) -> anyhow::Result<()> {
             Side::apply(self, policies.len())
+        }
+
+        fn add(&mut self, policies: &[GuardPolicy], _: &[IpAddr]) -> anyhow::Result<bool> {
+            self.note(&format!("add {}", policies.len()));
+            anyhow::ensure!(!*self.refuses.borrow(), "{} refused", self.name);
+            Ok(true)
         }
     }
 
@@ -293,6 +335,27 @@ mod tests {
         fn calls(&self) -> Vec<String> {
             std::mem::take(&mut *self.calls.borrow_mut())
         }
+    }
+
+    #[test]
+    fn routes_alone_close_until_the_guard_follows() {
+        let mut bench = Bench::new();
+        let selector = Selector::between(AddrRange::ANY_V4, AddrRange::ANY_V4);
+        let policies = [GuardPolicy::new(Verdict::Protect, selector)];
+        assert!(bench.border.add(&policies, &[]));
+        assert_eq!(bench.calls(), ["routes add 1"]);
+        *bench.routes_refuse.borrow_mut() = true;
+        assert!(!bench.border.add(&policies, &[]), "everything is set at once, and tried again");
+        assert!(bench.border.settle(bench.now).is_ok());
+        *bench.guard_refuses.borrow_mut() = true;
+        bench.calls();
+        assert!(bench.border.settle(bench.now).is_err());
+        bench.now += AGAIN;
+        bench.tick();
+        assert!(bench.border.is_due());
+        // Without routes of its own the gateway closes by the guard alone.
+        let mut without: Border<Side, Side> = Border::new(None, None);
+        assert!(!without.add(&policies, &[]));
     }
 
     #[test]

@@ -36,25 +36,25 @@ const PAUSE: u32 = 10;
 /// How often counters are read: reports may be so old.
 const COUNT_EVERY: Duration = Duration::from_millis(500);
 
-/// When the table may be replaced again.
+/// When a table may be replaced again: that of the guard, and that of packets while connections are loaded one by one.
 #[derive(Clone, Copy, Debug, Default)]
-struct Pace {
+pub(crate) struct Pace {
     /// End of the pause after the last replacement.
     rests_until: Option<Instant>,
 }
 
 impl Pace {
-    fn rests(self, now: Instant) -> bool {
+    pub(crate) fn rests(self, now: Instant) -> bool {
         self.rests_until.is_some_and(|until| now < until)
     }
 
     /// Whether a change to so many policies waits for the end of the pause.
-    fn waits(self, now: Instant, policies: usize) -> bool {
+    pub(crate) fn waits(self, now: Instant, policies: usize) -> bool {
         policies > AT_ONCE && self.rests(now)
     }
 
     /// The table was replaced, which took that long.
-    fn replaced(&mut self, now: Instant, took: Duration) {
+    pub(crate) fn replaced(&mut self, now: Instant, took: Duration) {
         self.rests_until = Some(now + took * PAUSE);
     }
 }
@@ -268,12 +268,18 @@ impl Guard {
         (self.restored, self.current) = (Some(now), Some(wanted));
     }
 
+    /// Puts what waits for the end of a pause in force now.
+    ///
+    /// # Errors
+    /// What nf_tables refuses; the rules before stay.
+    pub(crate) fn settle(&mut self) -> Result<(), GuardError> {
+        self.waiting.take().map_or(Ok(()), |wanted| self.replace(wanted))
+    }
+
     /// Leaves the table in force when this is dropped, with what still waits.
     pub(crate) fn stay(&mut self) {
         self.legacy.stay();
-        if let Some(wanted) = self.waiting.take()
-            && let Err(error) = self.replace(wanted)
-        {
+        if let Err(error) = self.settle() {
             tracing::error!(target: "guard", "{error}");
         }
     }
@@ -301,6 +307,10 @@ impl Closes for Guard {
 impl Filter for Guard {
     fn apply(&mut self, rules: Rules) -> anyhow::Result<()> {
         Ok(Self::apply(self, rules)?)
+    }
+
+    fn settle(&mut self) -> anyhow::Result<()> {
+        Ok(Self::settle(self)?)
     }
 }
 

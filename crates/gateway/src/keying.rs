@@ -207,17 +207,43 @@ impl Keying {
             }
         }
         for (connection, child) in sections(&connections).filter(|(connection, _)| !is_kept(&old, connection)) {
-            let always = matches!(child.mode, ChildMode::Pass | ChildMode::Drop);
-            // There is to be an SA: until there is, and when it is lost, nothing leaves in the clear.
-            let closed = (child.start_action.start && !child.start_action.trap)
-                || (plane.config.gateway.unprotected_drops
-                    && !child.start_action.trap
-                    && names_peer(connection, child));
-            if always || closed {
-                plane.stand(connection, child, true, false, self.dynamic(connection));
-            }
+            self.close(connection, child, plane);
         }
         self.endpoint.load(now, connections);
+    }
+
+    /// Puts one connection in force, in place of that of the same name. The others are not looked at.
+    pub(crate) fn load_one(&mut self, connection: Arc<Connection>, plane: &mut Plane) {
+        let old = self.endpoint.connections().iter().find(|one| one.name == connection.name).cloned();
+        for child in old.iter().flat_map(|old| &old.children) {
+            if !connection.children.contains(child) {
+                plane.stand(&connection, child, false, false, (None, None));
+            }
+        }
+        for child in &connection.children {
+            self.close(&connection, child, plane);
+        }
+        self.endpoint.load_one(Instant::now(), connection);
+    }
+
+    /// Takes out the connection of that name. The others are not looked at.
+    pub(crate) fn unload_one(&mut self, name: &str, plane: &mut Plane) {
+        let Some(old) = self.endpoint.connections().iter().find(|one| one.name == name).cloned() else { return };
+        for child in &old.children {
+            plane.stand(&old, child, false, false, (None, None));
+        }
+        self.endpoint.unload_one(Instant::now(), name);
+    }
+
+    /// Puts the policy of a section in place that stands without an SA and without a packet: what is to be passed or dropped, and
+    /// what is to have an SA. Until there is one, and when it is lost, nothing leaves in the clear.
+    fn close(&self, connection: &Arc<Connection>, child: &Arc<ChildConfig>, plane: &mut Plane) {
+        let always = matches!(child.mode, ChildMode::Pass | ChildMode::Drop);
+        let closed = (child.start_action.start && !child.start_action.trap)
+            || (plane.config.gateway.unprotected_drops && !child.start_action.trap && names_peer(connection, child));
+        if always || closed {
+            plane.stand(connection, child, true, false, self.dynamic(connection));
+        }
     }
 
     /// SPIs that SAs of the file receive with now are not for Child SAs.

@@ -311,6 +311,26 @@ impl Negotiated {
         changed
     }
 
+    /// Selectors of the policy that stands for a section, unless it lets packets pass; true in transport mode.
+    pub(crate) fn closes(&self, connection: &Connection, config: &ChildConfig) -> Option<(&[Selector], bool)> {
+        // The newest are last.
+        let of_section =
+            |standing: &&Standing| standing.connection.name == connection.name && standing.config.name == config.name;
+        let standing = self.standing.iter().rev().find(of_section)?;
+        let closes = standing.kind != StandingKind::Pass;
+        closes.then_some((&*standing.selectors, standing.config.mode == ChildMode::Transport))
+    }
+
+    /// How many policies stand without an SA.
+    pub(crate) fn standing_count(&self) -> usize {
+        self.standing.len()
+    }
+
+    /// Whether one of them lets packets pass.
+    pub(crate) fn passes(&self) -> bool {
+        self.standing.iter().any(|standing| standing.kind == StandingKind::Pass)
+    }
+
     /// Traps, and sections with `mode = pass` or `drop`, with their selectors. Policies that only keep a section without
     /// an SA closed are not listed: strongSwan has none.
     pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, &[Selector])> {

@@ -25,7 +25,7 @@ use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{Config, Mss, PolicyAction};
 use crate::device_mtu::{self, DeviceMtu};
-use crate::guard::{self, Guard, GuardPolicy, Rules, Verdict};
+use crate::guard::{self, Guard, GuardPolicy, Pace, Rules, Verdict};
 use crate::negotiated::{Child, Dynamic, Negotiated, Site, Wanted};
 use crate::psp_keys::associations::Associations;
 use crate::routes;
@@ -141,6 +141,11 @@ pub(crate) struct Plane {
     port_key: u64,
     /// Something changed that packets do not see yet.
     changed: bool,
+    /// Policies without an SA changed, and nothing else that [`Plane::commit`] has to look at before the end of a pause.
+    later: bool,
+    /// Those of them that were added, until routes lead their packets into the device.
+    added: Vec<GuardPolicy>,
+    pace: Pace,
 }
 
 impl Plane {
@@ -172,6 +177,9 @@ impl Plane {
             device_mtu,
             port_key,
             changed: false,
+            later: false,
+            added: Vec::new(),
+            pace: Pace::default(),
         }
     }
 
@@ -243,8 +251,29 @@ impl Plane {
         trap: bool,
         dynamic: Dynamic,
     ) {
-        if self.negotiated.stand(connection, config, on, trap, dynamic) {
-            self.policies_changed();
+        if !self.negotiated.stand(connection, config, on, trap, dynamic) {
+            return;
+        }
+        self.later = true;
+        if let Some((selectors, transport)) = self.negotiated.closes(connection, config) {
+            let close =
+                |selector: &Selector| GuardPolicy { verdict: Verdict::Protect, selector: *selector, host: transport };
+            self.added.extend(selectors.iter().map(close));
+        }
+    }
+
+    /// Whether a change to policies without an SA waits until the pause after the last one is over. Many connections that are
+    /// loaded one after the other would otherwise cost work that grows with the square of their number. Routes alone close
+    /// the traffic meanwhile: its packets meet no policy and are dropped. Not where a policy passes packets.
+    fn waits(&mut self, now: Instant) -> bool {
+        let urgent = self.changed || self.border.is_due() || !self.pace.waits(now, self.negotiated.standing_count());
+        if urgent || self.negotiated.passes() || self.config.policies.iter().any(|p| p.action == PolicyAction::Bypass) {
+            return false;
+        }
+        let added = std::mem::take(&mut self.added);
+        added.is_empty() || {
+            let own: Vec<IpAddr> = own_addresses(&self.config).chain(self.virtual_addresses.iter().copied()).collect();
+            self.border.add(&added, &own)
         }
     }
 
@@ -316,6 +345,15 @@ impl Plane {
     /// Routes that could not be set; the tables are published nevertheless, what has no route does not leave in the
     /// clear that did not before, and [`Plane::tick`] tries again.
     pub(crate) fn commit(&mut self) -> anyhow::Result<()> {
+        let start = Instant::now();
+        if self.later {
+            if self.waits(start) {
+                return Ok(());
+            }
+            self.policies_changed();
+        }
+        let later = std::mem::take(&mut self.later);
+        self.added.clear();
         let tables = std::mem::take(&mut self.changed);
         // What is captured from now on is unreachable or held before it is protected, never clear.
         let outcome = if self.border.is_due() { self.set_routes() } else { Ok(()) };
@@ -329,6 +367,10 @@ impl Plane {
                 Err(problems) => anyhow::bail!("{problems}"),
             }
             self.follow_mtu();
+        }
+        if later {
+            let end = Instant::now();
+            self.pace.replaced(end, end - start);
         }
         outcome
     }
@@ -353,11 +395,13 @@ impl Plane {
         self.border.begin_load();
     }
 
-    /// Sets routes and guard for everything that was loaded.
+    /// Sets routes and guard for everything that was loaded, also in the pause after a change.
     pub(crate) fn end_load(&mut self) {
-        if self.border.end_load()
-            && let Err(error) = self.commit()
-        {
+        if !self.border.end_load() {
+            return;
+        }
+        self.changed |= self.later;
+        if let Err(error) = self.commit().and_then(|()| self.border.settle(Instant::now())) {
             tracing::error!(target: "routes", "{error}");
         }
     }
@@ -442,6 +486,12 @@ impl Plane {
 
     /// Leaves routes and guard as they are, also after the end: what is protected stays closed.
     pub(crate) fn freeze(&mut self) {
+        if std::mem::take(&mut self.later) {
+            self.policies_changed();
+            if let Err(error) = self.commit() {
+                tracing::error!(target: "routes", "{error:#}");
+            }
+        }
         self.border.freeze();
     }
 
@@ -512,7 +562,7 @@ impl Plane {
         }
         // Routes are set before the tables change, so that a failure leaves both as they were.
         let old = std::mem::replace(&mut self.config, next);
-        if let Err(error) = self.set_routes() {
+        if let Err(error) = self.set_routes().and_then(|()| self.border.settle(Instant::now())) {
             self.config = old;
             let _ = self.set_routes();
             let (senders, receivers) = self.tables.kept();

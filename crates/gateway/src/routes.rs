@@ -132,6 +132,25 @@ impl Routes {
                 present.insert(v6, ruled);
             }
         }
+        self.put(&fresh)?;
+        // Of a family that needs no route any more, the rule goes with the next orderly stop.
+        for (v6, _) in present.into_iter().filter(|(_, ruled)| *ruled) {
+            self.families.entry(v6).or_insert(true);
+        }
+        self.adopted = true;
+        stale.extend(self.routes.iter().map(|(network, target)| (*network, Some(*target))));
+        for (network, target) in stale {
+            if wanted.contains_key(&network) {
+                continue;
+            }
+            self.remove(network, target);
+            self.routes.remove(&network);
+        }
+        Ok(())
+    }
+
+    /// Adds routes, or replaces those to the same networks.
+    fn put(&mut self, fresh: &[(Network, Target)]) -> Result<(), RouteError> {
         for v6 in [false, true] {
             let of_family: Vec<(Network, Target)> =
                 fresh.iter().filter(|(network, _)| network.is_v6() == v6).copied().collect();
@@ -149,20 +168,20 @@ impl Routes {
             self.request("add a route", of_family.iter().map(add).collect())?;
             self.routes.extend(of_family);
         }
-        // Of a family that needs no route any more, the rule goes with the next orderly stop.
-        for (v6, _) in present.into_iter().filter(|(_, ruled)| *ruled) {
-            self.families.entry(v6).or_insert(true);
-        }
-        self.adopted = true;
-        stale.extend(self.routes.iter().map(|(network, target)| (*network, Some(*target))));
-        for (network, target) in stale {
-            if wanted.contains_key(&network) {
-                continue;
-            }
-            self.remove(network, target);
-            self.routes.remove(&network);
-        }
         Ok(())
+    }
+
+    /// Adds the routes that `policies` need and that are not there. False when another route to one of their networks has to
+    /// go for it, or none was set yet: that takes all policies.
+    pub(crate) fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> Result<bool, RouteError> {
+        let (wanted, _) = wanted(policies, own, &self.host);
+        if !self.adopted || wanted.keys().any(|network| self.routes.get(network) == Some(&Target::Throw)) {
+            return Ok(false);
+        }
+        let fresh: Vec<(Network, Target)> =
+            wanted.into_iter().filter(|(network, _)| !self.routes.contains_key(network)).collect();
+        self.put(&fresh)?;
+        Ok(true)
     }
 
     fn request(&mut self, what: &str, mut requests: Vec<Message>) -> Result<(), RouteError> {
@@ -303,6 +322,10 @@ impl Closes for Routes {
 impl Paths for Routes {
     fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<()> {
         Ok(Self::apply(self, policies, own)?)
+    }
+
+    fn add(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> anyhow::Result<bool> {
+        Ok(Self::add(self, policies, own)?)
     }
 }
 

@@ -738,6 +738,48 @@ def answered(where):
     return "25 reloads"
 
 
+MANY = """
+import shutil, socket, subprocess, sys
+import vici
+control, config, *files = sys.argv[1:]
+udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+def done(command, message=None):
+    reply = vici.listing(control, command, "log", message=message)[1]
+    if reply.get("success") != "yes":
+        sys.exit(f"{command} failed: {reply}")
+for file in files:
+    shutil.copy(file, config + ".next")
+    shutil.move(config + ".next", config)
+    done("reload-settings")
+    number = file.rpartition(".")[2]
+    if f"10.{number}.2.0/24" not in subprocess.run(["nft", "list", "ruleset"], capture_output=True, text=True).stdout:
+        sys.exit(f"the guard does not contain 10.{number}.2.0/24 after the reload")
+end = {"auth": "psk"}
+for number in range(110, 250):
+    child = {"local_ts": ["10.1.1.0/24"], "remote_ts": [f"10.{number}.2.0/24"], "start_action": "trap"}
+    done("load-conn", {f"more{number}": {
+        "remote_addrs": ["192.0.2.99"], "local": end, "remote": end, "children": {"net": child}}})
+    udp.sendto(b"not to be seen", (f"10.{number}.2.1", 9))
+"""
+
+
+def many(where):
+    """With many policies a reload is answered when the guard has them all; a connection over the socket, when its traffic is closed."""
+    files = []
+    for number in range(90, 96):
+        path = Weir("sun", where, negotiated("sun", {}, range(1, number + 1))).config
+        files.append(shutil.copy(path, f"{path}.{number}"))
+    capture = Capture(os.path.join(where, "capture"))
+    with capture, Weir("sun", where, negotiated("sun", {}, range(1, 90))) as sun:
+        lib = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "lib")
+        done = subprocess.run([*within("sun"), sys.executable, "-c", MANY, sun.socket, sun.config, *files],
+                              env={**os.environ, "PYTHONPATH": lib}, capture_output=True, text=True, check=False, timeout=120)
+        if done.returncode:
+            raise Failed(done.stderr.strip())
+    no_clear([packet for packet in capture.sent()[1] if packet.dst.startswith("10.")])
+    return f"{len(files)} reloads, 140 connections"
+
+
 def resolver_files(where):
     """/etc/hosts and /etc/resolv.conf that another file replaces by a rename are read, also by a confined daemon."""
     etc = "/run/etc"
@@ -1095,7 +1137,7 @@ class Skipped(Exception):
 
 
 CASES = [
-    crash, receiver, disk, reload, answered, sub_sas, stop, closed, full_tunnel, mss, fault, start, damaged, socket, user, own_user,
+    crash, receiver, disk, reload, answered, many, sub_sas, stop, closed, full_tunnel, mss, fault, start, damaged, socket, user, own_user,
     resolver_files, offload, order, answers, xdp]
 
 

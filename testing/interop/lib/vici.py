@@ -35,15 +35,30 @@ def decode(message):
     return stack[0]
 
 
-def listing(path, command, event, patience_s=10):
-    """Every `event` that comes while `command` runs, and the reply."""
+def encode(message):
+    """Nested dictionaries, lists and texts as a message."""
+    parts = b""
+    for key, value in message.items():
+        name = bytes([len(key)]) + key.encode()
+        if isinstance(value, dict):
+            parts += bytes([SECTION_START]) + name + encode(value) + bytes([SECTION_END])
+        elif isinstance(value, list):
+            items = (bytes([LIST_ITEM]) + struct.pack(">H", len(item)) + item.encode() for item in value)
+            parts += bytes([LIST_START]) + name + b"".join(items) + bytes([LIST_END])
+        else:
+            parts += bytes([KEY_VALUE]) + name + struct.pack(">H", len(value)) + value.encode()
+    return parts
+
+
+def listing(path, command, event, patience_s=10, message=None):
+    """Every `event` that comes while `command` runs with `message`, and the reply."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.settimeout(patience_s)
         connection.connect(path)
         stream = connection.makefile("rb")
 
-        def send(kind, name):
-            packet = bytes([kind, len(name)]) + name.encode()
+        def send(kind, name, body=b""):
+            packet = bytes([kind, len(name)]) + name.encode() + body
             connection.sendall(struct.pack(">I", len(packet)) + packet)
 
         def receive():
@@ -58,7 +73,7 @@ def listing(path, command, event, patience_s=10):
         send(REGISTER, event)
         if receive()[0] != CONFIRM:
             raise ConnectionError(f"the daemon has no event {event}")
-        send(REQUEST, command)
+        send(REQUEST, command, encode(message or {}))
         events = []
         while True:
             kind, message = receive()

@@ -123,9 +123,7 @@ fn add_secret(store: &mut Store, entry: &SecretEntry, origin: Origin) -> Result<
 pub(super) fn carry_out(realm: &mut Realm<'_>, command: Command, request: &Message) -> Message {
     let outcome = match command {
         Command::LoadConn => load_conn(realm, request),
-        Command::UnloadConn => unload(realm, request, |loaded, name| {
-            drop_named(&mut loaded.connections, name, |connection| &connection.name)
-        }),
+        Command::UnloadConn => unload_conn(realm, request),
         Command::LoadPool => load_pool(realm, request),
         Command::UnloadPool => {
             unload(realm, request, |loaded, name| drop_named(&mut loaded.pools, name, |pool| &pool.name))
@@ -191,12 +189,29 @@ fn load_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
     if !faults.is_empty() {
         return Err(faults.join("; "));
     }
-    put(&mut realm.loaded.connections, connection, |connection| &connection.name)?;
+    put(&mut realm.loaded.connections, Arc::clone(&connection), |connection| &connection.name)?;
     if !loaded.certificates.end_entities.is_empty() || !loaded.certificates.authorities.is_empty() {
         realm.keying.credentials_changed();
     }
-    realm.apply();
+    realm.keying.load_one(connection, realm.plane);
     Ok(())
+}
+
+fn unload_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
+    let name = request.text("name").unwrap_or_default();
+    if !drop_named(&mut realm.loaded.connections, name, |connection| &connection.name) {
+        return Err(not_loaded(name));
+    }
+    // What the file says under that name is in force again.
+    match realm.loaded.file.connections.iter().find(|connection| connection.name == name) {
+        Some(of_file) => realm.keying.load_one(Arc::clone(of_file), realm.plane),
+        None => realm.keying.unload_one(name, realm.plane),
+    }
+    Ok(())
+}
+
+fn not_loaded(name: &str) -> String {
+    format!("nothing of the name '{name}' was loaded over this socket")
 }
 
 fn load_pool(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
@@ -248,7 +263,7 @@ fn unload(
 ) -> Result<(), String> {
     let name = request.text("name").unwrap_or_default();
     if !take_out(realm.loaded, name) {
-        return Err(format!("nothing of the name '{name}' was loaded over this socket"));
+        return Err(not_loaded(name));
     }
     realm.apply();
     Ok(())

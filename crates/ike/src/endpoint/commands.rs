@@ -32,9 +32,7 @@ impl<R: CryptoRng> Endpoint<R> {
         };
         let mut stood = Vec::new();
         for gone in old.iter().filter(|one| same(&after, one).is_none()) {
-            stood.extend(self.remove_traps(gone));
-            self.shared.names.authorities.remove(&gone.name);
-            self.authorities_at.remove(&gone.name);
+            stood.extend(self.forget(gone));
         }
         // Whoever compares by pointer finds the one that its IKE SAs have.
         let loaded: Vec<Arc<Connection>> =
@@ -45,25 +43,69 @@ impl<R: CryptoRng> Endpoint<R> {
         self.load_hosts(now);
         self.refresh_all_authorities(now);
         for connection in fresh {
-            for spi in self.spis_of(&connection.name) {
-                self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, &connection));
+            self.put_in_force(now, &connection, &stood);
+        }
+    }
+
+    /// Replaces the connection of that name, or adds it, like [`Endpoint::load`] with all others as they are. The work does not
+    /// grow with the number of the others, unless one contains names of hosts: clients load thousands one by one.
+    pub fn load_one(&mut self, now: Instant, connection: Arc<Connection>) {
+        let mut stood = Vec::new();
+        let mut named = connection.host_names().next().is_some();
+        if let Some(at) = self.shared.connections.iter().position(|one| one.name == connection.name) {
+            let old = self.shared.connections.remove(at);
+            if old == connection {
+                // Whoever compares by pointer finds the one that its IKE SAs have.
+                return self.shared.connections.push(old);
             }
-            for child in &connection.children {
-                let key = (connection.name.clone(), child.name.clone());
-                let left_behind =
-                    [child.dpd_action, child.close_action].contains(&Action::Trap) && stood.contains(&key);
-                if child.start_action.trap || left_behind {
-                    self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
-                    self.traps.insert(key);
-                }
+            named |= old.host_names().next().is_some();
+            stood = self.forget(&old);
+        }
+        self.shared.connections.push(Arc::clone(&connection));
+        if named {
+            self.load_hosts(now);
+        }
+        self.refresh_authorities(now, &connection);
+        self.put_in_force(now, &connection, &stood);
+    }
+
+    /// Removes the connection of that name, as [`Endpoint::load`] does, with all others as they are.
+    pub fn unload_one(&mut self, now: Instant, name: &str) {
+        let Some(at) = self.shared.connections.iter().position(|one| one.name == name) else { return };
+        let old = self.shared.connections.remove(at);
+        self.forget(&old);
+        if old.host_names().next().is_some() {
+            self.load_hosts(now);
+        }
+    }
+
+    /// Takes out what belongs to a connection that goes or is replaced; returns which of its traps stood.
+    fn forget(&mut self, old: &Arc<Connection>) -> Vec<(String, String)> {
+        self.shared.names.authorities.remove(&old.name);
+        self.authorities_at.remove(&old.name);
+        self.remove_traps(old)
+    }
+
+    /// IKE SAs of a connection that is new or has changed follow it; traps stand, and what is to start starts. `stood`: traps of
+    /// before.
+    fn put_in_force(&mut self, now: Instant, connection: &Arc<Connection>, stood: &[(String, String)]) {
+        for spi in self.spis_of(&connection.name) {
+            self.with(now, &spi, |sa, ctx| sa.reloaded(ctx, connection));
+        }
+        for child in &connection.children {
+            let key = (connection.name.clone(), child.name.clone());
+            let left_behind = [child.dpd_action, child.close_action].contains(&Action::Trap) && stood.contains(&key);
+            if child.start_action.trap || left_behind {
+                self.shared.out.push_back(Output::Trap(connection.clone(), child.clone(), true));
+                self.traps.insert(key);
             }
-            let starts = |child: &&Arc<ChildConfig>| child.start_action.start && has_sa(child);
-            let children: Vec<Arc<ChildConfig>> = connection.children.iter().filter(starts).cloned().collect();
-            for child in children {
-                let request = ChildRequest { config: child, packet: None, cpu: None, command: None };
-                if !self.has_child(&connection.name, &request) {
-                    let _ = self.want(now, &connection, Some(request), None);
-                }
+        }
+        let starts = |child: &&Arc<ChildConfig>| child.start_action.start && has_sa(child);
+        let children: Vec<Arc<ChildConfig>> = connection.children.iter().filter(starts).cloned().collect();
+        for child in children {
+            let request = ChildRequest { config: child, packet: None, cpu: None, command: None };
+            if !self.has_child(&connection.name, &request) {
+                let _ = self.want(now, connection, Some(request), None);
             }
         }
     }

@@ -82,3 +82,51 @@ fn children_start_and_end_with_the_file() {
     assert_eq!(net.hosts[1].live().count(), 1);
     assert_eq!(net.hosts[0].up(), ikes);
 }
+
+/// One connection after the other leads to what all at once do, and the others stay as they are.
+#[test]
+fn a_connection_that_is_loaded_alone_changes_that_one() {
+    let mut net = Net::new(170, 3);
+    net.load(0, vec![connection(1, 2), connection(1, 3)]);
+    net.load(1, vec![connection(2, 1)]);
+    initiate(&mut net);
+    net.run(SECOND);
+    check_up(&net);
+    let load = |net: &mut Net, connection: Connection| {
+        let now = net.now;
+        net.hosts[0].endpoint.load_one(now, Arc::new(connection));
+        net.run(SECOND);
+    };
+    let names = |net: &Net| net.hosts[0].endpoint.connections().iter().map(|one| one.name.clone()).collect::<Vec<_>>();
+    let pointers = |net: &Net| net.hosts[0].endpoint.connections().iter().map(Arc::as_ptr).collect::<Vec<_>>();
+    // The same again changes nothing, whatever its pointer is.
+    let before = pointers(&net);
+    load(&mut net, connection(1, 3));
+    assert_eq!(pointers(&net), before);
+    // A new one with a trap, and one that is to start.
+    let with = |name: &str, action: StartAction| Connection {
+        name: name.to_owned(),
+        children: vec![Arc::new(ChildConfig { start_action: action, ..child("net", "10.1.9.0/24", "10.2.0.0/16") })],
+        ..connection(1, 3)
+    };
+    load(&mut net, with("trapped", StartAction { trap: true, start: false }));
+    assert_eq!((names(&net).len(), net.hosts[0].traps.len()), (3, 1));
+    assert_eq!(net.hosts[0].up().len(), 1);
+    // In place of one of the same name: its trap goes, its IKE SA follows.
+    load(&mut net, with("trapped", StartAction { trap: false, start: true }));
+    assert_eq!((names(&net), net.hosts[0].traps.len()), (vec!["1-2".to_owned(), "1-3".into(), "trapped".into()], 0));
+    assert!(net.hosts[0].log(Level::Info).contains("initiating the IKE SA of 'trapped'"));
+    let mut named = connection(1, 2);
+    named.remote_addrs = vec![crate::config::Host::Name("gw2".into())];
+    load(&mut net, named);
+    assert_eq!(net.hosts[0].endpoint.unresolved_host(&net.hosts[0].endpoint.connections()[2].clone()), None);
+    assert_eq!(net.hosts[0].up().len(), 1, "the IKE SA goes on: {}", net.hosts[0].log(Level::Info));
+    // And out again: its trap goes, its IKE SA stays.
+    load(&mut net, with("trapped", StartAction { trap: true, start: false }));
+    assert_eq!(net.hosts[0].traps.len(), 1);
+    let now = net.now;
+    net.hosts[0].endpoint.unload_one(now, "trapped");
+    net.hosts[0].endpoint.unload_one(now, "nothing of the kind");
+    net.run(SECOND);
+    assert_eq!((names(&net), net.hosts[0].traps.len()), (vec!["1-3".to_owned(), "1-2".into()], 0));
+}
