@@ -9,7 +9,7 @@ step() { printf 'lint: %s\n' "$*" >&2; }
 step "formatting"
 cargo fmt --all --check
 step "shell scripts"
-for script in .ci/run scripts/*.sh testing/interop/*/run.sh testing/interop/lib/*.sh; do
+for script in .ci/run packaging/deb/p* scripts/*.sh testing/interop/*/run.sh testing/interop/lib/*.sh; do
     [ -e "$script" ] || continue
     bash -n "$script"
 done
@@ -19,6 +19,8 @@ step "documents"
 scripts/check-docs.py
 step "clippy"
 cargo clippy --workspace --all-targets --locked --quiet -- -D warnings
+# The binary of the package weir. Only that crate has default features, so that nothing else is built again.
+cargo clippy --workspace --no-default-features --locked --quiet -- -D warnings
 step "documentation"
 # The documentation is for those who work on Weir: private items are in it, and may be linked.
 RUSTDOCFLAGS="-D warnings -A rustdoc::private_intra_doc_links" cargo doc --workspace --no-deps --document-private-items --locked --quiet

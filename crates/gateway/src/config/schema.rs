@@ -6,12 +6,15 @@
 
 mod keyed;
 mod manual;
+mod page;
 #[cfg(test)]
 mod readers;
 
 use serde_json::{Value, json};
 
 use super::value::{duration, number, switch, volume};
+
+pub use page::to_man;
 
 pub(crate) use keyed::{AUTH, AUTHORITY, CERT, CHILD, CONNECTION, POOL, PSP, PSP_CHILD, SECRET};
 
