@@ -1,4 +1,4 @@
-//! Line that reports readiness.
+//! Lines that report readiness, and the state to the service manager.
 
 use ike::config::Connection;
 
@@ -45,6 +45,18 @@ fn line(connections: &[(&str, bool, bool)], sas: usize, policies: usize) -> Stri
     format!("ready: {}", parts.join(", "))
 }
 
+/// Text such as `2 IKE SAs, 3 Child SAs`; manual SAs only where there are some.
+pub(crate) fn status(alive: bool, ike_sas: usize, child_sas: usize, manual: usize) -> String {
+    let mut parts = vec![counted(ike_sas, "IKE SA", "IKE SAs"), counted(child_sas, "Child SA", "Child SAs")];
+    if manual > 0 {
+        parts.push(counted(manual, "manual SA", "manual SAs"));
+    }
+    if !alive {
+        parts.push("NOT HEALTHY: a worker stopped or hangs".to_owned());
+    }
+    parts.join(", ")
+}
+
 fn counted(count: usize, one: &str, many: &str) -> String {
     format!("{count} {}", if count == 1 { one } else { many })
 }
@@ -61,5 +73,14 @@ mod tests {
         assert_eq!(line(&[], 0, 0), "ready: no connections");
         let many = [("a", false, false); NAMES_SHOWN + 1];
         assert!(line(&many, 0, 0).ends_with("a, …)"));
+    }
+
+    #[test]
+    fn the_status_counts_sas_and_names_a_worker_that_hangs() {
+        assert_eq!(status(true, 1, 2, 0), "1 IKE SA, 2 Child SAs");
+        assert_eq!(
+            status(false, 0, 0, 1),
+            "0 IKE SAs, 0 Child SAs, 1 manual SA, NOT HEALTHY: a worker stopped or hangs"
+        );
     }
 }

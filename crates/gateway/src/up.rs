@@ -510,6 +510,12 @@ impl Gateway {
             }
             metrics.look(now, self.keyed.as_ref().map(|keyed| &keyed.keying.endpoint), &mut self.plane);
         }
+        let (keyed, plane) = (&self.keyed, &mut self.plane);
+        let alive = plane.runner().healthy() && !plane.runner().hangs();
+        self.notify.tick(now, alive, || {
+            let ike_sas = keyed.as_ref().map_or(0, |keyed| keyed.keying.endpoint.ike_sas().count());
+            crate::ready::status(alive, ike_sas, plane.negotiated.children_mut().count(), plane.config.sas.len())
+        });
     }
 
     /// What clients of the control socket and peers want.
