@@ -1,12 +1,14 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build test sim load demo lint doc bench bench-rivals miri fuzz clean
+.PHONY: help setup build install test sim load demo lint doc bench bench-rivals miri fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
 MBIT ?= 1000
 JOBS ?= 2
+PREFIX ?= /usr/local
+DESTDIR ?=
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -17,6 +19,9 @@ setup: ## install packages and the pinned Rust toolchain, whatever is missing
 build: ## the optimised binary: target/release/weir
 	@scripts/setup.sh build
 	@scripts/cargo.sh build --release --locked --package weir
+
+install: ## what `make build` made, with units, pages and completions: make install PREFIX=/usr/local DESTDIR=
+	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 demo: ## two namespaces, four protocols, real traffic: a table and an HTML page; then the lab's quick report
 	@scripts/setup.sh demo
