@@ -1,7 +1,7 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install test sim load demo lint doc bench bench-rivals miri fuzz clean
+.PHONY: help setup build install deb test sim load demo lint doc bench bench-rivals miri fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
@@ -22,6 +22,10 @@ build: ## the optimised binary: target/release/weir
 
 install: ## what `make build` made, with units, pages and completions: make install PREFIX=/usr/local DESTDIR=
 	@PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+
+deb: ## Debian packages weir and weir-lab, with debug symbols apart: target/deb
+	@scripts/setup.sh deb
+	@scripts/deb.sh
 
 demo: ## two namespaces, four protocols, real traffic: a table and an HTML page; then the lab's quick report
 	@scripts/setup.sh demo

@@ -6,6 +6,7 @@
 #     STRONGSWAN_ROOT=/var/tmp/forky make test
 #     scripts/peer-root.sh trixie /var/tmp/trixie libreswan-openiked
 #     IKE_PEERS_ROOT=/var/tmp/trixie make test
+#     scripts/peer-root.sh bookworm DIR bare         # a new installation, for testing/interop/package
 #
 # strongSwan (testing/interop/strongswan) is the default: raw ESP in user space, ML-KEM, PPK. libreswan and OpenIKED
 # (testing/interop/libreswan, testing/interop/openiked) share a folder; Debian does not install libreswan beside strongSwan.
@@ -25,15 +26,19 @@ libreswan-openiked)
     probe=usr/sbin/iked
     packages=(libreswan openiked iproute2 iputils-ping)
     ;;
+bare)
+    probe=usr/bin/dpkg
+    packages=()
+    ;;
 *) release= ;;
 esac
 
 say() { printf 'peer-root: %s\n' "$*" >&2; }
 case $release in
-trixie) script=trixie ;;
+bookworm | trixie) script=$release ;;
 forky) script=sid ;; # An older debootstrap does not know the name; its rules are those of sid.
 *)
-    echo "usage: $0 trixie|forky DIR [strongswan|libreswan-openiked]" >&2
+    echo "usage: $0 bookworm|trixie|forky DIR [strongswan|libreswan-openiked|bare]" >&2
     exit 2
     ;;
 esac
@@ -57,6 +62,12 @@ rm -rf --one-file-system "$root"
 say "Debian $release in $whole (log: $whole.log)"
 exec 3>"$whole.log"
 debootstrap --variant=minbase "$release" "$root" "$mirror" "/usr/share/debootstrap/scripts/$script" </dev/null >&3 2>&1
+if [ "$peers" = bare ]; then
+    rm -rf "$root"/var/cache/apt/archives/*.deb
+    rmdir "$whole" && mv "$root" "$whole"
+    say "done: $(du -sh "$whole" | cut -f1)"
+    exit 0
+fi
 printf '#!/bin/sh\nexit 101\n' >"$root/usr/sbin/policy-rc.d"
 chmod 755 "$root/usr/sbin/policy-rc.d"
 # A machine whose clock is ahead of the mirror's release file would refuse it.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `lint`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
+# Installs what is missing for `build`, `deb`, `lint`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
 #
 # Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to install and goes on
 # with what is there: a build needs only a C compiler and Rust.
@@ -24,11 +24,17 @@ curl|curl'
 # The fastest engine of the data plane; without it AWS-LC does all.
 if [ "$(uname -m)" = x86_64 ]; then build_needs+='
 libipsec-mb-dev|/usr/include/intel-ipsec-mb.h'; fi
+package_needs="
+dpkg-dev|dpkg-shlibdeps
+binutils|objcopy
+xz-utils|xz
+mandoc|mandoc"
 demo_needs="$build_needs
 iproute2|ip
 iputils-ping|ping
 iperf|iperf"
-test_needs="$demo_needs
+test_needs="$demo_needs$package_needs
+lintian|lintian
 g++|c++
 tcpdump|tcpdump
 tshark|tshark
@@ -55,6 +61,7 @@ libstrongswan-extra-plugins|/usr/lib/ipsec/plugins/libstrongswan-curve25519.so'
 
 case $want in
 build) needs=$build_needs ;;
+deb) needs="$build_needs$package_needs" ;;
 fuzz | lint) needs="$build_needs
 g++|c++" ;;
 demo) needs=$demo_needs ;;
@@ -69,7 +76,7 @@ test)
     [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
     ;;
 *)
-    echo "usage: $0 build|lint|test|demo|rivals|fuzz" >&2
+    echo "usage: $0 build|deb|lint|test|demo|rivals|fuzz" >&2
     exit 2
     ;;
 esac

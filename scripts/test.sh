@@ -76,7 +76,7 @@ engine_tests() {
 
 # Suites wait more than they work, so three lanes of them run at a time, each in this order. What has a strongSwan of its own
 # shares a lane.
-lanes=("linux daemon psp libreswan" "report lab openiked leak" "strongswan swanctl ike")
+lanes=("linux daemon psp libreswan" "report lab openiked leak package" "strongswan swanctl ike")
 outputs=$(mktemp -d)
 lane_pids=()
 
