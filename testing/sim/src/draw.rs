@@ -32,13 +32,13 @@ pub struct Edge {
     pub children: usize,
     /// Either end may start.
     pub both: bool,
-    /// The other host is behind a NAT.
+    /// There is a NAT in front of the other host.
     pub nat: bool,
     /// The other host changes its address now and then.
     pub moves: bool,
     /// The other host gets a virtual address.
     pub client: bool,
-    /// Packets of a CPU have Child SAs of their own (RFC 9611).
+    /// Child SAs per CPU (RFC 9611).
     pub per_cpu: bool,
 }
 
@@ -46,7 +46,7 @@ pub struct Edge {
 pub struct Plan {
     /// Connections.
     pub edges: Vec<Edge>,
-    /// How disturbed it is.
+    /// Severity of disturbances.
     pub noise: usize,
 }
 
@@ -116,7 +116,7 @@ fn draw_edge(dice: &mut Dice, world: &mut World, number: u8) -> Edge {
     edge
 }
 
-/// What both ends agree about, and what each decides for itself.
+/// Settings common to both hosts, and settings of each host.
 fn shared(dice: &mut Dice, spoke: &mut Connection, hub: &mut Connection) {
     let proposals = vec![IkeProposal::parse(dice.pick(&IKE)).expect("a proposal")];
     let (mobike, fragmentation) =
@@ -131,7 +131,7 @@ fn shared(dice: &mut Dice, spoke: &mut Connection, hub: &mut Connection) {
         connection.unique = if keeps { Unique::Keep } else { dice.pick(&[Unique::Never, Unique::No, Unique::Replace]) };
         connection.keyingtries = dice.pick(&[1, 1, 3, 0]);
         connection.rekey_time = Duration::from_secs(dice.pick(&[0, 300, 900, 3600]));
-        // A peer that keeps its old IKE SA refuses to be authenticated anew.
+        // A peer that keeps its old IKE SA refuses reauthentication.
         let reauth = if keeps { 0 } else { dice.pick(&[0, 0, 700, 3000]) };
         connection.reauth_time = Duration::from_secs(reauth);
         connection.over_time = Duration::from_secs(dice.pick(&[60, 300]));

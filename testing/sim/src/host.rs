@@ -18,7 +18,7 @@ use crate::net::Nat;
 pub struct Host {
     /// Its endpoint.
     pub endpoint: Endpoint<ChaCha8Rng>,
-    /// Who it is and whom it trusts; survives a crash.
+    /// Identity and trust anchors; survive a crash.
     pub credentials: Credentials,
     /// Its configuration; survives a crash.
     pub connections: Vec<Connection>,
@@ -30,7 +30,7 @@ pub struct Host {
     pub addrs: Vec<IpAddr>,
     /// A translator in front of it.
     pub nat: Option<Nat>,
-    /// How far its clock is ahead of the simulation.
+    /// Offset of its clock to the simulation.
     pub ahead: Duration,
     /// Its packet side.
     pub plane: Plane,
@@ -64,7 +64,7 @@ impl Host {
         now + self.ahead
     }
 
-    /// When it has something to do, in the time of the simulation.
+    /// Time of the next action, in simulated time.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         // A clock that jumped may be past it already.
         self.endpoint.deadline().map(|at| at.checked_sub(self.ahead).unwrap_or(at))
@@ -78,7 +78,7 @@ impl Host {
         self.endpoint.load(now, self.connections.iter().cloned().map(Arc::new).collect());
     }
 
-    /// Loses its state and begins anew.
+    /// Loses its state and restarts.
     pub(crate) fn restart(&mut self, now: Instant) {
         self.crashes += 1;
         let rng = ChaCha8Rng::seed_from_u64(self.seed ^ (self.crashes << 32));
@@ -129,7 +129,7 @@ impl Host {
         self.plane.used().filter(|(_, sa)| sa.peer == peer).map(|(id, _)| *id).collect()
     }
 
-    /// Where a datagram to `at` arrives on this host; `None` when it is not for it.
+    /// Local address of a datagram to `at`; `None` if it is not for this host.
     pub(crate) fn receives(&self, at: SocketAddr) -> Option<SocketAddr> {
         match &self.nat {
             Some(nat) => nat.back(at),

@@ -1,11 +1,11 @@
 //! Many IKE endpoints on one thread under simulated time, over links that lose, delay, repeat, reorder,
 //! damage and translate.
 //!
-//! A number decides everything: who is there, how it is configured, what happens and when, what becomes
-//! of each datagram. [`run`] plays the story of one number and panics where an invariant breaks; the same number
-//! breaks it again. After every step the packet sides of all hosts are compared ([`World`] says what has to
-//! hold); when the disturbances stop, both ends of every connection have to come to the same state, and
-//! nothing may be left when everything has been terminated.
+//! A seed determines everything: hosts, configuration, events, and the fate of each datagram.
+//! [`run`] executes the scenario of one seed and panics if an invariant is violated; the same seed
+//! reproduces it. After every step the SAs of all hosts are compared ([`World`] defines the
+//! invariants); when the disturbances stop, both hosts of every connection must reach the same
+//! state, and no state may remain when everything has been terminated.
 //!
 //! ```text
 //! cargo test --release -p weir-sim                           # a few hundred numbers

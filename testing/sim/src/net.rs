@@ -1,4 +1,4 @@
-//! What lies between hosts: links that do what they like, and translators of addresses.
+//! The network between hosts: lossy links and NATs.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::Dice;
 
-/// What a link does to datagrams; chances in 1000.
+/// Disturbances of a link; probabilities per 1000.
 #[derive(Clone, Debug)]
 pub struct Link {
     /// Lost.

@@ -9,17 +9,17 @@ use ike::output::{ChildId, ChildSa, Event, IkeId, Output, Path};
 
 /// A Child SA as packets meet it.
 pub struct Sa {
-    /// As it was told.
+    /// As configured.
     pub told: Box<ChildSa>,
     /// Packets go out through it.
     pub used: bool,
-    /// Nobody has proved yet that the initiator has it: the first Child SA of a responder.
+    /// Not confirmed by the initiator yet: the first Child SA of a responder.
     pub fresh: bool,
-    /// Where it runs now.
+    /// Current worker.
     pub path: Path,
     /// The peer, counted from 0.
     pub peer: usize,
-    /// Since when it is there, and it was told to end by its lifetime.
+    /// Time of installation; and whether its lifetime has expired.
     since: Instant,
     expired: bool,
     /// Since its removal: until when its inbound half receives.
@@ -29,11 +29,11 @@ pub struct Sa {
 /// The packet side.
 #[derive(Default)]
 pub struct Plane {
-    /// Child SAs, those whose inbound half still receives included.
+    /// Child SAs, including those that only receive.
     pub sas: BTreeMap<ChildId, Sa>,
     /// Trap policies by connection and child.
     pub traps: BTreeSet<(String, String)>,
-    /// Those that have to be there: configured, or left behind when a Child SA ended that nobody here wanted to end.
+    /// Traps that must be installed: configured, or installed when a Child SA ended unexpectedly.
     pub(crate) expected: BTreeSet<(String, String)>,
     /// Every section that is configured.
     configured: BTreeSet<(String, String)>,
@@ -49,7 +49,7 @@ pub struct Plane {
 }
 
 impl Plane {
-    /// Carries out one output in the host's time; tells what is wrong with it.
+    /// Executes one output in the host's time; returns its fault.
     pub(crate) fn take(&mut self, now: Instant, output: Output) -> Result<(), String> {
         self.changed = true;
         match output {
@@ -90,7 +90,7 @@ impl Plane {
         }
     }
 
-    /// Another configuration: what it says is a trap has to be there from now on.
+    /// New configuration: its traps must be installed from now on.
     pub(crate) fn load(&mut self, connections: &[Connection]) {
         let sections = |only_traps: bool| {
             let of = move |connection: &Connection| {
@@ -157,8 +157,8 @@ impl Plane {
         }
     }
 
-    /// Whether what a Child SA carried has to be protected after its end: by a trap policy when the peer is the
-    /// cause, otherwise unless another Child SA does it.
+    /// Returns whether what a Child SA carried has to be protected after its end: by a trap policy
+    /// when the peer is the cause, otherwise unless another Child SA does it.
     fn leaves_trap(&self, id: ChildId, reason: &str) -> bool {
         let Some(Sa { told, .. }) = self.sas.get(&id) else { return false };
         let traps = (told.config.close_action, told.config.dpd_action) == (Action::Trap, Action::Trap);
@@ -191,7 +191,7 @@ impl Plane {
         !sa.told.initiator && old.is_some_and(|old| old.is_none_or(over))
     }
 
-    /// Whether it ever received under this SPI.
+    /// Returns whether it ever received under this SPI.
     pub(crate) fn had(&self, spi: u32) -> bool {
         self.spis.values().any(|(_, had)| *had == spi)
     }
@@ -204,19 +204,19 @@ impl Plane {
         *self = Self { ended, changed: true, ..Self::default() };
     }
 
-    /// Inbound halves whose time is over are gone.
+    /// Removes expired inbound halves.
     pub(crate) fn sweep(&mut self, now: Instant) {
         let before = self.sas.len();
         self.sas.retain(|_, sa| sa.until.is_none_or(|until| until > now));
         self.changed |= self.sas.len() != before;
     }
 
-    /// Whether an inbound SPI ended in a way that the peer cannot know of yet.
+    /// Returns whether an inbound SPI ended without notice to the peer so far.
     pub(crate) fn has_ended(&self, spi: u32) -> bool {
         self.ended.contains(&spi)
     }
 
-    /// Who receives under an SPI.
+    /// Owner of an inbound SPI.
     pub(crate) fn inbound(&self, spi: u32) -> Option<(&ChildId, &Sa)> {
         self.sas.iter().find(|(_, sa)| sa.told.inbound.spi.get() == spi)
     }

@@ -27,7 +27,7 @@ impl World {
         }
     }
 
-    /// What somebody still does.
+    /// Pending work of a host.
     fn busy(&self) -> Option<String> {
         if !self.is_quiet() {
             return Some("a datagram is on its way".to_owned());
@@ -114,7 +114,7 @@ impl World {
         }
     }
 
-    /// What one end sends arrives at the other.
+    /// Packets of one host arrive at the other.
     fn check_paths(&self, edge: &Edge, hub: ChildId, spoke: ChildId) -> Result<(), String> {
         let (a, b) = (self.hosts[0].plane.sas[&hub].path, self.hosts[edge.host].plane.sas[&spoke].path);
         let arrives = self.hosts[edge.host].receives(a.remote) == Some(b.local);

@@ -7,7 +7,7 @@ use ike::output::{ChildId, IkeId};
 
 use crate::{Dice, Edge, Link, Plan, World};
 
-/// What happened.
+/// An event.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Summary {
     /// Simulated time.
@@ -55,7 +55,7 @@ const ACTS: usize = 20;
 
 /// Something happens on a connection.
 fn disturb(world: &mut World, dice: &mut Dice, edge: &Edge) {
-    // Who acts; sometimes both do the same at the same time.
+    // Acting host; sometimes both do the same at the same time.
     let ends: &[(usize, usize)] = match dice.below(4) {
         0 => &[(0, edge.host), (edge.host, 0)],
         1 => &[(0, edge.host)],
@@ -151,7 +151,7 @@ fn bring_up(world: &mut World, host: usize, connection: &str, child: &str, packe
         if packet {
             host.endpoint.acquire(now, connection, child, None, None);
         } else {
-            // Its peer may have no address at the moment; that is told, not done.
+            // Its peer may have no address at the moment, which is reported as an error.
             let _ = host.endpoint.initiate(now, connection, Some(child), 1);
         }
     });
@@ -166,7 +166,7 @@ fn traffic(world: &mut World, edge: &Edge) {
     }
 }
 
-/// A host is somewhere else from now on; behind the same translator, if there is one.
+/// A host moves to another address; it keeps its NAT, if there is one.
 fn move_away(world: &mut World, edge: &Edge) {
     let mut addr = match world.hosts[edge.host].addrs[0] {
         std::net::IpAddr::V4(addr) => addr.octets(),
@@ -235,11 +235,11 @@ fn end(world: &mut World, plan: &Plan, dice: &mut Dice) {
     world.note("end");
     let how = dice.below(3);
     for at in 0..world.hosts.len() {
-        // Nobody starts anew what the others end.
+        // No host restarts what another host ends.
         world.hosts[at].connections.clear();
     }
     match how {
-        // One end asks, the other agrees; both at once.
+        // One host requests, the other accepts; or both at once.
         0 | 1 => {
             for edge in &plan.edges {
                 for (host, peer) in [(0, edge.host), (edge.host, 0)].into_iter().skip(how) {

@@ -1,9 +1,10 @@
 //! All hosts, the time and the wires.
 //!
-//! After every step: each outbound half in use has its inbound twin at the peer, alive and with the same keys,
-//! unless the peer ended it knowingly (a Delete that is on its way, a peer believed dead, a crash) or cannot
-//! have it yet (the first Child SA of a responder); no two SAs have a key in common; no host receives twice under an
-//! SPI; every policy that keeps packets from leaving in the clear is there; no table is above its limit.
+//! After every step: each outbound half in use has its inbound twin at the peer, alive and with the
+//! same keys, unless the peer ended it knowingly (a Delete in flight, a peer considered dead, a
+//! crash) or cannot have it yet (the first Child SA of a responder); no two SAs have a key in
+//! common; no host receives twice under an SPI; every policy that prevents clear text is installed;
+//! no table is above its limit.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -43,7 +44,7 @@ pub struct World {
     pub now: Instant,
     /// The hosts.
     pub hosts: Vec<Host>,
-    /// How each link behaves, by the host that is not host 0.
+    /// Disturbances of each link, by the host other than host 0.
     pub links: Vec<Link>,
     /// Until when a host can neither send nor receive.
     pub dark: Vec<Instant>,
@@ -130,7 +131,7 @@ impl World {
         self.pump(host);
     }
 
-    /// A host crashes and begins anew.
+    /// A host crashes and restarts.
     pub fn restart(&mut self, host: usize) {
         self.hosts[host].restart(self.now);
         self.pump(host);
@@ -207,12 +208,12 @@ impl World {
         self.flying.insert((self.now + delay, self.order), flying);
     }
 
-    /// Somebody outside sends a datagram under a source address that is not his.
+    /// An outside attacker sends a datagram with a spoofed source address.
     pub fn spoof(&mut self, from: SocketAddr, to: SocketAddr, datagram: Vec<u8>) {
         self.fly(Duration::ZERO, Flying { from, to, packet: Packet::Ike(datagram) });
     }
 
-    /// Whether something is on the way.
+    /// Returns whether a datagram is in flight.
     pub(crate) fn is_quiet(&self) -> bool {
         self.flying.is_empty()
     }
@@ -258,7 +259,7 @@ impl World {
         }
     }
 
-    /// What has to hold after every step.
+    /// Invariants after every step.
     fn check(&mut self) {
         let mut changed = false;
         for at in 0..self.hosts.len() {

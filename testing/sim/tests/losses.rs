@@ -43,7 +43,8 @@ fn hosts(signed: bool) -> World {
     world
 }
 
-/// A life: up, a second Child SA and one for a CPU, every rekeying, authentication anew, another address, the end.
+/// A complete life cycle: set-up, a second Child SA and one for a CPU, every rekey,
+/// reauthentication, a new address, the end.
 fn live(world: &mut World) {
     let step = 40 * SECOND;
     for name in ["c0", "c1"] {

@@ -1,4 +1,5 @@
-//! Stories by number: `SIM_SEED` plays one and tells it, `SIM_SEEDS` plays so many from `SIM_FIRST` on.
+//! Scenarios by seed: `SIM_SEED` runs and prints one, `SIM_SEEDS` runs that many from `SIM_FIRST`
+//! on.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,7 +34,7 @@ fn every_story_ends_well() {
     let (next, start) = (AtomicU64::new(first), Instant::now());
     let failed = Mutex::new(BTreeMap::new());
     let totals = Mutex::new((0.0, 0));
-    // What failed is told at the end, once.
+    // Failures are reported once, at the end.
     std::panic::set_hook(Box::new(|_| ()));
     std::thread::scope(|scope| {
         for _ in 0..std::thread::available_parallelism().map_or(1, usize::from) {
@@ -73,7 +74,8 @@ fn every_story_ends_well() {
     assert!(failed.is_empty(), "{} of {count} stories end badly; repeat one with SIM_SEED", failed.len());
 }
 
-/// What differs between two runs of the same seed is a dependence on something that is not simulated.
+/// A difference between two runs of the same seed reveals a dependence on something that is not
+/// simulated.
 #[test]
 fn a_seed_repeats_exactly() {
     for seed in [3, 14, 159] {
