@@ -1,7 +1,7 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install deb test sim load demo lint doc bench bench-rivals miri fuzz clean
+.PHONY: help setup build install deb test sim load demo lint doc docs bench bench-rivals miri fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
@@ -50,6 +50,10 @@ lint: ## formatting, clippy, documentation, fuzz targets, dependencies: no warni
 doc: ## API documentation: target/doc
 	@scripts/setup.sh build
 	@scripts/cargo.sh doc --workspace --no-deps --document-private-items --locked
+
+docs: ## the documentation as a site: target/book/index.html
+	@scripts/setup.sh docs
+	@scripts/docs.sh
 
 bench: ## cycles per packet of the whole path against the bare engine
 	@scripts/setup.sh build

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what is missing for `build`, `deb`, `lint`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
+# Installs what is missing for `build`, `deb`, `lint`, `docs`, `test`, `demo`, `rivals` or `fuzz`; done in well under a second when nothing is.
 #
 # Debian and its relatives: packages come from apt. Elsewhere, or without root, it says what to install and goes on
 # with what is there: a build needs only a C compiler and Rust.
@@ -9,6 +9,7 @@ want=${1:-build}
 # Tools that cargo builds from crates.io.
 cargo_fuzz=0.13.2
 cargo_deny=0.20.2
+mdbook=0.5.4
 
 say() { printf 'setup: %s\n' "$*" >&2; }
 have() { command -v "$1" >/dev/null 2>&1; }
@@ -60,7 +61,7 @@ libstrongswan-standard-plugins|/usr/lib/ipsec/plugins/libstrongswan-openssl.so
 libstrongswan-extra-plugins|/usr/lib/ipsec/plugins/libstrongswan-curve25519.so'
 
 case $want in
-build) needs=$build_needs ;;
+build | docs) needs=$build_needs ;;
 deb) needs="$build_needs$package_needs" ;;
 fuzz | lint) needs="$build_needs
 g++|c++" ;;
@@ -76,7 +77,7 @@ test)
     [ -e /usr/lib/ipsec/charon ] || needs+=$strongswan_needs
     ;;
 *)
-    echo "usage: $0 build|deb|lint|test|demo|rivals|fuzz" >&2
+    echo "usage: $0 build|deb|lint|docs|test|demo|rivals|fuzz" >&2
     exit 2
     ;;
 esac
@@ -170,12 +171,13 @@ fi
 # Takes about a minute of processor time; a tool that is there already in this version stays.
 cargo_tool() {
     local name=$1 version=$2
-    case $("$name" --version 2>/dev/null) in *" $version") return 0 ;; esac
+    case $("$name" --version 2>/dev/null) in *" $version" | *" v$version") return 0 ;; esac
     say "installing $name $version"
     cargo install --locked --quiet --debug --config profile.dev.debug=false --version "$version" "$name" >&2
 }
 case $want in
 fuzz) cargo_tool cargo-fuzz "$cargo_fuzz" ;;
 lint) cargo_tool cargo-deny "$cargo_deny" ;;
+docs) cargo_tool mdbook "$mdbook" ;;
 esac
 have cc || { say "no C compiler: install gcc" && exit 1; }

@@ -86,7 +86,7 @@ fn is_fragment(packet: &[u8]) -> bool {
     IpPacket::parse(packet).is_ok_and(|ip| ip.fragment.is_some())
 }
 
-/// Whether a policy covers a packet, other than by ports.
+/// Returns whether a policy covers a packet, other than by ports.
 fn is_covered(packet: &[u8]) -> bool {
     let Ok(ip) = IpPacket::parse(packet) else { return false };
     [IpProto::UDP, IpProto::ICMP, IpProto::TCP, IpProto::SCTP].contains(&ip.upper)

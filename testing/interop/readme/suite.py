@@ -1,4 +1,5 @@
-"""Follows documents: writes the files that they show and runs their commands."""
+"""Follows documents: writes the files that they show and runs their commands. Each block of commands of the README and of the
+guides is run, or has the reason why not in a comment before it: `<!-- not run: REASON -->`."""
 
 import os
 import re
@@ -12,6 +13,8 @@ from gateway import WEIR, Failed  # noqa: E402
 # Outer and inner address of the two hosts of the README.
 HOSTS = {"a": ("192.0.2.1", "10.1.0.1"), "b": ("192.0.2.2", "10.2.0.1")}
 PATIENCE_S = 60
+# Blocks of commands that a case has run.
+RUN = set()
 
 
 def section(path, heading):
@@ -26,6 +29,20 @@ def section(path, heading):
 def blocks(text):
     """Fenced blocks in their order: language and text."""
     return re.findall(r"^```(\w*)\n(.*?)^```$", text, re.M | re.S)
+
+
+def command_blocks(path):
+    """Blocks of commands of a document in their order: text, and the reason why it is not run, if there is one."""
+    with open(path, encoding="utf-8") as file:
+        text = file.read()
+    for match in re.finditer(r"^```sh\n(.*?)^```$", text, re.M | re.S):
+        reason = re.search(r"<!-- not run: (.+?) -->\n+\Z", text[:match.start()], re.S)
+        yield match.group(1), reason and reason.group(1)
+
+
+def documents(root):
+    guides = os.path.join(root, "docs", "guides")
+    return [os.path.join(root, "README.md"), *sorted(os.path.join(guides, name) for name in os.listdir(guides))]
 
 
 def exchanged(text, config):
@@ -99,6 +116,85 @@ class Host:
                     process.wait()
 
 
+def connect(hosts):
+    """A cable between two hosts, and their addresses."""
+    a, b = hosts.values()
+    add_wire = f"ip link add wire netns {a.holder.pid} type veth peer name wire netns {b.holder.pid}"
+    subprocess.run(["sh", "-c", add_wire], check=True)
+    for name, (outer, inner) in HOSTS.items():
+        hosts[name].must(f"ip link set lo up; ip addr add {outer}/24 dev wire nodad; ip link set wire up; "
+                         f"ip addr add {inner}/24 dev lo")
+
+
+def mirrored(config):
+    """The configuration of host B: addresses, identities and selectors of A exchanged."""
+    pairs = [("192.0.2.1", "192.0.2.2"), ("10.1.0.", "10.2.0."), ("a.example.org", "b.example.org"), ("a.pem", "b.pem")]
+    for one, other in pairs:
+        config = config.replace(one, "\0").replace(other, one).replace("\0", other)
+    return config
+
+
+def with_certificates(lab, root, guide, then):
+    """Two hosts with the certificates of the guide for two sites and the configuration of `guide`; `then` has the hosts."""
+    sites = os.path.join(root, "docs", "guides", "site-to-site.md")
+    create, install = (block for block, _ in list(command_blocks(sites))[:2])
+    with open(os.path.join(root, "docs", "guides", guide), encoding="utf-8") as file:
+        config = next((block for kind, block in blocks(file.read()) if not kind and "connections {" in block), None)
+    if "openssl req" not in create or "install -d" not in install or not config:
+        raise Failed(f"{guide}: certificates or configuration are not shown")
+    RUN.update((create, install))
+    hosts = {}
+    try:
+        subprocess.run(["bash", "-ec", create], cwd=lab, check=True, capture_output=True, timeout=PATIENCE_S)
+        for name, own in (("a", config), ("b", mirrored(config))):
+            hosts[name] = Host(name, lab)
+            hosts[name].must("umask 077; cat >/etc/weir/weir.conf", input=own)
+            hosts[name].must(f"cd {lab} && set -e\n" + re.sub(r"\ba(\.pem|\.key)", rf"{name}\1", install))
+        connect(hosts)
+        return then(hosts)
+    finally:
+        for host in hosts.values():
+            host.end()
+
+
+def site_to_site(lab, root):
+    """Certificates, files and commands of the guide; then a ping through the tunnel."""
+    guide = os.path.join(root, "docs", "guides", "site-to-site.md")
+    start = list(command_blocks(guide))[2][0]
+
+    def run(hosts):
+        first, *rest = start.splitlines()
+        check, up = first.split(" && ")
+        for host in hosts.values():
+            host.must(check)
+            host.up(up)
+            for command in rest:
+                host.must(command)
+        RUN.add(start)
+        hosts["a"].must("ping -c 3 -W 10 -I 10.1.0.1 10.2.0.1")
+        if hosts["b"].must("cat /proc/sys/net/ipv4/ip_forward").strip() != "1":
+            raise Failed("the networks are not forwarded")
+        return hosts["a"].must("weir status").splitlines()[0]
+
+    return with_certificates(lab, root, "site-to-site.md", run)
+
+
+def psp(lab, root):
+    """The configuration and the commands of the guide, with the certificates of two sites."""
+    start = list(command_blocks(os.path.join(root, "docs", "guides", "psp.md")))[0][0]
+
+    def run(hosts):
+        up, status = start.splitlines()
+        for host in hosts.values():
+            host.up(up)
+        # Keys are there a moment after both hosts are.
+        hosts["a"].must("for i in $(seq 100); do ping -c 1 -W 1 192.0.2.2 >/dev/null && exit 0; sleep 0.1; done; exit 1")
+        RUN.add(start)
+        return hosts["a"].must(status).splitlines()[0]
+
+    return with_certificates(lab, root, "psp.md", run)
+
+
 def first_tunnel(lab, root):
     """The file, its exchanged values and the commands of the README."""
     text = section(os.path.join(root, "README.md"), "First tunnel")
@@ -106,18 +202,15 @@ def first_tunnel(lab, root):
     commands = next((block for kind, block in blocks(text) if kind == "sh" and "weir up" in block), None)
     if not config or not commands:
         raise Failed("the README shows no file or no commands")
+    RUN.add(commands)
     commands = [line.split("#")[0].strip() for line in commands.splitlines()]
     hosts = {}
     try:
         for name, host_config in (("a", config), ("b", exchanged(text, config))):
             hosts[name] = Host(name, lab)
             hosts[name].must("umask 077; cat >/etc/weir/weir.conf", input=host_config)
+        connect(hosts)
         a, b = hosts.values()
-        add_wire = f"ip link add wire netns {a.holder.pid} type veth peer name wire netns {b.holder.pid}"
-        subprocess.run(["sh", "-c", add_wire], check=True)
-        for name, (outer, inner) in HOSTS.items():
-            hosts[name].must(f"ip link set lo up; ip addr add {outer}/24 dev wire; ip link set wire up; "
-                             f"ip addr add {inner}/24 dev lo")
         start = commands.index("weir up")
         for command in commands[:start]:
             a.must(command)
@@ -154,7 +247,21 @@ def two_namespaces(lab, root):
     return ""
 
 
-CASES = [first_tunnel, two_namespaces]
+def every_block(_, root):
+    """Last: no block of commands is left over that neither ran nor has a reason."""
+    marked = 0
+    for path in documents(root):
+        for number, (block, reason) in enumerate(command_blocks(path), 1):
+            name = f"{os.path.relpath(path, root)}: block {number} of commands"
+            if reason and block in RUN:
+                raise Failed(f"{name} was run, although it is marked: {reason}")
+            if not reason and block not in RUN:
+                raise Failed(f"{name} was not run, and has no '<!-- not run: REASON -->' before it")
+            marked += bool(reason)
+    return f"{len(RUN)} blocks run, {marked} with a reason why not"
+
+
+CASES = [first_tunnel, two_namespaces, site_to_site, psp, every_block]
 
 
 def main():
@@ -164,7 +271,8 @@ def main():
     failed = 0
     for case in CASES:
         name = case.__name__.replace("_", "-")
-        if names and name not in names:
+        # What ran is known only after all other cases.
+        if names and (name not in names or case is every_block):
             continue
         started = time.monotonic()
         folder = os.path.join(lab, name)
