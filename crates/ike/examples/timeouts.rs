@@ -1,4 +1,5 @@
-//! Drives the timeouts of an endpoint whose peer is silent: `cargo run -p weir-ike --example timeouts`.
+//! Drives the timeouts of an endpoint with a silent peer: `cargo run -p weir-ike --example
+//! timeouts`.
 //!
 //! A program waits for a datagram until [`Endpoint::deadline`]; here time jumps to it.
 #![allow(clippy::disallowed_methods)] // a program has a clock, the library has none

@@ -56,42 +56,42 @@ pub(crate) struct Child {
     pub(crate) cpu: Option<u32>,
     /// Both ends want per-resource SAs beside it (RFC 9611).
     pub(crate) per_cpu: bool,
-    /// When it was installed.
+    /// Time of installation.
     pub(crate) installed: Instant,
-    /// When it is to be rekeyed, and when it ends.
+    /// Times of the rekey and of the end.
     pub(crate) rekey_at: Option<Instant>,
     pub(crate) expire_at: Option<Instant>,
-    /// When the data plane told of an authentic packet last.
+    /// Time of the last authentic packet reported by the data plane.
     pub(crate) used: Instant,
     /// Its outbound half is in use.
     pub(crate) outbound: bool,
-    /// The data plane was told to remove it.
+    /// True if its removal was requested from the data plane.
     pub(crate) removed: bool,
-    /// What is happening to it.
+    /// State.
     pub(crate) state: ChildState,
-    /// The Child SA whose place it takes, while that one is there.
+    /// The Child SA that it replaces, while that one exists.
     pub(crate) replaces: Option<ChildId>,
 }
 
-/// What is happening to a Child SA.
+/// State of a Child SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum ChildState {
     /// Nothing.
     Installed,
-    /// This host asked the peer to rekey it.
+    /// This host has requested a rekey.
     Rekeying,
-    /// Another one took its place; a Delete is on the way, from here or from there.
+    /// Replaced; a Delete is in flight, in either direction.
     Rekeyed,
-    /// This host asked the peer to delete it.
+    /// This host has sent a Delete.
     Deleting,
 }
 
-/// What a negotiation takes from the IKE SA around it.
+/// Properties of the IKE SA for a negotiation.
 pub(crate) struct Parent<'a> {
     pub(crate) ike: IkeId,
     pub(crate) connection: &'a Arc<Connection>,
     pub(crate) path: Path,
-    /// This host is behind a NAT; the peer is.
+    /// True if there is a NAT in front of this host, and of the peer.
     pub(crate) nat: (bool, bool),
     pub(crate) remote_id: &'a Identity,
     /// As [`crate::output::ChildSa::peer_id`].
@@ -116,21 +116,21 @@ pub(crate) struct Nonces<'a> {
     pub(crate) r: &'a [u8],
 }
 
-/// Why an initiator has no Child SA.
+/// Reason why an initiator has no Child SA.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ChildFault {
     /// The error notify of the peer, with its data; `None` when the peer's answer was not acceptable here.
     pub(crate) notify: Option<(NotifyType, Vec<u8>)>,
-    /// For the log and for who waits.
+    /// For the log and for the waiting command.
     pub(crate) reason: String,
     /// The peer may have installed it: tell it to delete this SPI (of this host).
     pub(crate) delete: Option<(ProtocolId, Spi)>,
 }
 
-/// Why a responder makes no Child SA.
+/// Reason why a responder refuses a Child SA.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Refused {
-    /// What the peer is told.
+    /// Notify to the peer.
     pub(crate) notify: NotifyType,
     /// Data of the notify.
     pub(crate) data: Vec<u8>,
@@ -156,7 +156,7 @@ impl Child {
         protocol_id(ctx, self.suite.protocol)
     }
 
-    /// Tells the data plane to remove it, once.
+    /// Requests its removal from the data plane, once.
     pub(crate) fn remove(&mut self, ctx: &mut Context<'_>, inbound_after: Duration) {
         if !std::mem::replace(&mut self.removed, true) {
             ctx.out.push_back(Output::Remove(self.id, inbound_after));
@@ -164,7 +164,7 @@ impl Child {
         }
     }
 
-    /// It carries or will carry traffic: not replaced, not on its way out.
+    /// True if it carries or will carry traffic: neither replaced nor being deleted.
     pub(crate) fn is_live(&self) -> bool {
         matches!(self.state, ChildState::Installed | ChildState::Rekeying)
     }
@@ -180,8 +180,8 @@ pub(crate) fn protocol_id(ctx: &Context<'_>, protocol: ChildProtocol) -> Protoco
 }
 
 impl Parent<'_> {
-    /// Selectors of this side. Until a virtual address that was asked for is known, `dynamic` is the
-    /// whole family (RFC 7296 §2.19).
+    /// Selectors of this side. Until a requested virtual address is known, `dynamic` is the whole
+    /// family (RFC 7296 §2.19).
     pub(crate) fn local_selectors(&self, selectors: &[TsConfig]) -> Vec<TrafficSelector> {
         let known: Vec<IpAddr> = self.virtual_local.iter().map(|address| address.addr).collect();
         if known.is_empty() && !self.connection.vips.is_empty() && selectors.iter().any(|ts| ts.addrs.is_none()) {

@@ -38,7 +38,7 @@ pub(crate) struct Newcomer<'a> {
     config: &'a ChildConfig,
     selectors: Vec<Selector>,
     ranges: Vec<AddrRange>,
-    /// This host began: its own configuration asks for the traffic.
+    /// Initiated by this host: its configuration covers the traffic.
     initiator: bool,
 }
 

@@ -26,7 +26,7 @@ pub struct Connection {
     pub remote_port: u16,
     /// Proposals in order of preference; never empty.
     pub proposals: Vec<IkeProposal>,
-    /// Virtual addresses to ask for: the unspecified address of a family asks for any.
+    /// Virtual addresses to request: the unspecified address of a family requests any.
     pub vips: Vec<IpAddr>,
     /// Ask for name servers with them, and take what is given.
     pub dns: bool,
@@ -34,7 +34,7 @@ pub struct Connection {
     pub encap: bool,
     /// Offer and accept MOBIKE (RFC 4555).
     pub mobike: bool,
-    /// Idle time after which the peer is asked whether it lives; zero is never.
+    /// Idle time before a liveness check; zero disables it.
     pub dpd_delay: Duration,
     /// IKE fragmentation (RFC 7383).
     pub fragmentation: Fragmentation,
@@ -42,7 +42,7 @@ pub struct Connection {
     pub childless: Childless,
     /// Ask for certificates (CERTREQ).
     pub send_certreq: bool,
-    /// When to send one's own certificates.
+    /// Policy for sending certificates of this host.
     pub send_cert: SendCert,
     /// OCSP responses in IKE (RFC 4806).
     pub ocsp: Ocsp,
@@ -51,9 +51,9 @@ pub struct Connection {
     pub ppk_id: Option<IdPattern>,
     /// Refuse a peer that has no such key.
     pub ppk_required: bool,
-    /// How often a failed IKE_SA_INIT is tried anew, 1 for once; 0 is without end.
+    /// Attempts of IKE_SA_INIT, 1 for a single one; 0 is unlimited.
     pub keyingtries: u32,
-    /// What a second IKE SA with the same peer means.
+    /// Handling of a second IKE SA with the same peer.
     pub unique: Unique,
     /// Traffic selectors that another peer uses.
     pub ts_conflict: TsConflict,
@@ -69,9 +69,9 @@ pub struct Connection {
     pub dscp: u8,
     /// Pools from which clients get addresses, in this order.
     pub pools: Vec<String>,
-    /// How this host authenticates, round by round; never empty.
+    /// Authentication of this host, round by round; never empty.
     pub local: Vec<Auth>,
-    /// How the peer must authenticate, round by round; never empty.
+    /// Required authentication of the peer, round by round; never empty.
     pub remote: Vec<Auth>,
     /// Child SAs.
     pub children: Vec<Arc<ChildConfig>>,
@@ -148,7 +148,7 @@ impl Connection {
 pub enum Host {
     /// One address or several.
     Range(AddrRange),
-    /// A name, whose addresses change with time: see [`Hosts`](crate::hosts::Hosts).
+    /// A name with changing addresses: see [`Hosts`](crate::hosts::Hosts).
     Name(String),
 }
 
@@ -214,7 +214,7 @@ pub enum Childless {
     Never,
 }
 
-/// When certificates are sent.
+/// Policy for sending certificates.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum SendCert {
@@ -317,7 +317,7 @@ pub struct Auth {
     pub groups: Vec<String>,
     /// Policy OIDs that the peer's certificate has to carry, dotted.
     pub cert_policy: Vec<String>,
-    /// What a missing CRL means.
+    /// Handling of a missing CRL.
     pub revocation: Revocation,
 }
 
@@ -369,7 +369,7 @@ pub enum EapType {
 pub enum Revocation {
     /// Refuse what a CRL revokes; without a CRL accept.
     Relaxed,
-    /// Refuse without a valid CRL when the certificate says where there is one.
+    /// Refuse without a valid CRL if the certificate has a URI for one.
     IfUri,
     /// Refuse without a valid CRL.
     Strict,
@@ -383,9 +383,9 @@ pub struct ChildConfig {
     pub name: String,
     /// Proposals in order of preference; never empty except for `pass` and `drop`. Different protocols may be mixed.
     pub proposals: Vec<ChildProposal>,
-    /// What this side protects.
+    /// Traffic selectors of this side.
     pub local_ts: Vec<TsConfig>,
-    /// What the other side protects.
+    /// Traffic selectors of the peer's side.
     pub remote_ts: Vec<TsConfig>,
     /// Mode.
     pub mode: ChildMode,
@@ -395,11 +395,11 @@ pub struct ChildConfig {
     pub bytes: Life<u64>,
     /// Lifetime by packets of one direction; zero is none.
     pub packets: Life<u64>,
-    /// What happens when the peer is dead.
+    /// Action when the peer is dead.
     pub dpd_action: Action,
-    /// What happens when the connection is loaded.
+    /// Action when the connection is loaded.
     pub start_action: StartAction,
-    /// What happens when the peer deletes the Child SA.
+    /// Action when the peer deletes the Child SA.
     pub close_action: Action,
     /// Ends a Child SA without traffic; zero is never.
     pub inactivity: Duration,
@@ -427,7 +427,7 @@ pub struct ChildConfig {
     pub eesp_max_crypt_offset: Option<u8>,
     /// Command to run on up and down.
     pub updown: Option<String>,
-    /// Tells that command to let packets of the peer reach this host.
+    /// Requests from that command that packets of the peer may reach this host.
     pub hostaccess: bool,
 }
 
@@ -490,14 +490,14 @@ pub enum ChildMode {
     Drop,
 }
 
-/// What happens at the end of a Child SA.
+/// Action at the end of a Child SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Action {
     /// Nothing; its trap policy, if there is one, stays.
     Clear,
     /// A trap policy is installed.
     Trap,
-    /// It is negotiated anew at once.
+    /// Negotiate again at once.
     Restart,
 }
 
@@ -518,7 +518,7 @@ pub enum PerCpuSas {
     No,
     /// One per CPU besides the fallback SA.
     Yes,
-    /// Likewise, each with a UDP port of its own.
+    /// Likewise, each with a separate UDP port.
     Encap,
 }
 
@@ -552,7 +552,7 @@ impl std::fmt::Display for TsConfig {
     }
 }
 
-/// A pool of virtual addresses and what is told to clients with them.
+/// A pool of virtual addresses, and the attributes sent with them.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct PoolConfig {
     /// Name of its section.

@@ -33,7 +33,7 @@ pub(crate) struct Context<'a> {
     pub(crate) connections: &'a [Arc<Connection>],
     /// Virtual addresses that are given out.
     pub(crate) pools: &'a mut Pools,
-    /// Where results go.
+    /// Queue of results.
     pub(crate) out: &'a mut VecDeque<Output>,
     /// Names and SPIs that are taken.
     pub(crate) names: &'a mut Names,
@@ -53,31 +53,32 @@ pub(crate) struct Names {
     next_ticket: u64,
     /// Inbound SPIs of Child SAs that are in use or were until lately.
     pub(crate) child_spis: HashMap<u32, ChildId>,
-    /// Those of them that were in use until lately, and until when they are not given out again.
+    /// Recently used SPIs, and the time until which they are not assigned again.
     resting_spis: BTreeSet<(Instant, u32)>,
-    /// SPIs that somebody else on this host receives with.
+    /// SPIs that other key sources on this host receive with.
     reserved_spis: HashSet<u32>,
-    /// Which IKE SA waits for an answer.
+    /// IKE SAs that wait for a response.
     pub(crate) tickets: HashMap<Ticket, IkeId>,
     /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
     pub(crate) peers: HashMap<(Identity, Identity), Vec<IkeId>>,
-    /// Handshakes under way that send INITIAL_CONTACT, by the identities of this host and of the peer.
+    /// Pending handshakes that send INITIAL_CONTACT, by the identities of this host and of the
+    /// peer.
     contacts: HashMap<(Identity, Identity), IkeId>,
     /// The same by handshake.
     contacting: HashMap<IkeId, (Identity, Identity)>,
-    /// Trusted authorities of each connection that asks for certificates, by its name.
+    /// Trusted authorities of each connection that requests certificates, by its name.
     pub(crate) authorities: HashMap<String, Vec<[u8; 20]>>,
     /// Traffic selectors in use.
     pub(crate) claims: Claims,
     /// This host has post-quantum preshared keys (RFC 8784).
     pub(crate) has_ppks: bool,
-    /// How many IKE SAs gave this host each of its virtual addresses: two while one takes the other's place.
+    /// Number of IKE SAs per virtual address of this host: two while one replaces the other.
     virtual_addresses: HashMap<IpAddr, u32>,
     /// Rate limit of the log lines on retransmissions.
     pub(crate) retransmission_lines: crate::endpoint::limit::Limit,
     /// Rate limit of the log lines on internal errors.
     internal_error_lines: crate::endpoint::limit::Limit,
-    /// Addresses of this host, as far as it was told.
+    /// Known addresses of this host.
     pub(crate) local_addresses: Vec<IpAddr>,
     /// Addresses of the hosts that connections name.
     pub(crate) hosts: crate::hosts::Hosts,
@@ -111,8 +112,9 @@ impl Names {
         }
     }
 
-    /// Whether a handshake may send INITIAL_CONTACT: there is no IKE SA with these identities, and no other handshake
-    /// that sends it. The peer would end that one, whichever comes up first.
+    /// Returns whether a handshake may send INITIAL_CONTACT: there is no IKE SA with these
+    /// identities, and no other handshake that sends it. The peer would end that one, regardless of
+    /// the order of completion.
     pub(crate) fn begin_contact(&mut self, ike: IkeId, identities: (Identity, Identity)) -> bool {
         let first = !self.peers.contains_key(&identities) && !self.contacts.contains_key(&identities);
         if first {
@@ -142,8 +144,8 @@ impl Names {
 /// workers up to 6, and of 8, 10, 12, 15, 16, 20, 24, 32, 48, 60 and 64.
 pub(crate) const SPI_CLASSES: u32 = 960;
 
-/// How long an SPI rests after the last packet for it was to come, before it may be chosen again: two SAs that receive with one
-/// SPI cannot be told apart, and whoever carries [`Output::Remove`] out may be late.
+/// Time after the last expected packet for an SPI before it may be assigned again: two inbound SAs
+/// with one SPI are indistinguishable, and [`Output::Remove`] may be executed late.
 const SPI_REST: Duration = Duration::from_secs(10);
 
 impl Names {
@@ -169,7 +171,8 @@ impl Names {
         }
     }
 
-    /// All SPIs that somebody else on this host receives with now; those of before may be chosen again.
+    /// Sets the SPIs that other key sources on this host receive with; previous ones may be
+    /// assigned again.
     pub(crate) fn reserve_spis(&mut self, spis: impl IntoIterator<Item = wire::Spi>) {
         self.reserved_spis = spis.into_iter().map(wire::Spi::get).collect();
     }
@@ -192,7 +195,7 @@ impl Names {
 }
 
 impl Context<'_> {
-    /// Asks; the answer comes to `ike`.
+    /// Sends a credential request; the response goes to `ike`.
     pub(crate) fn ask(&mut self, ike: IkeId, question: Question) -> Ticket {
         let ticket = self.names.ticket();
         self.names.tickets.insert(ticket, ike);
@@ -225,7 +228,7 @@ impl Context<'_> {
         }
     }
 
-    /// Tells of something.
+    /// Reports an event.
     pub(crate) fn event(&mut self, event: Event) {
         self.out.push_back(Output::Event(event));
     }
@@ -255,7 +258,7 @@ impl Context<'_> {
 mod tests {
     use super::*;
 
-    /// The SPI that is taken where chance says 1920, 2880, 3840 and so on.
+    /// The SPI selected for the random numbers 1920, 2880, 3840 and so on.
     fn take(names: &mut Names, now: Instant) -> u32 {
         let mut random = SPI_CLASSES;
         names.wake_spis(now);
@@ -277,11 +280,11 @@ mod tests {
         assert_eq!(take(&mut names, last + SPI_REST - Duration::from_millis(1)), 4 * SPI_CLASSES + 7);
         assert_eq!(take(&mut names, last + SPI_REST), first);
         assert_eq!(names.spis_in_use(), 3);
-        // What comes to belong to somebody else while it rests is not given out at all.
+        // An SPI taken by another key source during its quarantine is not assigned at all.
         names.rest_spi(wire::Spi::try_from(second).unwrap(), last);
         names.reserve_spis([wire::Spi::try_from(second).unwrap()]);
         assert_ne!(take(&mut names, last + SPI_REST), second);
-        // Until it is nobody's any more.
+        // Until it is free again.
         names.reserve_spis([wire::Spi::try_from(0x1000).unwrap()]);
         assert_eq!(take(&mut names, last + SPI_REST), second);
     }

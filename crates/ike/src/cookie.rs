@@ -7,7 +7,7 @@ use crypto::ike::Prf;
 use rand_core::RngCore;
 use subtle::ConstantTimeEq;
 
-/// How long a secret makes cookies; it checks them for as long again.
+/// Lifetime of a secret for new cookies; it verifies them for the same time again.
 const ROTATION: Duration = Duration::from_secs(120);
 /// Bytes of the MAC.
 const MAC_LEN: usize = 16;
@@ -30,7 +30,7 @@ impl Cookies {
         }
         let mut fresh = [0; 32];
         rng.fill_bytes(&mut fresh);
-        // Whoever asks for the first time in a long while finds both secrets too old.
+        // After a long time without requests both secrets are too old.
         let mut before = self.secrets.map_or(fresh, |[newest, _]| newest);
         if age.is_none_or(|age| age >= 2 * ROTATION) {
             rng.fill_bytes(&mut before);

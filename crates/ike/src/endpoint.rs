@@ -1,8 +1,8 @@
 //! One host that speaks IKE: every IKE SA by its SPI, and what they share.
 //!
-//! A datagram finds its IKE SA by the SPI that this host chose; a step of that SA runs with the
-//! shared part borrowed ([`Context`]); what the step leads to (an SA that came up, ended, was born) is
-//! settled here, and its timer is set anew.
+//! The IKE SA of a datagram is looked up by the SPI of this host; a step of that SA runs with the
+//! shared state borrowed ([`Context`]); its results (an SA that was established, ended, or created)
+//! are processed here, and its timer is reset.
 
 mod commands;
 #[cfg(any(test, feature = "testkit"))]
@@ -52,7 +52,7 @@ pub struct Endpoint<R> {
     /// IKE SAs of each connection that this host started or that came up.
     by_connection: HashMap<String, BTreeSet<IkeId>>,
     children: HashMap<ChildId, IkeId>,
-    /// Trap policies that stand, by connection and child.
+    /// Installed trap policies, by connection and child.
     traps: BTreeSet<(String, String)>,
     half_open: HalfOpen,
     /// Handshakes with peers that packets chose.
@@ -78,7 +78,7 @@ pub struct Endpoint<R> {
     closing: bool,
 }
 
-/// What steps borrow.
+/// State that steps borrow.
 struct Shared<R> {
     rng: R,
     settings: Settings,
@@ -202,7 +202,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// RFC 7296 §2.5: a higher major version is told which one is spoken.
+    /// RFC 7296 §2.5: a higher major version receives the supported one.
     fn refuse_version(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header) {
         self.shared.count(counters::VERSION);
         if header.major() > 2 && !header.is_response() && self.replies.allows(now) {
@@ -210,7 +210,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// RFC 7296 §2.21.4: a request for an IKE SA that is not there is told so, never a response.
+    /// RFC 7296 §2.21.4: a request for an unknown IKE SA receives a notify, a response never does.
     fn refuse_spi(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header, len: usize) {
         const REPLY_LEN: usize = Header::LEN + 8;
         self.shared.count(counters::UNKNOWN_SPI);
@@ -248,7 +248,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.retire(now);
     }
 
-    /// When [`Endpoint::handle_timeout`] has something to do.
+    /// Time of the next [`Endpoint::handle_timeout`].
     pub fn deadline(&self) -> Option<Instant> {
         let timer = self.timers.first().map(|(due, _)| *due);
         let later = self.later.iter().map(|(at, ..)| *at);
@@ -256,7 +256,7 @@ impl<R: CryptoRng> Endpoint<R> {
         later.chain(retiring).chain(timer).chain(self.shared.names.hosts.deadline()).min()
     }
 
-    /// Answers a question. An answer that nobody waits for any more changes nothing.
+    /// Delivers a credential response. An unexpected response is ignored.
     pub fn answer(&mut self, now: Instant, ticket: Ticket, answer: Answer) {
         if let Some(connection) = self.asked.remove(&ticket) {
             if let Answer::TrustedAuthorities(authorities) = answer {
@@ -272,7 +272,7 @@ impl<R: CryptoRng> Endpoint<R> {
         });
     }
 
-    /// What is to be done next; `None` when all is done for now.
+    /// Returns the next output; `None` if there is none.
     pub fn poll(&mut self) -> Option<Output> {
         self.shared.out.pop_front()
     }
@@ -291,7 +291,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.take_born(now);
     }
 
-    /// Keeps in mind whose the Child SAs are, and which trap policies stand.
+    /// Tracks the owners of Child SAs, and the installed trap policies.
     fn note_children(&mut self, seen: usize) {
         for output in self.shared.out.iter().skip(seen) {
             match output {

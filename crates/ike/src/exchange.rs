@@ -1,9 +1,9 @@
 //! The message layer of one IKE SA (RFC 7296 §2.1 to §2.3, RFC 7383).
 //!
-//! [`Exchanges`] owns the keys of SK payloads, the message IDs of both directions and what has to be
-//! sent again. Who uses it sees authentic messages in order, each once ([`Arrival`]); retransmitted
-//! requests are answered here from the cache, byte for byte. The window is one message each way.
-//! It lives as long as its IKE SA.
+//! [`Exchanges`] owns the keys of SK payloads, the message IDs of both directions and the
+//! retransmissions. It delivers authentic messages in order, each once ([`Arrival`]); retransmitted
+//! requests are answered here from the cache, byte for byte. The window is one message per
+//! direction. It lives as long as its IKE SA.
 
 mod fragment;
 mod resend;
@@ -64,7 +64,7 @@ pub(crate) struct Inner {
 pub(crate) struct TooLong;
 
 impl Inner {
-    /// What `write` appends.
+    /// Bytes that `write` appends.
     ///
     /// # Errors
     /// The chain exceeds [`INNER_MAX`], or a payload its length field.
@@ -76,7 +76,8 @@ impl Inner {
         if overflowed || bytes.len() > INNER_MAX { Err(TooLong) } else { Ok(Self { first, bytes }) }
     }
 
-    /// Likewise for notifies, deletions and key exchanges, whose number and lengths are bounded far below [`INNER_MAX`].
+    /// Likewise for notifies, deletions and key exchanges, which are bounded far below
+    /// [`INNER_MAX`].
     pub(crate) fn small(write: impl FnOnce(&mut Chain<'_>)) -> Self {
         let inner = Self::new(write);
         debug_assert!(inner.is_ok(), "a message of bounded length exceeds {INNER_MAX} bytes");
@@ -95,7 +96,7 @@ impl Inner {
     }
 }
 
-/// What a datagram brought.
+/// Result of a datagram.
 pub(crate) enum Arrival {
     /// Nothing to act on: a retransmission, a fragment, a message that is not for now or not authentic.
     Nothing,
@@ -105,7 +106,7 @@ pub(crate) enum Arrival {
     Response(Plain),
 }
 
-/// What became of a timer.
+/// Result of a timeout.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Timeout {
     /// Something was sent again, or it was too early.
@@ -121,7 +122,7 @@ struct Outstanding {
     resend: Resend,
 }
 
-/// The last request of the peer, and what it was told.
+/// The last request of the peer, and its response.
 struct Answered {
     /// Of the datagram, or of the first fragment.
     digest: u64,
@@ -143,7 +144,8 @@ pub(crate) struct Exchanges {
     send_fragments: bool,
     next_request: u32,
     outstanding: Option<Outstanding>,
-    /// The request that [`Timeout::GaveUp`] told of; [`Exchanges::try_again`] takes it up on another path.
+    /// The request reported by [`Timeout::GaveUp`]; [`Exchanges::try_again`] takes it up on another
+    /// path.
     given_up: Option<Outstanding>,
     /// ID of the next request of the peer.
     next_peer: u32,
@@ -156,8 +158,9 @@ pub(crate) struct Exchanges {
 }
 
 impl Exchanges {
-    /// For an IKE SA whose initiator goes on with the request `first_id`: 1 after IKE_SA_INIT, 0 after a
-    /// rekeying. The responder has asked nothing yet, so its first request is 0 (RFC 7296 §2.2).
+    /// For an IKE SA with `first_id` as next request ID of its initiator: 1 after IKE_SA_INIT, 0
+    /// after a rekeying. The responder has sent no request yet, so its first request is 0 (RFC 7296
+    /// §2.2).
     pub(crate) fn new(
         id: IkeId,
         connection: &Connection,
@@ -246,8 +249,8 @@ impl Exchanges {
         }
     }
 
-    /// Takes up the request that was given up, with all its retransmissions anew, to where `path` leads
-    /// now (RFC 4555 §3.5). False when there is none.
+    /// Sends the failed request again on `path`, with all its retransmissions (RFC 4555 §3.5).
+    /// False if there is none.
     pub(crate) fn try_again(&mut self, ctx: &mut Context<'_>, path: &Path) -> bool {
         let Some(mut out) = self.given_up.take() else { return false };
         out.resend.restart(ctx.now, &self.retransmit);
@@ -256,8 +259,8 @@ impl Exchanges {
         true
     }
 
-    /// Takes a datagram with this IKE SA's SPIs. `from` is (local, remote); `accepts` says which
-    /// exchanges may be requested at all in the state of the SA.
+    /// Takes a datagram with this IKE SA's SPIs. `from` is (local, remote); `accepts` lists the
+    /// exchanges that may be requested in the state of the SA.
     pub(crate) fn receive(
         &mut self,
         ctx: &mut Context<'_>,
@@ -386,7 +389,7 @@ impl Exchanges {
         }
     }
 
-    /// When [`Exchanges::handle_timeout`] has something to do.
+    /// Time of the next [`Exchanges::handle_timeout`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         self.outstanding.as_ref().map(|out| out.resend.due())
     }
@@ -493,7 +496,7 @@ impl Exchanges {
     }
 }
 
-/// What one datagram held.
+/// Contents of one datagram.
 struct Part {
     first: PayloadType,
     /// Number and total of a fragment.

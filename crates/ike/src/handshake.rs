@@ -1,9 +1,9 @@
 //! IKE_SA_INIT, IKE_INTERMEDIATE and IKE_AUTH: from nothing to an authenticated IKE SA.
 //!
-//! [`Handshake`] is an IKE SA that is not authenticated. It knows no exchange but these three; what
-//! it turns into when it is done ([`Outcome::Up`]) is the only thing that can do more. Each side is a
-//! state machine of its own ([`initiator`], [`responder`]); what both have after IKE_SA_INIT is
-//! [`Secured`]. Whatever takes credentials is a question, whose answer comes back later.
+//! [`Handshake`] is an IKE SA that is not authenticated. It implements only these three exchanges;
+//! after completion ([`Outcome::Up`]) it becomes the only type that can do more. Each side is a
+//! separate state machine ([`initiator`], [`responder`]); their common state after IKE_SA_INIT is
+//! [`Secured`]. Operations with credentials are asynchronous requests.
 
 mod auth;
 mod configure;
@@ -38,13 +38,13 @@ pub(crate) enum Handshake {
     Responder(Responder),
 }
 
-/// What a step of a handshake leads to.
+/// Result of a step of a handshake.
 pub(crate) enum Outcome {
     /// It goes on.
     Pending,
     /// Both ends are authenticated.
     Up(Box<Up>),
-    /// The peer was refused and told so. What is left answers retransmissions for a while.
+    /// The peer was refused and notified. The rest responds to retransmissions for a while.
     Refused(String),
     /// It is over.
     Over(Box<Over>),
@@ -57,7 +57,7 @@ pub(crate) struct Up {
     pub(crate) children: Vec<ChildRequest>,
     /// Commands that waited for the IKE SA.
     pub(crate) commands: Vec<u64>,
-    /// The IKE SA whose place it takes.
+    /// The IKE SA that it replaces.
     pub(crate) replaces: Option<IkeId>,
     /// The peer had no other IKE SA with this host when the handshake began, at that time (RFC 7296 §2.4).
     pub(crate) initial_contact: Option<Instant>,
@@ -66,17 +66,17 @@ pub(crate) struct Up {
 /// A handshake that failed.
 #[derive(Default)]
 pub(crate) struct Over {
-    /// For the log and for who waits.
+    /// For the log and for the waiting command.
     pub(crate) reason: String,
-    /// What is started instead: another gateway, another try; `true` to wait before.
+    /// Next attempt: another gateway, or a retry; `true` to wait before.
     pub(crate) next: Option<(Initiation, Redirects, bool)>,
-    /// Commands and Child SAs that nobody will serve.
+    /// Commands and Child SAs that have failed.
     pub(crate) commands: Vec<u64>,
     pub(crate) children: Vec<ChildRequest>,
 }
 
 impl Outcome {
-    /// A failure of a responder: nobody waits.
+    /// A failure of a responder: no command waits.
     pub(crate) fn over(reason: impl Into<String>) -> Self {
         Self::Over(Box::new(Over { reason: reason.into(), ..Over::default() }))
     }
@@ -104,7 +104,7 @@ impl Handshake {
         }
     }
 
-    /// Takes an answer. One that was not asked for (any more) changes nothing.
+    /// Processes a credential response. An unexpected one is ignored.
     pub(crate) fn answer(&mut self, ctx: &mut Context<'_>, ticket: Ticket, answer: Answer) -> Outcome {
         match self {
             Self::Initiator(initiator) => initiator.answer(ctx, ticket, answer),
@@ -120,7 +120,7 @@ impl Handshake {
         }
     }
 
-    /// When [`Handshake::handle_timeout`] has something to do.
+    /// Time of the next [`Handshake::handle_timeout`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self {
             Self::Initiator(initiator) => initiator.deadline(),

@@ -23,7 +23,7 @@ const ADDRESSES_MAX: usize = 16;
 #[derive(Debug, Default)]
 pub struct Hosts {
     by_name: BTreeMap<String, Known>,
-    /// Names by the number of the request that is under way.
+    /// Names by the number of the pending request.
     asked: BTreeMap<u64, String>,
     next: u64,
 }
@@ -31,7 +31,7 @@ pub struct Hosts {
 #[derive(Debug, Default)]
 struct Known {
     addresses: Vec<IpAddr>,
-    /// When the last answer came, with or without addresses.
+    /// Time of the last response, with or without addresses.
     answered: Option<Instant>,
     pending: bool,
     /// Failures since the last success.
@@ -47,7 +47,7 @@ pub struct Answered {
     pub name: String,
     /// It has other addresses than before.
     pub changed: bool,
-    /// Why it has no new addresses, and whether this is the first failure in a row.
+    /// Reason of the failure, and whether it is the first in a row.
     pub failure: Option<(String, bool)>,
 }
 
@@ -56,7 +56,7 @@ impl Known {
         self.answered.is_none_or(|at| now.saturating_duration_since(at) >= age)
     }
 
-    /// When a name without addresses is resolved again.
+    /// Time of the next attempt to resolve a name without addresses.
     fn retry_at(&self) -> Option<Instant> {
         let wait = RETRY.saturating_mul(1 << self.failures.saturating_sub(1).min(16)).min(RETRY_MAX);
         self.answered.filter(|_| self.addresses.is_empty() && !self.pending).map(|at| at + wait)
@@ -90,7 +90,8 @@ impl Hosts {
         self.by_name.get(name).is_some_and(|known| !known.pending && known.is_older_than(now, age))
     }
 
-    /// Number of a new request for `name`; `None` while one is under way, and when the last answer is younger than `age`.
+    /// Number of a new request for `name`; `None` while one is pending, and if the last response is
+    /// younger than `age`.
     pub fn ask(&mut self, now: Instant, name: &str, age: Duration) -> Option<u64> {
         if !self.is_due(now, name, age) {
             return None;
@@ -128,18 +129,18 @@ impl Hosts {
         names(hosts).any(|name| self.by_name.get(name).is_some_and(|known| known.pending))
     }
 
-    /// Names without addresses whose time has come.
+    /// Names without addresses that are due.
     pub fn due(&self, now: Instant) -> Vec<String> {
         let due = self.by_name.iter().filter(|(_, known)| known.retry_at().is_some_and(|at| at <= now));
         due.map(|(name, _)| name.clone()).collect()
     }
 
-    /// When [`Hosts::due`] names another one.
+    /// Time at which [`Hosts::due`] returns the next one.
     pub fn deadline(&self) -> Option<Instant> {
         self.by_name.values().filter_map(Known::retry_at).min()
     }
 
-    /// Addresses that a list stands for: `None` for any. A name without addresses stands for none.
+    /// Addresses of a list: `None` for any. A name without addresses adds none.
     pub fn ranges(&self, hosts: &[Host]) -> Option<Vec<AddrRange>> {
         let of = |host: &Host| match host {
             Host::Range(range) => vec![*range],
@@ -151,7 +152,7 @@ impl Hosts {
         (!hosts.is_empty()).then(|| hosts.iter().flat_map(of).collect())
     }
 
-    /// Why a host of the list has no addresses; `None` when all have some.
+    /// Reason why a host of the list has no addresses; `None` if all have some.
     pub fn why(&self, hosts: &[Host]) -> Option<String> {
         let unresolved = |name: &str| self.by_name.get(name).is_none_or(|known| known.addresses.is_empty());
         let name = names(hosts).find(|name| unresolved(name))?;

@@ -1,8 +1,8 @@
 //! Identities of peers (RFC 7296 §3.5) and the patterns that they are held against.
 //!
-//! A configuration writes an identity as text whose form decides its type, as in strongSwan. A peer's
-//! comes from an ID payload and may hold anything: it is compared and printed, never trusted to be well
-//! formed.
+//! In a configuration an identity is text, and its form determines its type, as in strongSwan. A
+//! peer's identity is from an ID payload and may contain anything: it is compared and printed, but
+//! never assumed to be well formed.
 
 mod dn;
 mod pattern;
@@ -24,7 +24,7 @@ pub struct Identity {
     pub data: Vec<u8>,
 }
 
-/// What an identity has to match.
+/// Pattern of an identity.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum IdPattern {
     /// `%any`.
@@ -49,9 +49,9 @@ pub enum IdentityError {
     /// A distinguished name is expected.
     #[error("'{text}' is not a distinguished name: {why}")]
     Dn {
-        /// What was written.
+        /// The input.
         text: String,
-        /// What is wrong.
+        /// Reason.
         why: &'static str,
     },
     /// Patterns of newer strongSwan.
@@ -83,7 +83,7 @@ const PREFIXES: &[(&str, IdType)] = &[
     ("keyid:", IdType::KEY_ID),
 ];
 
-/// What strongSwan takes for any identity.
+/// Spellings of strongSwan for any identity.
 fn is_any(text: &str) -> bool {
     matches!(text, "" | "%any" | "%any6" | "0.0.0.0" | "*" | "::" | "0::0")
 }
@@ -92,10 +92,10 @@ impl Identity {
     /// Bytes of an identity in a configuration.
     pub const TEXT_MAX: usize = 2048;
 
-    /// The identity that a text stands for. A prefix such as `fqdn:` or `keyid:` (with `#` and
-    /// hexadecimal digits after it, if wanted) or `{11}:` names the type; otherwise: with `=` a
-    /// distinguished name; with `@` a mail address, after `@` a domain name, after `@@` a mail address, after
-    /// `@#` a key ID in hexadecimal; without, an address, a network, a range, else a domain name.
+    /// Parses an identity. A prefix such as `fqdn:` or `keyid:` (with `#` and hexadecimal digits
+    /// after it, if wanted) or `{11}:` names the type; otherwise: with `=` a distinguished name;
+    /// with `@` a mail address, after `@` a domain name, after `@@` a mail address, after `@#` a
+    /// key ID in hexadecimal; without, an address, a network, a range, else a domain name.
     ///
     /// # Errors
     /// [`IdentityError`]. What merely looks like a distinguished name or an IPv6 address is a key ID.
@@ -458,7 +458,7 @@ mod tests {
         assert!(id("A@example.org").is_same(&id("a@EXAMPLE.org")));
         assert!(!id("keyid:moon").is_same(&id("keyid:Moon")));
         assert!(!id("keyid:moon").is_same(&id("fqdn:moon")));
-        // A zero byte inside is somebody's attempt to be taken for another.
+        // An embedded zero byte is an attempt to imitate another identity.
         let zero = |text: &[u8]| Identity { kind: IdType::FQDN, data: text.to_vec() };
         assert!(!zero(b"moon\0A").is_same(&zero(b"moon\0a")));
         assert!(!zero(b"moon\0").is_same(&zero(b"moon")));

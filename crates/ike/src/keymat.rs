@@ -1,9 +1,9 @@
 //! Keys of IKEv2: from shared secrets to what protects messages, Child SAs and identities.
 //!
-//! Everything here is a function of its arguments. IKE_SA_INIT makes [`skeyseed`] and of it
-//! [`IkeKeys::derive`]; each IKE_INTERMEDIATE with a key exchange replaces them by
-//! [`IkeKeys::after_intermediate`]; a post-quantum key goes in by [`IkeKeys::mix_ppk`]; rekeying starts
-//! anew from [`skeyseed_rekey`]. The keys of Child SAs come from SK_d by [`child_keys`].
+//! All functions are pure. IKE_SA_INIT makes [`skeyseed`] and of it [`IkeKeys::derive`]; each
+//! IKE_INTERMEDIATE with a key exchange replaces them by [`IkeKeys::after_intermediate`]; a
+//! post-quantum key goes in by [`IkeKeys::mix_ppk`]; a rekey starts again from [`skeyseed_rekey`].
+//! The keys of Child SAs come from SK_d by [`child_keys`].
 
 pub mod v1;
 
@@ -33,7 +33,8 @@ pub(crate) struct IkeKeys {
     pub(crate) sk_pr: Secret,
 }
 
-/// Nonces of an exchange and SPIs of the IKE SA that it makes; `i` is who started the exchange.
+/// Nonces of an exchange and SPIs of the IKE SA that it makes; `i` is the initiator of the
+/// exchange.
 #[derive(Clone, Copy)]
 pub(crate) struct Seed<'a> {
     pub(crate) nonce_i: &'a [u8],
@@ -90,7 +91,7 @@ impl IkeKeys {
         }
     }
 
-    /// Tells a debugger of keys that are new, when that was asked for.
+    /// Reports new keys for debugging, if requested.
     pub(crate) fn disclose(&self, ctx: &mut Context<'_>, ike: IkeId, spis: ([u8; 8], [u8; 8]), suite: &IkeSuite) {
         if ctx.settings.log_secrets {
             let (sk_e, sk_a) = ((self.sk_ei.clone(), self.sk_er.clone()), (self.sk_ai.clone(), self.sk_ar.clone()));
@@ -150,8 +151,8 @@ pub(crate) fn child_keys(
     (HalfKeys { enc: enc_i, integ: integ_i }, HalfKeys { enc: enc_r, integ: integ_r })
 }
 
-/// What IKE_INTERMEDIATE exchanges add to AUTH (RFC 9242 §3.3.2). Grows with no message: each replaces
-/// the one before.
+/// Contribution of IKE_INTERMEDIATE exchanges to AUTH (RFC 9242 §3.3.2). Constant in size: each
+/// replaces the previous one.
 #[derive(Default)]
 pub(crate) struct IntAuth {
     of_initiator: Vec<u8>,
@@ -192,8 +193,8 @@ fn chain(prf: Prf, sk_p: &[u8], before: &[u8], header: &[u8; 28], first: Payload
     prf.compute(sk_p, &[before, &clear, &generic, inner]).to_vec()
 }
 
-/// What the AUTH payload covers (RFC 7296 §2.15): message | nonce of the other side | prf(SK_p, IDx') |
-/// IntAuth. `message_and_nonce` is the first two.
+/// Octets covered by the AUTH payload (RFC 7296 §2.15): message | nonce of the other side |
+/// prf(SK_p, IDx') | IntAuth. `message_and_nonce` is the first two.
 pub fn auth_octets(message_and_nonce: &[u8], prf: Prf, sk_p: &[u8], id: &Identity, int_auth: &[u8]) -> Vec<u8> {
     let hash = prf.compute(sk_p, &[&[id.kind.0, 0, 0, 0], &id.data]);
     [message_and_nonce, &hash, int_auth].concat()
@@ -333,7 +334,7 @@ pub(crate) mod tests {
                     010164af2111ebd762f6916ca9a6f0ee05c8b320e4ee27705521de2589adea18"
                 )
             );
-            // An AEAD has a salt behind its key and no SK_a (RFC 5282 §7.1).
+            // An AEAD has a salt after its key and no SK_a (RFC 5282 §7.1).
             assert_eq!((keys.sk_ai.len(), keys.sk_ei.len()), (0, 20));
             assert!(keys.message_keys(&suite).is_ok());
             let rekeyed = skeyseed_rekey(suite.prf, &keys.sk_d, &[secret(GIR_NEW)], seed);
@@ -353,7 +354,7 @@ pub(crate) mod tests {
         assert!(skeyseed(Prf::HmacSha256, &seed, b"shared") == Prf::HmacSha256.compute(&key, &[b"shared"]));
     }
 
-    /// RFC 9370: SK(0) stands before the nonces and the others behind.
+    /// RFC 9370: SK(0) is before the nonces and the others after them.
     #[test]
     fn additional_secrets_have_their_places() {
         let prf = Prf::HmacSha256;

@@ -1,16 +1,16 @@
 //! Narrowing of traffic selectors (RFC 7296 §2.9).
 //!
-//! A responder answers with what its policy and the request have in common; an initiator checks that
-//! the answer is part of what it asked for. Both sides of a Child SA are narrowed apart.
+//! A responder returns the intersection of its policy and the request; an initiator checks that the
+//! response is a subset of its request. Both sides of a Child SA are narrowed separately.
 
 use wire::{AddrRange, IpProto, PortRange, TrafficSelector};
 
 /// Selectors of an answer; as many as one payload holds.
 const ANSWER_MAX: usize = wire::ike::Ts::MAX_SELECTORS;
 
-/// What both lists mean, without selectors that lie within another. When the peer's first selector is the
-/// packet that started the negotiation and the policy has it, it is in, as everything else that both
-/// have. Empty means TS_UNACCEPTABLE.
+/// Intersection of both lists, without selectors contained in another. If the peer's first selector
+/// is the triggering packet and the policy covers it, it is included, as is everything else in both
+/// lists. Empty means TS_UNACCEPTABLE.
 pub(crate) fn narrow(ours: &[TrafficSelector], theirs: &[TrafficSelector]) -> Vec<TrafficSelector> {
     let mut common: Vec<TrafficSelector> = Vec::new();
     for theirs in theirs {
@@ -25,7 +25,7 @@ pub(crate) fn narrow(ours: &[TrafficSelector], theirs: &[TrafficSelector]) -> Ve
     common
 }
 
-/// An answer that means more than was asked for, or nothing.
+/// A response that exceeds the request, or is empty.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub(crate) enum NotNarrowed {
     /// There is no selector.
@@ -36,7 +36,7 @@ pub(crate) enum NotNarrowed {
     Wider(TrafficSelector),
 }
 
-/// Checks a responder's answer: each selector has to lie within one of those offered.
+/// Checks a responder's answer: each selector must be within one of the offered ones.
 pub(crate) fn check_subset(offered: &[TrafficSelector], answered: &[TrafficSelector]) -> Result<(), NotNarrowed> {
     if answered.is_empty() {
         return Err(NotNarrowed::Empty);
@@ -50,7 +50,7 @@ pub(crate) fn families_meet(local: &[TrafficSelector], remote: &[TrafficSelector
     local.iter().any(|one| remote.iter().any(|other| one.addrs.is_v6() == other.addrs.is_v6()))
 }
 
-/// What two selectors have in common.
+/// Intersection of two selectors.
 fn intersect(a: &TrafficSelector, b: &TrafficSelector) -> Option<TrafficSelector> {
     if a.addrs.is_v6() != b.addrs.is_v6() {
         return None;

@@ -12,7 +12,7 @@ pub(crate) const NAT_PORT: u16 = 4500;
 /// The port of IKE.
 pub(crate) const IKE_PORT: u16 = 500;
 
-/// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). SHA-1 is what the RFC says;
+/// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). The RFC requires SHA-1;
 /// nothing is secret here.
 pub(crate) fn hash(spis: ([u8; 8], [u8; 8]), addr: SocketAddr) -> [u8; 20] {
     let port = addr.port().to_be_bytes();
@@ -36,7 +36,7 @@ pub(crate) fn emit(chain: &mut Chain<'_>, spis: ([u8; 8], [u8; 8]), path: &Path,
     chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_DESTINATION_IP, &hash(spis, path.remote));
 }
 
-/// What a peer's notifies say. It may have several sources, one per address that it could be seen under.
+/// NAT detection notifies of a peer. It may send several sources, one per possible address.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Detection {
     sources: u32,
@@ -66,15 +66,15 @@ impl Detection {
         self.sources > 0 && self.destinations > 0
     }
 
-    /// This host is behind a NAT; the peer is.
+    /// True if there is a NAT in front of this host, and of the peer.
     pub(crate) fn nat(&self) -> (bool, bool) {
         let supported = self.supported();
         (supported && !self.destination_fits, supported && !self.source_fits)
     }
 }
 
-/// The path that an initiator changes to when there is a NAT or may be one later: standard ports become
-/// 4500, others were chosen by somebody and stay.
+/// The path that an initiator changes to when there is a NAT or may be one later: standard ports
+/// become 4500, configured ones are kept.
 pub(crate) fn float(path: &mut Path) {
     for addr in [&mut path.local, &mut path.remote] {
         if addr.port() == IKE_PORT {
@@ -95,7 +95,7 @@ mod tests {
         Path { local: local.parse().unwrap(), remote: remote.parse().unwrap(), encap: false }
     }
 
-    /// What the end `seen` finds out from the notifies of the end `sent`.
+    /// Result of host `seen` from the notifies of host `sent`.
     fn detect(sent: Path, fake: bool, seen: Path) -> (bool, bool) {
         let mut bytes = Vec::new();
         let mut chain = Chain::new(&mut bytes);

@@ -23,12 +23,13 @@ pub struct ChildId(pub u32);
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct Ticket(pub u64);
 
-/// What has to be done, in this order.
+/// Outputs, to be executed in order.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Output {
     /// Send an IKE message; on port 4500 of this host with the non-ESP marker in front.
     Transmit(Transmit),
-    /// Somebody who holds credentials has to answer with [`Endpoint::answer`](crate::Endpoint::answer).
+    /// The holder of the credentials must respond with
+    /// [`Endpoint::answer`](crate::Endpoint::answer).
     Ask(Ticket, Question),
     /// The answer is not wanted any more.
     Forget(Ticket),
@@ -86,7 +87,7 @@ pub struct Path {
 pub enum Question {
     /// Authenticate this host for `octets` (RFC 7296 §2.15).
     Sign(Box<SignRequest>),
-    /// Is the peer who it says it is?
+    /// Verify the identity of the peer.
     Verify(Box<VerifyRequest>),
     /// One step of an EAP conversation.
     Eap(Box<EapStep>),
@@ -98,7 +99,7 @@ pub enum Question {
     TrustedAuthorities(Arc<Connection>),
 }
 
-/// Whose shared key.
+/// Owner of the shared key.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct PskQuery {
@@ -111,7 +112,7 @@ pub struct PskQuery {
     pub nonces: Vec<u8>,
 }
 
-/// What this host has to prove.
+/// Authentication of this host.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct SignRequest {
     /// Connection and which of its `local` rounds.
@@ -128,7 +129,8 @@ pub struct SignRequest {
     pub path: Path,
     /// PRF of the IKE SA.
     pub prf: Prf,
-    /// What is authenticated before the identity is known: message and nonce. For version 1 the hash.
+    /// Octets to authenticate before the identity is known: message and nonce. For version 1 the
+    /// hash.
     pub message_and_nonce: Vec<u8>,
     /// SK_pi or SK_pr: the answerer appends prf(this, IDx') to `message_and_nonce` (and what follows, RFC 9242).
     pub sk_p: Secret,
@@ -136,7 +138,7 @@ pub struct SignRequest {
     pub int_auth: Vec<u8>,
     /// Hash algorithms of the peer's SIGNATURE_HASH_ALGORITHMS (RFC 7427); empty: it cannot do method 14.
     pub peer_hashes: Vec<wire::ike::HashId>,
-    /// CAs that the peer asked for: SHA-1 of their public keys.
+    /// CAs that the peer requested: SHA-1 of their public keys.
     pub peer_authorities: Vec<[u8; 20]>,
     /// The peer requests OCSP responses about the certificates (RFC 4806).
     pub peer_ocsp: bool,
@@ -144,7 +146,7 @@ pub struct SignRequest {
     pub eap_msk: Option<Secret>,
 }
 
-/// What the peer claims.
+/// Claims of the peer.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct VerifyRequest {
     /// Connections that are still possible, best first; the answer names one of them.
@@ -153,9 +155,9 @@ pub struct VerifyRequest {
     pub round: usize,
     /// IKE version.
     pub version: u8,
-    /// Who the peer says it is.
+    /// Claimed identity of the peer.
     pub remote_id: Identity,
-    /// Who it thinks this host is (IDr of an initiator).
+    /// Identity that it expects of this host (IDr of an initiator).
     pub local_id: Option<Identity>,
     /// Addresses.
     pub path: Path,
@@ -182,7 +184,7 @@ pub struct EapStep {
     pub alternatives: Vec<Arc<Connection>>,
     /// The round, of `local` for a client and of `remote` for a server.
     pub round: usize,
-    /// This host is the one that proves who it is.
+    /// True if this host authenticates.
     pub client: bool,
     /// The IKE SA: steps of one conversation carry the same.
     pub conversation: u64,
@@ -221,13 +223,13 @@ pub struct Signed {
     pub certs: Vec<(wire::ike::CertEncoding, Vec<u8>)>,
 }
 
-/// The peer is who it says.
+/// The peer is authenticated.
 pub struct Verified {
-    /// Which of the candidates admits it.
+    /// Index of the matching candidate.
     pub connection: Arc<Connection>,
     /// Until when its certificate is good, from now.
     pub valid_for: Option<Duration>,
-    /// What to call it in listings where it differs (EAP identity).
+    /// Name in listings, if different (EAP identity).
     pub name: Option<String>,
 }
 
@@ -251,7 +253,7 @@ pub enum EapAnswer {
     Failure(Vec<u8>, Refusal),
 }
 
-/// Why credentials do not suffice: words for the log of this host, never for the peer.
+/// Reason why credentials are insufficient: text for the log of this host, never for the peer.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Refusal(pub String);
 
@@ -268,7 +270,8 @@ pub struct ChildSa {
     pub config: Arc<ChildConfig>,
     /// Identity of the peer, for listings and policies.
     pub remote_id: Identity,
-    /// The identity that was authenticated: that of EAP where there is one. With the connection it tells peers apart.
+    /// The identity that was authenticated: that of EAP if it was used. Together with the
+    /// connection it identifies the peer.
     pub peer_id: Identity,
     /// Algorithms.
     pub suite: ChildSuite,
@@ -284,13 +287,13 @@ pub struct ChildSa {
     pub remote_ts: Vec<TrafficSelector>,
     /// Addresses.
     pub path: Path,
-    /// The Child SA whose place it takes.
+    /// The Child SA that it replaces.
     pub replaces: Option<ChildId>,
     /// The outbound half may be used at once; otherwise [`Output::UseOutbound`] follows.
     pub outbound_now: bool,
     /// This host started the exchange that made it.
     pub initiator: bool,
-    /// The resource of RFC 9611, and the CPU it stands for here; `None` for the fallback SA.
+    /// The resource of RFC 9611, and its CPU on this host; `None` for the fallback SA.
     pub cpu: Option<u32>,
     /// Highest Sub SA ID that the peer accepts.
     pub peer_max_sub_sa_id: Option<u16>,
@@ -313,7 +316,7 @@ pub struct HalfSa {
     pub integ: Secret,
 }
 
-/// What protects the messages of an IKE SA (RFC 7296 §2.14). Keys are zeroed on drop.
+/// Protection of the messages of an IKE SA (RFC 7296 §2.14). Keys are zeroed on drop.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub struct IkeSecrets {
     /// The IKE SA.
@@ -375,7 +378,7 @@ pub enum Level {
     Trace,
 }
 
-/// Where a line comes from, as strongSwan groups them.
+/// Source of a log line, in strongSwan's groups.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]

@@ -1,7 +1,7 @@
-//! Virtual addresses (RFC 7296 §3.15, `pools` of swanctl.conf): who has which.
+//! Virtual addresses (RFC 7296 §3.15, `pools` of swanctl.conf): leases by client.
 //!
-//! A lease belongs to an identity and outlives the IKE SA: a client that comes back gets the address
-//! that it had, until nobody else can be served without it.
+//! A lease belongs to an identity and outlives the IKE SA: a returning client gets its previous
+//! address, unless it was needed for another client.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,33 +29,33 @@ pub struct Pool {
     of_identity: HashMap<Identity, BTreeSet<IpAddr>>,
     /// Leases of clients that are away, the longest first, by `Lease::since`.
     away: BTreeMap<u64, IpAddr>,
-    /// How many addresses from `first` on have been given out at least once.
+    /// Number of addresses from `first` on that have been assigned at least once.
     fresh: u128,
     /// Counts what happens: orders leases.
     events: u64,
 }
 
-/// An address that somebody has or had.
+/// An address that is or was leased.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Lease {
-    /// Who.
+    /// Client.
     pub identity: Identity,
     /// Its IKE SA is up.
     pub online: bool,
-    /// How many IKE SAs hold it: two while one takes the other's place.
+    /// Number of IKE SAs that hold it: two while one replaces the other.
     holders: u32,
-    /// Where the newest of them runs to.
+    /// Remote address of the newest of them.
     from: SocketAddr,
     /// The event that put it into this state.
     since: u64,
 }
 
-/// Who asks for an address.
+/// Client that requests an address.
 #[derive(Clone, Copy)]
 pub struct Client<'a> {
     /// Authenticated.
     pub identity: &'a Identity,
-    /// Where its IKE SA runs to.
+    /// Remote address of its IKE SA.
     pub from: SocketAddr,
     /// Its IKE SA ends all others of this identity.
     pub alone: bool,
@@ -79,17 +79,17 @@ impl Pools {
         self.pools.iter().find(|pool| pool.config.name == name)
     }
 
-    /// Gives `client` an address from the first of the pools `names` that has one of the family. What it
-    /// had before comes first, then `wanted` unless that is unspecified, then a fresh address, then one
-    /// whose owner has been away longest.
+    /// Assigns an address to `client` from the first of the pools `names` that has one of the
+    /// family. Its previous address has priority, then `wanted` unless that is unspecified, then an
+    /// unused address, then the one that has been offline longest.
     ///
-    /// An address in use is given once more to the same identity when its new IKE SA takes the place of the old
-    /// one: when it ends all others, or asks for that address from where the old one runs to (a client that
-    /// authenticates anew). Each [`Pools::release`] then takes one of them back.
+    /// An address in use is assigned again to the same identity if its new IKE SA replaces the old
+    /// one: when it ends all others, or requests that address from the remote address of the old
+    /// one (a client that reauthenticates). Each [`Pools::release`] then releases one of them.
     ///
     /// `None` when none of them has an address; then the answer is INTERNAL_ADDRESS_FAILURE.
     pub fn acquire(&mut self, names: &[String], client: Client<'_>, wanted: IpAddr) -> Option<(String, IpAddr)> {
-        // All pools are asked for the old address before any gives a new one.
+        // All pools are searched for the old address before any assigns a new one.
         for only_known in [true, false] {
             for name in names {
                 let Some(pool) = self.pools.iter_mut().find(|pool| pool.config.name == *name) else { continue };
@@ -121,7 +121,7 @@ impl Pools {
         }
     }
 
-    /// What is told to clients with an address of these pools, in their order.
+    /// Attributes for clients with an address of these pools, in their order.
     pub fn attributes<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = &'a (u16, Vec<u8>)> {
         names.iter().filter_map(|name| self.get(name)).flat_map(|pool| &pool.config.attributes)
     }
@@ -194,7 +194,7 @@ impl Pool {
         addr.is_ipv6() == self.is_v6() && bits(addr).checked_sub(self.first).is_some_and(|offset| offset < self.size)
     }
 
-    /// An address that the client had and that nobody else uses now: `wanted` if it is one of them.
+    /// An address that the client had and that is not in use: `wanted` if it is one of them.
     fn known(&self, client: Client<'_>, wanted: IpAddr) -> Option<IpAddr> {
         let had = self.of_identity.get(client.identity)?;
         let is_online = |addr: &&IpAddr| self.leases[*addr].online;
@@ -204,7 +204,7 @@ impl Pool {
         wish.or(current).or_else(|| had.iter().find(|addr| !is_online(addr))).copied()
     }
 
-    /// An address for somebody who had none.
+    /// An address for a new client.
     fn choose(&mut self, wanted: IpAddr) -> Option<IpAddr> {
         if !wanted.is_unspecified() && self.has(wanted) && !self.leases.contains_key(&wanted) && !self.is_full() {
             return Some(wanted);
@@ -242,7 +242,7 @@ impl Pool {
         self.insert(addr, Lease { identity, online: true, holders, from: client.from, since: self.events });
     }
 
-    /// Takes a lease of somebody who is away out.
+    /// Removes a lease of an offline client.
     fn forget(&mut self, addr: IpAddr) {
         let Some(old) = self.leases.remove(&addr) else { return };
         self.away.remove(&old.since);
@@ -328,7 +328,7 @@ mod tests {
         assert_eq!(get(elsewhere, own).as_deref(), Some("10.3.0.2"));
         assert_eq!(get(client(&bob), own).as_deref(), Some("10.3.0.3"));
         assert_eq!(get(here, ANY).as_deref(), Some("10.3.0.4"));
-        // Who ends its other IKE SAs, or lost them, goes on with what they had.
+        // A client that ends its other IKE SAs, or lost them, keeps their address.
         assert_eq!(get(Client { alone: true, ..elsewhere }, ANY).as_deref(), Some("10.3.0.1"));
         pools.moved("a", own, ([198, 51, 100, 1], 4500).into());
         let moved = Client { from: ([198, 51, 100, 1], 4500).into(), ..here };

@@ -21,7 +21,7 @@ pub use names::{enc_key_bits, enc_name, integ_name};
 pub(crate) use transforms::{emit_child_choice, emit_child_offer, emit_ike_choice, emit_ike_offer};
 pub use words::ProposalError;
 
-/// What may protect an IKE SA.
+/// Proposal for an IKE SA.
 #[derive(Clone, Debug, PartialEq)]
 pub struct IkeProposal {
     /// Ciphers in order of preference.
@@ -32,11 +32,11 @@ pub struct IkeProposal {
     pub prf: Vec<Prf>,
     /// Key exchange of IKE_SA_INIT.
     pub ke: Vec<KeMethod>,
-    /// Additional key exchanges (RFC 9370); `None` inside stands for NONE.
+    /// Additional key exchanges (RFC 9370); an inner `None` is NONE.
     pub additional: [Vec<Option<KeMethod>>; 7],
 }
 
-/// What may protect a Child SA.
+/// Proposal for a Child SA.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ChildProposal {
     /// Protocol.
@@ -45,13 +45,13 @@ pub struct ChildProposal {
     pub enc: Vec<&'static EncAlg>,
     /// Integrity; empty with AEAD ciphers.
     pub integ: Vec<&'static IntegAlg>,
-    /// Key exchange of CREATE_CHILD_SA; empty for none, `None` inside stands for NONE beside others.
+    /// Key exchange of CREATE_CHILD_SA; empty for none, an inner `None` is NONE besides others.
     pub ke: Vec<Option<KeMethod>>,
     /// Additional key exchanges.
     pub additional: [Vec<Option<KeMethod>>; 7],
     /// Sequence numbers; never empty.
     pub sn: Vec<SequenceNumbers>,
-    /// Sub SA key derivation functions of EESP; `None` inside stands for NONE. Empty without Sub SAs.
+    /// Sub SA key derivation functions of EESP; an inner `None` is NONE. Empty without Sub SAs.
     pub sskdf: Vec<Option<SubSaKdf>>,
 }
 
@@ -77,7 +77,7 @@ pub enum SequenceNumbers {
     None,
 }
 
-/// What was chosen for an IKE SA.
+/// Selected proposal of an IKE SA.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct IkeSuite {
@@ -87,11 +87,11 @@ pub struct IkeSuite {
     pub ke: KeMethod,
     /// Additional key exchanges that were agreed, in the order of their transform types.
     pub additional: Vec<KeMethod>,
-    /// Which of the types ADDKE1 to ADDKE7 those are, 0 to 6: types of which NONE was chosen leave gaps.
+    /// Indices of their types ADDKE1 to ADDKE7, 0 to 6: types with NONE leave gaps.
     pub slots: Vec<u8>,
 }
 
-/// What was chosen for a Child SA.
+/// Selected proposal of a Child SA.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
 pub struct ChildSuite {
@@ -121,7 +121,8 @@ impl ChildSuite {
 }
 
 impl IkeProposal {
-    /// What `default` stands for: AEADs, then AES-CBC with HMAC; nothing that RFC 8247 advises against.
+    /// Expansion of `default`: AEADs, then AES-CBC with HMAC; nothing that RFC 8247 advises
+    /// against.
     pub fn defaults() -> Vec<Self> {
         let prf = "prfsha256-prfsha384-prfsha512";
         [
@@ -147,7 +148,7 @@ impl IkeProposal {
 }
 
 impl ChildProposal {
-    /// What `default` stands for. Key exchange is optional in it.
+    /// Expansion of `default`. Key exchange is optional in it.
     pub fn defaults(protocol: ChildProtocol) -> Vec<Self> {
         const AEAD: &str = "aes128gcm16-aes192gcm16-aes256gcm16-chacha20poly1305";
         const HMAC: &str = "sha256-sha384-sha512";

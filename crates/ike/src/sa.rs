@@ -14,7 +14,7 @@ use crate::output::{IkeId, Path, Virtual};
 use crate::proposal::IkeSuite;
 use crate::task::Tasks;
 
-/// Who sent the first IKE_SA_INIT of an IKE SA (after a rekeying: who started that).
+/// The sender of the first IKE_SA_INIT of an IKE SA (after a rekey: its initiator).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 #[allow(missing_docs)]
 pub(crate) enum Role {
@@ -38,21 +38,21 @@ pub(crate) enum Birth {
     Initiate(Initiation),
 }
 
-/// What to start.
+/// Connection to initiate.
 pub(crate) struct Initiation {
     /// Connection.
     pub(crate) connection: Arc<Connection>,
     /// Children to create with it, by name; the first goes into IKE_AUTH.
     pub(crate) children: Vec<ChildRequest>,
-    /// Where to, if not where the connection says.
+    /// Destination, if different from the connection.
     pub(crate) remote: Option<std::net::SocketAddr>,
-    /// The host whose address `remote` is to be, once it is known.
+    /// The host name for `remote`, until it is resolved.
     pub(crate) host: Option<String>,
     /// Number of this attempt, from 1.
     pub(crate) attempt: u32,
     /// The IKE SA that ends when this one has taken its Child SAs over (make before break).
     pub(crate) replaces: Option<IkeId>,
-    /// Virtual addresses that it had; they are asked for again.
+    /// Its previous virtual addresses; they are requested again.
     pub(crate) addresses: Vec<std::net::IpAddr>,
     /// Commands that wait for it.
     pub(crate) commands: Vec<u64>,
@@ -93,12 +93,12 @@ impl Initiation {
     }
 }
 
-/// A Child SA that somebody wants.
+/// A requested Child SA.
 #[derive(Clone)]
 pub(crate) struct ChildRequest {
     /// Section.
     pub(crate) config: Arc<crate::config::ChildConfig>,
-    /// Selectors of the packet that asks for it, local and remote (RFC 7296 §2.9).
+    /// Selectors of the triggering packet, local and remote (RFC 7296 §2.9).
     pub(crate) packet: Option<(wire::TrafficSelector, wire::TrafficSelector)>,
     /// CPU for which it is (RFC 9611).
     pub(crate) cpu: Option<u32>,
@@ -130,7 +130,7 @@ pub(crate) struct Established {
     pub(crate) remote_id: Identity,
     /// Name of the peer in EAP, where it is another.
     pub(crate) eap_name: Option<String>,
-    /// What the peer said it can do.
+    /// Announced capabilities of the peer.
     pub(crate) peer: PeerSupport,
     /// Virtual addresses of this host.
     pub(crate) virtual_local: Vec<Virtual>,
@@ -138,21 +138,21 @@ pub(crate) struct Established {
     pub(crate) virtual_remote: Vec<(String, std::net::IpAddr)>,
     /// Child SAs.
     pub(crate) children: Vec<Child>,
-    /// What is going on and what waits.
+    /// Active and queued tasks.
     pub(crate) tasks: Tasks,
-    /// When it was authenticated and made.
+    /// Times of authentication and of creation.
     pub(crate) established: Instant,
-    /// When to rekey, to authenticate anew, to end whatever happens.
+    /// Times of the rekey, the reauthentication and the hard end.
     pub(crate) rekey_at: Option<Instant>,
     pub(crate) reauth_at: Option<Instant>,
     pub(crate) over_at: Option<Instant>,
     /// End of the peer's certificates, which `reauth_at` is not after.
     pub(crate) certificates_end: Option<Instant>,
-    /// When something authentic came last.
+    /// Time of the last authentic message.
     pub(crate) heard: Instant,
-    /// When the next keepalive is due.
+    /// Time of the next keepalive.
     pub(crate) keepalive_at: Option<Instant>,
-    /// This host is behind a NAT; the peer is.
+    /// True if there is a NAT in front of this host, and of the peer.
     pub(crate) nat: (bool, bool),
     /// A PPK went into its keys.
     pub(crate) ppk: bool,
@@ -161,7 +161,7 @@ pub(crate) struct Established {
 }
 
 impl Established {
-    /// Between whom it is: the peer by its name in EAP where it has one.
+    /// Identities: the peer by its EAP identity if it has one.
     pub(crate) fn identities(&self) -> (Identity, Identity) {
         (self.local_id.clone(), eap_or_ike_id(self.eap_name.as_deref(), &self.remote_id))
     }
@@ -178,12 +178,12 @@ pub(crate) fn eap_or_ike_id(eap_name: Option<&str>, remote_id: &Identity) -> Ide
     eap_name.and_then(|name| Identity::parse(name).ok()).unwrap_or_else(|| remote_id.clone())
 }
 
-/// Whether an IKE SA goes on.
+/// State of the end of an IKE SA.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Ending {
     /// It does.
     No,
-    /// A rekeying replaced it; its deletion is on the way.
+    /// Replaced by a rekey; its deletion is in flight.
     Replaced,
     /// A Delete was sent.
     Deleting,

@@ -12,7 +12,7 @@ pub const MAX_SELECTORS: usize = 1024;
 /// Order of a policy without `priority` and with the widest selectors; each bit of a narrower one counts 1.
 const AUTOMATIC_PRIORITY: u32 = 1 << 20;
 
-/// Every local selector with every remote one of its family whose protocol agrees.
+/// Every local selector with every remote one of the same family and protocol.
 pub fn pairs(local: &[TrafficSelector], remote: &[TrafficSelector]) -> Vec<Selector> {
     let of_family = |ours: &TrafficSelector| {
         let ours = *ours;

@@ -1,10 +1,10 @@
 //! What an authenticated IKE SA does: the exchanges it starts and the requests it answers.
 //!
 //! A [`Task`] waits in the queue until no request is out; then it becomes [`Active`] and sends its
-//! request. The response, or the end of retransmissions, ends it or starts it again. Requests of the
-//! peer are answered at any time; where they meet a task of this host, RFC 7296 §2.8 and §2.25 say what
-//! happens, and the task's file says it here: `create` for Child SAs, `rekey` for IKE SAs, `delete` for
-//! both.
+//! request. The response, or the end of retransmissions, ends it or starts it again. Requests of
+//! the peer are answered at any time; collisions with a task of this host follow RFC 7296 §2.8 and
+//! §2.25, as described in the file of the task: `create` for Child SAs, `rekey` for IKE SAs,
+//! `delete` for both.
 
 mod address;
 pub(crate) mod counters;
@@ -39,15 +39,16 @@ pub(crate) const TASKS_MAX: usize = 128;
 
 /// First wait after TEMPORARY_FAILURE; it doubles.
 const BACK_OFF: Duration = Duration::from_secs(1);
-/// How often a task that the peer puts off is tried: with doubling waits about two minutes
-/// (RFC 7296 §2.25: "over a period of several minutes").
+/// Attempts of a task that the peer postpones: with doubling waits about two minutes (RFC 7296
+/// §2.25: "over a period of several minutes").
 const ATTEMPTS_MAX: u32 = 7;
-/// How long after a failed rekeying it is tried again.
+/// Delay before a failed rekey is retried.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// What is going on and what waits.
+/// Active and queued tasks.
 pub(crate) struct Tasks {
-    /// Who started the first IKE SA of this line: decides about addresses (RFC 4555) and reauthentication.
+    /// The initiator of the first IKE SA of this series: it decides about addresses (RFC 4555) and
+    /// reauthentication.
     pub(crate) origin: Role,
     queue: VecDeque<Waiting>,
     active: Option<Active>,
@@ -57,9 +58,9 @@ pub(crate) struct Tasks {
     rival: Option<rekey::Rival>,
     /// Addresses of both ends (RFC 4555).
     addresses: address::Addresses,
-    /// Sections for which the peer makes no more per-resource SAs (TS_MAX_QUEUE).
+    /// Sections with no further per-resource SAs by the peer (TS_MAX_QUEUE).
     full: Vec<String>,
-    /// Sections for whose packets the peer granted no Child SA.
+    /// Sections for which the peer refused a Child SA.
     not_granted: Vec<granted::NotGranted>,
     /// A redirection was followed: the next is not.
     redirected: bool,
@@ -76,7 +77,7 @@ struct Waiting {
     attempt: u32,
 }
 
-/// What somebody wants done.
+/// A requested task.
 pub(crate) enum Task {
     /// A new Child SA.
     CreateChild(ChildRequest),
@@ -98,7 +99,7 @@ pub(crate) enum Task {
     Addresses { update: bool },
 }
 
-/// The task whose request is out.
+/// The task with a pending request.
 enum Active {
     Create(Box<create::Create>),
     RekeyIke(Box<rekey::Rekeying>),
@@ -156,7 +157,7 @@ impl Task {
         }
     }
 
-    /// What starts first: an end before a beginning, addresses before all that needs them.
+    /// Priority: deletions before creations, addresses before dependent tasks.
     fn rank(&self) -> u8 {
         match self {
             Self::DeleteIke(_) => 0,
@@ -191,7 +192,7 @@ impl Task {
         }
     }
 
-    /// Whether both ask for the same, so that one is enough.
+    /// Returns whether both request the same, so that one is sufficient.
     fn is_same(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::RekeyChild(a, _), Self::RekeyChild(b, _)) | (Self::DeleteChild(a, _), Self::DeleteChild(b, _)) => {
@@ -220,8 +221,8 @@ impl Active {
     }
 }
 
-/// Whoever owns an `Established` calls these. `handle_*` take what [`crate::exchange::Exchanges`] has
-/// authenticated and put in order; `start_next` is harmless at any time.
+/// Interface for the owner of an `Established`. `handle_*` take what [`crate::exchange::Exchanges`]
+/// has authenticated and put in order; `start_next` is harmless at any time.
 impl Established {
     /// Answers a new request. `from` is (local, remote) of its datagram.
     pub(crate) fn handle_request(
@@ -331,7 +332,8 @@ impl Established {
         self.tasks.heir.is_some_and(|heir| ctx.names.with_peer(&local, &remote).any(|id| id == heir))
     }
 
-    /// The IKE SA whose Child SAs this one was to take over, once they are here or have failed; told once.
+    /// The IKE SA from which this one took over Child SAs, once they exist or have failed; reported
+    /// once.
     pub(crate) fn took_over(&mut self) -> Option<IkeId> {
         let creates = |waiting: &Waiting| matches!(&waiting.task, Task::CreateChild(request) if request.cpu.is_none());
         let active = matches!(&self.tasks.active, Some(Active::Create(create)) if create.rekeys().is_none());
@@ -434,14 +436,14 @@ impl Established {
             }
             Active::RekeyIke(rekeying) => rekeying.command(),
             Active::DeleteChild(_, command) => command,
-            // Whoever wanted the IKE SA to end has that now.
+            // Requests to end the IKE SA are fulfilled.
             Active::DeleteIke(command) => return done(ctx, command, Ok(())),
             Active::DeleteSpi | Active::Liveness(_) | Active::Addresses { .. } => None,
         };
         done(ctx, command, Err(reason));
     }
 
-    /// What a negotiation takes from this IKE SA.
+    /// Properties of this IKE SA for a negotiation.
     pub(crate) fn parent(&self) -> Parent<'_> {
         Parent {
             ike: self.id,
@@ -480,7 +482,7 @@ impl Established {
     }
 }
 
-/// Tells whoever waits for a command.
+/// Reports the result of a command.
 fn done(ctx: &mut Context<'_>, command: Option<u64>, result: Result<(), &str>) {
     if let Some(command) = command {
         ctx.event(Event::CommandDone(command, result.map_err(str::to_owned)));
@@ -499,8 +501,9 @@ fn nonce(ctx: &mut Context<'_>) -> Vec<u8> {
     nonce
 }
 
-/// Whether an exchange with these nonces loses against one whose lowest nonce is `rival`: of two exchanges
-/// that made the same twice, the one with the lowest of the four nonces (RFC 7296 §2.8.1).
+/// Returns whether an exchange with these nonces loses against one with the lowest nonce `rival`:
+/// of two exchanges that made the same twice, the one with the lowest of the four nonces (RFC 7296
+/// §2.8.1).
 fn loses(nonces: (&[u8], &[u8]), rival: &[u8]) -> bool {
     // Octet by octet, and the beginning of another nonce is lower than that: the order of slices.
     nonces.0.min(nonces.1) < rival

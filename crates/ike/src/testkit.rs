@@ -26,7 +26,7 @@ use crate::output::{Answer, ChildId, ChildSa, Event, IkeId, Level, Output, Quest
 use crate::proposal::{ChildProposal, ChildProtocol, IkeProposal};
 use crate::{Endpoint, Settings};
 
-/// What becomes of a datagram.
+/// Fate of a datagram.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Fate {
     /// It arrives after this time.
@@ -39,7 +39,7 @@ pub enum Fate {
 
 /// A Child SA as the data plane has it.
 pub struct Installed {
-    /// As it was told.
+    /// As configured.
     pub sa: Box<ChildSa>,
     /// Its outbound half is in use.
     pub outbound: bool,
@@ -51,7 +51,7 @@ pub struct Installed {
 pub struct Host {
     /// The endpoint.
     pub endpoint: Endpoint<ChaCha8Rng>,
-    /// Who it is and whom it trusts.
+    /// Identity and trust anchors.
     pub credentials: Credentials,
     /// Addresses at which it receives, the first is the usual one.
     pub addrs: Vec<IpAddr>,
@@ -81,7 +81,7 @@ pub struct Host {
     pub sent: (usize, usize),
 }
 
-/// A datagram on its way.
+/// A datagram in flight.
 #[derive(Clone)]
 struct Flying {
     at: Instant,
@@ -98,7 +98,7 @@ pub struct Net {
     pub now: Instant,
     /// The hosts.
     pub hosts: Vec<Host>,
-    /// What the wire does; at first it delivers everything after 5 ms.
+    /// Behaviour of the link; by default it delivers everything after 5 ms.
     pub wire: Wire,
     flying: Vec<Flying>,
     order: u64,
@@ -176,7 +176,7 @@ impl Net {
         }
     }
 
-    /// When something is due next.
+    /// Time of the next event.
     pub fn next_due(&self) -> Option<Instant> {
         let timers = self.hosts.iter().filter_map(|host| host.endpoint.deadline());
         self.flying.iter().map(|flying| flying.at).chain(timers).min()
@@ -307,7 +307,7 @@ impl Host {
         self.plane.values().filter(|child| child.removed.is_none())
     }
 
-    /// How often something was counted.
+    /// Value of a counter.
     pub fn count(&self, what: &str) -> usize {
         self.events.iter().filter(|event| matches!(event, Event::Count(counted) if *counted == what)).count()
     }
@@ -326,7 +326,7 @@ impl Host {
         lines
     }
 
-    /// How a command ended.
+    /// Result of a command.
     pub fn command(&self, number: u64) -> Option<&Result<(), String>> {
         self.events.iter().find_map(|event| match event {
             Event::CommandDone(command, result) if *command == number => Some(result),
@@ -402,7 +402,7 @@ pub fn connection(local: u8, remote: u8) -> Connection {
     }
 }
 
-/// The network behind a host.
+/// Inner network of a host.
 pub fn network(number: u8) -> String {
     format!("10.{number}.0.0/16")
 }
@@ -412,7 +412,7 @@ pub fn port_500(number: u8) -> SocketAddr {
     (addr(number), 500).into()
 }
 
-/// Answers to what a host asks, for hosts outside of a [`Net`].
+/// Responses to credential requests, for hosts outside of a [`Net`].
 pub fn answer(credentials: &mut Credentials, question: &Question) -> Answer {
     credentials.answer(question)
 }

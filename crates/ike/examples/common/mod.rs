@@ -1,4 +1,4 @@
-//! What both examples need: a connection with a pre-shared key, and the answers of one who knows that key.
+//! Shared by the examples: a connection with a pre-shared key, and the responses of its holder.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -76,7 +76,7 @@ pub(crate) fn answer(question: &Question) -> Answer {
             Answer::Verified(verified)
         }
         Question::TrustedAuthorities(_) => Answer::TrustedAuthorities(Vec::new()),
-        // A connection with pre-shared keys asks nothing else.
+        // A connection with pre-shared keys requests nothing else.
         _ => Answer::Ppk(None),
     }
 }

@@ -1,4 +1,4 @@
-//! What both ends agreed on for a Child SA, and its way to the data plane.
+//! Result of the negotiation of a Child SA, and its installation in the data plane.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -152,7 +152,8 @@ pub(crate) fn list(selectors: &[TrafficSelector]) -> String {
     selectors.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// When to rekey: some of `rand` is taken off by chance, so that two ends seldom start together.
+/// Time of the rekey: a random part of `rand` is subtracted, so that both hosts seldom start at the
+/// same time.
 fn soft_limit(ctx: &mut Context<'_>, life: Life<std::time::Duration>) -> Option<std::time::Duration> {
     (!life.rekey.is_zero()).then(|| life.rekey.saturating_sub(crate::task::jitter(ctx, life.rand)))
 }

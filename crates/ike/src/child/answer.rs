@@ -17,7 +17,7 @@ use crate::proposal::{self, ChildProposal, ChildProtocol, ChildSuite};
 /// Per-resource SAs beside one fallback SA (RFC 9611).
 pub(crate) const RESOURCES_MAX: usize = 64;
 
-/// What will be said to the initiator.
+/// Response to the initiator.
 pub(crate) struct Answer {
     pub(crate) agreement: Agreement,
     proposal: u8,
@@ -93,14 +93,14 @@ pub(crate) fn answer(
     Err(refused.expect("there was a candidate"))
 }
 
-/// What the peer wants.
+/// Request of the peer.
 struct Asked {
     ts_i: Vec<TrafficSelector>,
     ts_r: Vec<TrafficSelector>,
     mode: ChildMode,
 }
 
-/// A section whose selectors meet those of the peer.
+/// A section with selectors that intersect those of the peer.
 struct Candidate {
     config: Arc<ChildConfig>,
     mode: ChildMode,

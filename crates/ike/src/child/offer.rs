@@ -13,8 +13,8 @@ use crate::output::{ChildId, Event};
 use crate::proposal::{self, ChildProposal, ChildProtocol, ChildSuite};
 use crate::sa::{ChildRequest, PeerSupport};
 
-/// What was offered. Holds an inbound SPI: give it back with [`Offer::abandon`] when the negotiation
-/// fails before [`Offer::finish_auth`].
+/// An offer. Holds an inbound SPI: return it with [`Offer::abandon`] when the negotiation fails
+/// before [`Offer::finish_auth`].
 pub(crate) struct Offer {
     pub(crate) id: ChildId,
     pub(crate) request: ChildRequest,
@@ -23,15 +23,15 @@ pub(crate) struct Offer {
     mode: ChildMode,
     local_ts: Vec<TrafficSelector>,
     remote_ts: Vec<TrafficSelector>,
-    /// Whether it goes with a KE payload, if the proposals have methods.
+    /// True if it goes with a KE payload, if the proposals have methods.
     with_ke: bool,
     /// The Child SA that it replaces: name, protocol and the SPI that the peer sends to.
     replaces: Option<(ChildId, ChildProtocol, Spi)>,
 }
 
 impl Offer {
-    /// For IKE_AUTH: no nonce, no KE. `dynamic` becomes the virtual address, or the whole family when
-    /// one was asked for and is not known yet.
+    /// For IKE_AUTH: no nonce, no KE. `dynamic` becomes the virtual address, or the whole family if
+    /// one was requested and is not known yet.
     pub(crate) fn for_auth(ctx: &mut Context<'_>, parent: &Parent<'_>, request: &ChildRequest) -> Self {
         Self { with_ke: false, ..Self::for_create(ctx, parent, request) }
     }
@@ -92,7 +92,7 @@ impl Offer {
         methods
     }
 
-    /// Offers only the packet that asked for the Child SA (after SINGLE_PAIR_REQUIRED); false when
+    /// Offers only the packet that triggered the Child SA (after SINGLE_PAIR_REQUIRED); false when
     /// there is none or that was tried.
     pub(crate) fn single_pair(&mut self) -> bool {
         let several = self.local_ts.len() > 1 || self.remote_ts.len() > 1;
@@ -254,7 +254,7 @@ impl Offer {
     }
 }
 
-/// Asks for a mode other than tunnel.
+/// Requests a mode other than tunnel.
 pub(super) fn emit_mode(ctx: &Context<'_>, chain: &mut Chain<'_>, mode: ChildMode) {
     let kind = match mode {
         ChildMode::Transport => NotifyType::USE_TRANSPORT_MODE,
@@ -264,7 +264,7 @@ pub(super) fn emit_mode(ctx: &Context<'_>, chain: &mut Chain<'_>, mode: ChildMod
     chain.notify(ProtocolId::NONE, &[], kind, &[]);
 }
 
-/// What this host accepts on an EESP SA (EESP_MAX_SUB_SA_ID, EESP_MAX_CRYPT_OFFSET).
+/// Limits of this host for an EESP SA (EESP_MAX_SUB_SA_ID, EESP_MAX_CRYPT_OFFSET).
 pub(super) fn emit_eesp_limits(
     ctx: &Context<'_>,
     chain: &mut Chain<'_>,
@@ -280,7 +280,7 @@ pub(super) fn emit_eesp_limits(
     }
 }
 
-/// What the peer accepts on an EESP SA.
+/// Limits of the peer for an EESP SA.
 #[derive(Default)]
 pub(super) struct EespLimits {
     pub(super) sub_sa_id: Option<u16>,

@@ -70,7 +70,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// What the peer is told about a message that breaks a rule.
+/// Notify for a message that violates the protocol.
 pub(crate) fn syntax(error: ParseError) -> Refused {
     Refused { notify: NotifyType::INVALID_SYNTAX, data: Vec::new(), reason: error.to_string() }
 }

@@ -1,4 +1,4 @@
-//! What the daemon tells the endpoint: connections, commands, what the data plane and the host see.
+//! Inputs of the daemon: connections, commands, events of the data plane and of the host.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -16,7 +16,7 @@ use crate::pool::Pools;
 use crate::sa::{ChildRequest, Ending, IkeSa, Initiation};
 use crate::task::reload::negotiates_alike;
 
-/// How old the trusted authorities of a connection may be when they are used.
+/// Maximum age of the trusted authorities of a connection.
 const AUTHORITIES_FRESH: Duration = Duration::from_secs(10);
 
 impl<R: CryptoRng> Endpoint<R> {
@@ -34,7 +34,7 @@ impl<R: CryptoRng> Endpoint<R> {
         for gone in old.iter().filter(|one| same(&after, one).is_none()) {
             stood.extend(self.forget(gone));
         }
-        // Whoever compares by pointer finds the one that its IKE SAs have.
+        // Keeps the same allocation, because IKE SAs compare by pointer.
         let loaded: Vec<Arc<Connection>> =
             connections.iter().map(|one| same(&before, one).unwrap_or_else(|| Arc::clone(one))).collect();
         let is_new = |one: &&Arc<Connection>| !before.get(one.name.as_str()).is_some_and(|old| Arc::ptr_eq(old, one));
@@ -125,19 +125,20 @@ impl<R: CryptoRng> Endpoint<R> {
         &self.shared.connections
     }
 
-    /// Certificates of authorities changed: every connection asks anew which it trusts.
+    /// Certificates of authorities changed: every connection requests its trust anchors again.
     pub fn credentials_changed(&mut self, now: Instant) {
         self.authorities_at.clear();
         self.refresh_all_authorities(now);
     }
 
-    /// Whether this host has post-quantum preshared keys: with any, USE_PPK is answered on every connection (RFC 8784).
+    /// Returns whether this host has post-quantum preshared keys: with any, every connection
+    /// responds to USE_PPK (RFC 8784).
     pub fn set_has_ppks(&mut self, there: bool) {
         self.shared.names.has_ppks = there;
     }
 
-    /// Brings up a connection, or one Child SA of it. `command` is told in [`Event::CommandDone`] when that
-    /// is done or has failed.
+    /// Brings up a connection, or one Child SA of it. [`Event::CommandDone`] reports the result to
+    /// `command`.
     ///
     /// # Errors
     /// [`InitiateError`]: nothing was started, and no event follows.
@@ -171,7 +172,7 @@ impl<R: CryptoRng> Endpoint<R> {
             return self.acquire_towards(now, &connection, ChildRequest { config, packet, cpu, command: None });
         }
         let request = ChildRequest { config, packet, cpu, command: None };
-        // Who cannot be reached is told in the log when it is a person who asks; packets come again.
+        // An unreachable peer is logged for a command only, because packets repeat the request.
         let _ = self.want(now, &connection, Some(request), None);
     }
 
@@ -221,7 +222,7 @@ impl<R: CryptoRng> Endpoint<R> {
                 return Ok(());
             }
         }
-        // An attempt that waits for its time starts now: somebody wants it.
+        // A delayed attempt starts now, because it was requested.
         if let Some(at) = self.later.iter().position(|(_, waiting, _)| waiting.connection.name == connection.name) {
             let (_, mut initiation, redirects) = self.later.swap_remove(at);
             initiation.children.extend(child);
@@ -283,8 +284,8 @@ impl<R: CryptoRng> Endpoint<R> {
         })
     }
 
-    /// Ends an IKE SA: with a Delete whose answer is waited for, or at once with `force`. `command` is told when
-    /// it is over. False when there is none of that name.
+    /// Ends an IKE SA: with a Delete and its response, or at once with `force`. The result is
+    /// reported to `command`. False if there is none of that name.
     pub fn terminate_ike(&mut self, now: Instant, ike: IkeId, force: bool, command: u64) -> bool {
         let Some(spi) = self.by_id.get(&ike).copied() else { return false };
         let done = self.with(now, &spi, |sa, ctx| sa.terminate(ctx, force, "", Some(command)));
@@ -307,7 +308,8 @@ impl<R: CryptoRng> Endpoint<R> {
         self.with_child(now, child, |sa, ctx| sa.terminate_child(ctx, child, "", Some(command))) == Some(true)
     }
 
-    /// Rekeys an IKE SA, or authenticates anew with `reauth`. False when there is none of that name that is up.
+    /// Rekeys an IKE SA, or reauthenticates with `reauth`. False if there is no established one of
+    /// that name.
     pub fn rekey_ike(&mut self, now: Instant, ike: IkeId, reauth: bool, command: u64) -> bool {
         let Some(spi) = self.by_id.get(&ike).copied() else { return false };
         self.with(now, &spi, |sa, ctx| sa.rekey(ctx, reauth, Some(command))).is_some()
@@ -351,7 +353,8 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// All SPIs that somebody else on this host receives with, instead of those named before: no Child SA will choose one.
+    /// Replaces the SPIs that other key sources on this host receive with: no Child SA will use
+    /// one.
     pub fn reserve_spis(&mut self, spis: impl IntoIterator<Item = Spi>) {
         self.shared.names.reserve_spis(spis);
     }
@@ -373,8 +376,8 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Removes every trap policy of a connection, those that `dpd_action` and `close_action` left behind
-    /// included; tells which stood.
+    /// Removes every trap policy of a connection, including those of `dpd_action` and
+    /// `close_action`; returns the removed ones.
     fn remove_traps(&mut self, connection: &Arc<Connection>) -> Vec<(String, String)> {
         let mut stood = Vec::new();
         for child in &connection.children {
@@ -386,8 +389,8 @@ impl<R: CryptoRng> Endpoint<R> {
         stood
     }
 
-    /// Asks which authorities a connection trusts, where that was not asked lately: CERTREQ has to go into
-    /// messages that cannot wait for an answer.
+    /// Requests the trust anchors of a connection, unless they were requested recently: CERTREQ is
+    /// part of messages that cannot wait for a response.
     pub(super) fn refresh_authorities(&mut self, now: Instant, connection: &Arc<Connection>) {
         let certs = |method: &AuthMethod| matches!(method, AuthMethod::Any | AuthMethod::PublicKey(_));
         let wanted = connection.send_certreq && connection.remote.iter().any(|auth| certs(&auth.method));

@@ -69,7 +69,7 @@ impl<R: CryptoRng> Endpoint<R> {
             && header.spi_r == [0; 8]
             && header.spi_i != [0; 8]
             && datagram.len() <= init::INIT_MAX
-            // Our own request that somebody sends back.
+            // A reflected request of this host.
             && !self.sas.contains_key(&header.spi_i);
         if !fits {
             return self.shared.count(counters::INIT_INVALID);
@@ -93,8 +93,8 @@ impl<R: CryptoRng> Endpoint<R> {
         if !self.admit(now, path, header, &parts) || self.hold_for_names(now, path, header.spi_i, datagram) {
             return;
         }
-        // The initiator begins anew under its SPI (after a cookie that somebody else sent, say): one half-open
-        // IKE SA per SPI and address is enough, and one that has got further stays.
+        // The initiator restarts under its SPI (for example after a spoofed cookie): one half-open
+        // IKE SA per SPI and address is sufficient, and a more advanced one is kept.
         if let Some(old) = self.half_open.by_request.get(&key).copied() {
             if self.is_past_init(&old) {
                 return self.shared.count(counters::INIT_BLOCKED);

@@ -21,7 +21,7 @@ impl Limit {
         Self { per_second, left: per_second, since: None }
     }
 
-    /// Whether one more is allowed at `now`; counts it.
+    /// Returns whether one more is allowed at `now`; counts it.
     pub(crate) fn allows(&mut self, now: Instant) -> bool {
         let second = Duration::from_secs(1);
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= second) {

@@ -1,8 +1,9 @@
 //! Names of hosts in connections: resolved again for every attempt, and when an IKE_SA_INIT finds no connection.
 //!
-//! An attempt waits in `awaiting` until the names of its connection are resolved. Where a name has no address, commands fail
-//! and the attempt stays, for as long as a child is to start: [`Hosts`](crate::hosts::Hosts) says when to try again. An
-//! IKE_SA_INIT from an unknown address waits in `held`, because its peer may have moved to it (dynamic DNS).
+//! An attempt waits in `awaiting` until the names of its connection are resolved. If a name does
+//! not resolve, commands fail and the attempt is kept as long as a child must start:
+//! [`Hosts`](crate::hosts::Hosts) schedules the retry. An IKE_SA_INIT from an unknown address waits
+//! in `held`, because its peer may have moved to it (dynamic DNS).
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -72,12 +73,12 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Addresses that `local_addrs` or `remote_addrs` stands for now; `None` for any.
+    /// Current addresses of `local_addrs` or `remote_addrs`; `None` for any.
     pub fn addresses(&self, hosts: &[Host]) -> Option<Vec<AddrRange>> {
         self.shared.names.hosts.ranges(hosts)
     }
 
-    /// Why a host of a connection has no address; `None` when all have some.
+    /// Reason why a host of a connection has no address; `None` if all have one.
     pub fn unresolved_host(&self, connection: &Connection) -> Option<String> {
         let hosts = &self.shared.names.hosts;
         hosts.why(&connection.remote_addrs).or_else(|| hosts.why(&connection.local_addrs))
@@ -142,7 +143,7 @@ impl<R: CryptoRng> Endpoint<R> {
         hosts.is_pending(&connection.remote_addrs) || hosts.is_pending(&connection.local_addrs)
     }
 
-    /// Why an attempt has no address to go to, or to start from, where a name is the reason.
+    /// Reason why an attempt has no destination or source address because of a name.
     fn unresolved(&self, initiation: &Initiation) -> Option<String> {
         let (hosts, connection) = (&self.shared.names.hosts, &initiation.connection);
         let none = |list: &[Host]| hosts.ranges(list).is_some_and(|ranges| ranges.is_empty());
@@ -167,7 +168,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Starts attempts whose names are resolved.
+    /// Starts attempts with resolved names.
     fn resume(&mut self, now: Instant) {
         for (initiation, redirects) in std::mem::take(&mut self.awaiting) {
             if self.is_pending(&initiation.connection) {
@@ -220,7 +221,7 @@ impl<R: CryptoRng> Endpoint<R> {
         true
     }
 
-    /// Whether a connection is between these addresses.
+    /// Returns whether a connection is between these addresses.
     fn fits(&self, local: SocketAddr, remote: SocketAddr) -> bool {
         let path = Path { local, remote, encap: false };
         !candidates(&self.shared.connections, &self.shared.names.hosts, &path).is_empty()

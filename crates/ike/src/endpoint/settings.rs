@@ -14,7 +14,7 @@ pub struct Settings {
     pub block_threshold: usize,
     /// Half-open IKE SAs in all above which IKE_SA_INIT is dropped; about 3 KiB each, 10 KiB at worst.
     pub half_open_max: usize,
-    /// How long an IKE SA may stay half open.
+    /// Timeout of a half-open IKE SA.
     pub half_open_timeout: Duration,
     /// IKE SAs in all; about 40 KiB each at worst.
     pub ike_sas_max: usize,
@@ -26,7 +26,7 @@ pub struct Settings {
     pub fragment_size: usize,
     /// Bytes of a message put together from fragments.
     pub reassembly_max: usize,
-    /// How long the inbound half of a replaced Child SA still receives.
+    /// Grace period of the inbound half of a replaced Child SA.
     pub old_inbound: Duration,
     /// Algorithms that RFC 8247 rules out may be used.
     pub allow_legacy: bool,
@@ -58,7 +58,7 @@ impl Default for Settings {
     }
 }
 
-/// Why nothing was started.
+/// Reason why nothing was started.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InitiateError {

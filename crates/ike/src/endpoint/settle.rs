@@ -12,7 +12,7 @@ use crate::nat::NAT_PORT;
 use crate::output::{Event, IkeId, Level, Output, Path};
 use crate::sa::{Birth, Ending, Established, IkeSa, Initiation, Role};
 
-/// How long a replaced duplicate may be a reauthentication whose peer deletes it itself.
+/// Time for the peer to delete a duplicate itself, if it was a reauthentication.
 const REAUTH_GRACE: Duration = Duration::from_secs(10);
 /// First wait before another attempt; it doubles.
 const BACK_OFF: Duration = Duration::from_secs(2);
@@ -226,7 +226,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// Ends duplicates whose time is over.
+    /// Ends expired duplicates.
     pub(super) fn retire(&mut self, now: Instant) {
         let (due, rest) = std::mem::take(&mut self.retiring).into_iter().partition(|(at, _)| *at <= now);
         self.retiring = rest;
@@ -253,9 +253,9 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// An attempt that another IKE SA asks for may be under way already: one that takes the same IKE SA's place,
-    /// or any to the same peer when it takes nobody's. Two would both come up; the first gets the wishes of the
-    /// second.
+    /// A requested attempt may already be in progress: one that replaces the same IKE SA, or any to
+    /// the same peer if it replaces none. Both would be established, so the first takes over the
+    /// requests of the second.
     fn is_under_way(&mut self, initiation: &Initiation) -> bool {
         let same = |other: &Initiation| {
             other.connection.name == initiation.connection.name
@@ -287,7 +287,7 @@ impl<R: CryptoRng> Endpoint<R> {
         false
     }
 
-    /// Starts attempts whose time has come.
+    /// Starts attempts that are due.
     pub(super) fn start_later(&mut self, now: Instant) {
         while let Some(at) = self.later.iter().position(|(at, ..)| *at <= now) {
             let (_, mut initiation, redirects) = self.later.swap_remove(at);
@@ -308,7 +308,7 @@ impl<R: CryptoRng> Endpoint<R> {
         self.later.push((now + wait, initiation, redirects));
     }
 
-    /// Asks for an address of the host that an attempt is to go to.
+    /// Requests an address of the destination of an attempt.
     fn find_host(&mut self, host: String, initiation: Initiation, redirects: Redirects) {
         if self.naming.len() >= LATER_MAX {
             return self.fail_initiation(&initiation, "too many attempts wait already".to_owned());
@@ -364,7 +364,7 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    /// From where to where: the port that a peer moves to behind a NAT is the first when it is
+    /// Source and destination: the port that a peer moves to with a NAT is the first when it is
     /// configured (`remote_port = 4500`).
     pub(super) fn path_of(&self, initiation: &Initiation) -> Option<Path> {
         let connection = &initiation.connection;

@@ -1,11 +1,12 @@
-//! Sizes of every table, for tests that look for what is left behind.
+//! Sizes of every table, for tests that check for leaks.
 
 use rand_core::CryptoRng;
 
 use super::Endpoint;
 
 impl<R: CryptoRng> Endpoint<R> {
-    /// How many entries each table has that grows with IKE SAs, Child SAs, attempts or questions.
+    /// Number of entries of each table that grows with IKE SAs, Child SAs, attempts or credential
+    /// requests.
     pub fn tables(&self) -> [(&'static str, usize); 16] {
         let names = &self.shared.names;
         [

@@ -29,7 +29,7 @@ pub enum IkeState {
     Rekeying,
     /// A successor took its place.
     Rekeyed,
-    /// A Delete is on its way.
+    /// A Delete is in flight.
     Deleting,
 }
 
@@ -64,12 +64,12 @@ pub struct IkeView<'a> {
     /// Name of the peer in EAP.
     pub eap_name: Option<&'a str>,
     pub suite: Option<&'a IkeSuite>,
-    /// When it was authenticated.
+    /// Time of authentication.
     pub established: Option<Instant>,
     pub rekey_at: Option<Instant>,
-    /// By configuration or as the peer asked; the end of certificates is not listed.
+    /// By configuration or by request of the peer; the expiry of certificates is not listed.
     pub reauth_at: Option<Instant>,
-    /// This host is behind a NAT; the peer is.
+    /// True if there is a NAT in front of this host, and of the peer.
     pub nat: (bool, bool),
     /// A PPK went into its keys.
     pub ppk: bool,
@@ -79,7 +79,7 @@ pub struct IkeView<'a> {
     pub virtual_remote: &'a [(String, IpAddr)],
     /// Request that the peer has not answered in time.
     pub unanswered: Option<Unanswered>,
-    /// Tasks that wait, and the one whose request is out.
+    /// Queued tasks, and the active one.
     pub tasks_queued: Vec<&'static str>,
     pub tasks_active: Option<&'static str>,
     pub children: Vec<ChildView<'a>>,

@@ -26,12 +26,12 @@ impl Resend {
         Self { datagrams, sent_again: 0, first: now, due: now + wait(retransmit, 0) }
     }
 
-    /// What to send.
+    /// Datagrams to send.
     pub(crate) fn datagrams(&self) -> &[Vec<u8>] {
         &self.datagrams
     }
 
-    /// When.
+    /// Time.
     pub(crate) fn due(&self) -> Instant {
         self.due
     }

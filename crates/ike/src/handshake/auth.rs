@@ -31,7 +31,7 @@ pub(super) struct IdPayload {
     pub(super) body: Vec<u8>,
 }
 
-/// What IKE_AUTH says about who the ends are. Payloads of the Child SA are read elsewhere.
+/// Payloads of IKE_AUTH for authentication. Payloads of the Child SA are parsed elsewhere.
 #[derive(Default)]
 pub(super) struct AuthParts<'a> {
     pub(super) id_i: Option<IdPayload>,
@@ -111,7 +111,7 @@ impl<'a> AuthParts<'a> {
         self.notifies.iter().map(|notify| notify.kind).find(|kind| kind.is_error())
     }
 
-    /// Configuration that is asked for or given.
+    /// Requested or assigned configuration.
     pub(super) fn cfg(&self, kind: CfgType) -> Option<&Cfg<'a>> {
         self.cfg.as_ref().filter(|cfg| cfg.kind == kind)
     }
@@ -138,7 +138,7 @@ pub(super) fn ppk_identity(name: &Identity) -> Vec<u8> {
     [&[FIXED][..], &name.data].concat()
 }
 
-/// The name in PPK_IDENTITY; names on the wire have no type of their own.
+/// The name in PPK_IDENTITY; names on the wire have no type.
 pub(super) fn parse_ppk_identity(data: &[u8]) -> Option<Identity> {
     let (_, name) = data.split_first().filter(|(_, name)| !name.is_empty() && name.len() <= ID_MAX)?;
     Some(Identity { kind: wire::ike::IdType::KEY_ID, data: name.to_vec() })

@@ -13,8 +13,8 @@ use crate::pool::Client;
 /// Addresses and name servers that are taken of a gateway.
 const ADDRESSES_MAX: usize = 8;
 
-/// Asks for the addresses of a connection, and for name servers with them; where any address will do, for one of
-/// `current`.
+/// Requests the addresses of a connection, and name servers with them; if any address is
+/// acceptable, one of `current`.
 pub(super) fn emit_request(connection: &Connection, current: &[IpAddr], chain: &mut Chain<'_>) {
     if connection.vips.is_empty() {
         return;
@@ -120,7 +120,7 @@ fn address(value: &[u8]) -> Option<IpAddr> {
     }
 }
 
-/// What a client asks for, in the order of its wishes; an unspecified address is any of its family.
+/// Addresses that a client requests, in order; an unspecified address is any of its family.
 pub(super) fn read_request(cfg: &Cfg<'_>) -> Vec<IpAddr> {
     let mut wishes = Vec::new();
     for (attr, value) in cfg.attributes().map_while(Result::ok).take(ADDRESSES_MAX * 8) {
@@ -159,7 +159,7 @@ pub(super) fn assign(
     Ok(leases)
 }
 
-/// Tells a client its addresses and the attributes of the pools that they are from.
+/// Sends a client its addresses and the attributes of their pools.
 pub(super) fn emit_reply(ctx: &Context<'_>, leases: &[(String, IpAddr)], chain: &mut Chain<'_>) {
     if leases.is_empty() {
         return;

@@ -25,7 +25,7 @@ const REQUESTED_MAX: usize = 64;
 /// Bytes of a nonce: at least half of the key of every PRF (RFC 7296 §2.10).
 const NONCE_LEN: usize = 32;
 
-/// What a peer says about itself in IKE_SA_INIT.
+/// Capabilities of a peer in IKE_SA_INIT.
 pub(super) struct Announced {
     pub(super) peer: PeerSupport,
     pub(super) hashes: Vec<HashId>,
@@ -34,7 +34,7 @@ pub(super) struct Announced {
     pub(super) authorities: Option<Requested>,
 }
 
-/// What CERTREQ payloads of a peer request.
+/// Contents of a peer's CERTREQ payloads.
 #[derive(Default)]
 pub(super) struct Requested {
     /// A certificate of one of these authorities, named by the SHA-1 of their keys; of any when empty.

@@ -1,7 +1,7 @@
 //! The initiator of an IKE SA until IKE_SA_INIT is through.
 //!
-//! Nothing in this exchange is authenticated: error notifies are remembered and waited out, because
-//! the true answer may be still on its way (RFC 7296 §2.21.1).
+//! Nothing in this exchange is authenticated: error notifies are stored until a timeout, because
+//! the genuine response may still arrive (RFC 7296 §2.21.1).
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
 use crate::proposal::{self, IkeSuite};
 use crate::sa::{ChildRequest, Initiation, Role};
 
-/// How long another answer is waited for after an error notify that anybody could have sent.
+/// Time to wait for another response after an unauthenticated error notify.
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Cookies that are sent back in one attempt; a responder needs one, or two when it changes its secret.
 const COOKIES_MAX: u32 = 4;
@@ -37,7 +37,7 @@ pub(crate) struct Initiator {
     phase: Phase,
 }
 
-/// What was to be started.
+/// Parameters of the attempt.
 pub(super) struct Start {
     pub(super) id: IkeId,
     pub(super) initiation: Initiation,
@@ -50,7 +50,7 @@ pub(super) struct Start {
 enum Phase {
     Init(Box<Init>),
     Auth(Authenticating),
-    /// The handshake has ended, or a step is under way. The endpoint makes no step after the end.
+    /// The handshake has ended, or a step is running. The endpoint makes no step after the end.
     Over,
 }
 
@@ -65,7 +65,7 @@ struct Init {
     tried: Vec<KeMethod>,
     message: Vec<u8>,
     resend: Resend,
-    /// What was answered, and until when something better is waited for.
+    /// Stored error response, and the deadline for a better one.
     failure: Option<(Instant, String)>,
 }
 
@@ -249,12 +249,13 @@ impl Initiator {
         }
     }
 
-    /// Adds what somebody wants from the IKE SA once it is up. False when it cannot take more.
+    /// Adds requests for the IKE SA to execute once it is established. False if its limit is
+    /// reached.
     pub(crate) fn want(&mut self, child: Option<ChildRequest>, command: Option<u64>) -> bool {
         self.start.initiation.want(child, command)
     }
 
-    /// What it is for.
+    /// Requests to execute.
     pub(crate) fn initiation(&self) -> &Initiation {
         &self.start.initiation
     }
@@ -266,7 +267,7 @@ impl Initiator {
         self.start.over(reason.to_owned())
     }
 
-    /// IKE_SA_INIT came to nothing: again later, if the connection says so.
+    /// IKE_SA_INIT failed: retry later, if configured.
     fn fail_init(&mut self, ctx: &mut Context<'_>, reason: &str) -> Outcome {
         let tries = if self.start.initiation.by_packet { 1 } else { self.start.initiation.connection.keyingtries };
         let mut over = self.start.over(reason.to_owned());
@@ -285,7 +286,7 @@ impl Start {
         &self.initiation.connection
     }
 
-    /// The end of the attempt, with everybody who waits for it.
+    /// The end of the attempt, with all waiting requests.
     pub(super) fn over(&mut self, reason: String) -> Over {
         Over {
             reason,
@@ -295,7 +296,7 @@ impl Start {
         }
     }
 
-    /// The next attempt: takes over who waits for this one.
+    /// The next attempt: takes over the waiting requests.
     fn again(&self, over: &mut Over, attempt: u32, remote: Option<SocketAddr>) -> Initiation {
         Initiation {
             host: None,
@@ -347,11 +348,11 @@ impl<'a> Response<'a> {
     }
 }
 
-/// What an answer to IKE_SA_INIT leads to.
+/// Result of a response to IKE_SA_INIT.
 enum Next {
     Wait(Box<Init>),
     Redirect(Gateway),
-    /// Keys, and the authorities that the responder asks for.
+    /// Keys, and the authorities that the responder requests.
     Secured(Box<Secured>, Option<Requested>),
     /// No other answer can be used: the key pair is used up.
     Failed(String),

@@ -42,7 +42,7 @@ pub(super) enum Authenticating {
     Credentials(Box<Session>, Ticket, Asked),
 }
 
-/// What a step leads to.
+/// Result of a step.
 pub(super) enum Step {
     /// It goes on in this state.
     Wait(Authenticating),
@@ -52,7 +52,7 @@ pub(super) enum Step {
     Over(Box<Over>),
 }
 
-/// What all states have.
+/// State common to all phases.
 pub(super) struct Session {
     secured: Box<Secured>,
     /// Authorities of the peer's CERTREQ payloads; `None` without any.
@@ -70,7 +70,7 @@ pub(super) struct Session {
     mobike: bool,
 }
 
-/// What the IKE_AUTH request that is out holds.
+/// Contents of the pending IKE_AUTH request.
 pub(super) enum Sent {
     /// Nothing: all rounds of this host are done, the peer goes on.
     Nothing,
@@ -90,13 +90,13 @@ pub(super) enum Asked {
     Sign(Option<EapKey>),
     /// AUTH without the PPK, beside the one with it.
     Plain(Option<EapKey>, Signed),
-    /// Whether AUTH of the peer is right, in the response to what was sent.
+    /// True if AUTH of the peer is right, in the response to what was sent.
     Verify(Received, Sent),
     /// The answer to an EAP packet.
     Eap(Conversation),
 }
 
-/// What a response of IKE_AUTH holds besides the identity of the peer.
+/// Contents of an IKE_AUTH response besides the identity of the peer.
 pub(super) struct Received {
     message: Plain,
     redirect: Option<Vec<u8>>,

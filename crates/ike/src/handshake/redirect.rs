@@ -21,12 +21,12 @@ const FQDN: u8 = 3;
 /// Longest name of a host, in bytes (RFC 1035 §3.1).
 const NAME_MAX: usize = 253;
 
-/// Where a redirection leads.
+/// Destination of a redirection.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Gateway {
     /// To an address, on the usual port.
     At(SocketAddr),
-    /// To a host whose addresses somebody has to find ([`Output::Resolve`](crate::Output::Resolve)).
+    /// A host name to resolve ([`Output::Resolve`](crate::Output::Resolve)).
     Named(String),
 }
 

@@ -26,7 +26,7 @@ use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
 use crate::proposal::{self, IkeProposal, IkeSuite};
 use crate::sa::{PeerSupport, Role};
 
-/// How long a refused peer is told so again when it did not hear it.
+/// Time during which a refusal is retransmitted on request.
 const REFUSED_LINGER: Duration = Duration::from_secs(10);
 
 /// The responder of an IKE SA that is not authenticated.
@@ -34,7 +34,7 @@ pub(crate) struct Responder {
     id: IkeId,
     spis: ([u8; 8], [u8; 8]),
     path: Path,
-    /// When IKE_SA_INIT came.
+    /// Time of IKE_SA_INIT.
     began: Instant,
     until: Instant,
     /// IKE_SA_INIT as received and as answered.
@@ -51,11 +51,11 @@ enum Phase {
     Auth(Answering),
     /// The peer was refused; only the cached answer is left.
     Refused(Box<Exchanges>),
-    /// The handshake has ended, or a step is under way. The endpoint makes no step after the end.
+    /// The handshake has ended, or a step is running. The endpoint makes no step after the end.
     Over,
 }
 
-/// What the keys will be made of.
+/// Inputs of the key derivation.
 struct Half {
     suite: IkeSuite,
     ke: HalfKe,
@@ -74,7 +74,7 @@ enum HalfKe {
     Secret(Secret),
 }
 
-/// What a request that makes no state is answered with.
+/// Stateless response to a request.
 pub(crate) enum Refusing {
     Silently,
     With(Vec<u8>),
@@ -191,8 +191,8 @@ fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), 
     Ok((pair.public().to_vec(), HalfKe::Pair(pair, peer_public.to_vec())))
 }
 
-/// The connections whose addresses admit a path, those that name it most narrowly first; among equals
-/// the order of the configuration.
+/// Connections that match a path, the most specific first; ties are in the order of the
+/// configuration.
 pub(crate) fn candidates(connections: &[Arc<Connection>], hosts: &Hosts, path: &Path) -> Vec<Arc<Connection>> {
     let mut found: Vec<((u32, u32), &Arc<Connection>)> = connections
         .iter()
@@ -206,7 +206,7 @@ pub(crate) fn candidates(connections: &[Arc<Connection>], hosts: &Hosts, path: &
     found.into_iter().map(|(_, connection)| connection.clone()).collect()
 }
 
-/// How many bits of an address the narrowest range around it leaves open; 129 for any address, `None`
+/// Number of free bits of the narrowest range that contains an address; 129 for any address, `None`
 /// when it is in none.
 fn width(ranges: Option<Vec<wire::AddrRange>>, addr: std::net::IpAddr) -> Option<u32> {
     let Some(ranges) = ranges else { return Some(129) };
@@ -218,7 +218,7 @@ fn width(ranges: Option<Vec<wire::AddrRange>>, addr: std::net::IpAddr) -> Option
     ranges.iter().filter(|range| range.contains(addr)).map(open).min()
 }
 
-/// What a connection accepts from a peer that can do IKE_INTERMEDIATE, or not.
+/// Proposals of a connection for a peer with or without IKE_INTERMEDIATE.
 fn proposals(connection: &Connection, intermediate: bool) -> Vec<IkeProposal> {
     if intermediate {
         return connection.proposals.clone();
@@ -226,7 +226,7 @@ fn proposals(connection: &Connection, intermediate: bool) -> Vec<IkeProposal> {
     connection.proposals.iter().filter_map(IkeProposal::without_additional).collect()
 }
 
-/// Whether a connection would have agreed to a suite.
+/// Returns whether a connection would have agreed to a suite.
 pub(super) fn admits(connection: &Connection, suite: &IkeSuite) -> bool {
     connection.proposals.iter().any(|proposal| {
         let mut additional = suite.additional.iter();

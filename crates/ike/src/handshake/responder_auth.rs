@@ -45,7 +45,7 @@ pub(super) enum Answering {
     Credentials(Box<Session>, Ticket, Asked),
 }
 
-/// What a step leads to.
+/// Result of a step.
 pub(super) enum Step {
     /// It goes on in this state.
     Wait(Answering),
@@ -61,7 +61,7 @@ pub(super) enum Step {
 pub(super) struct Keyed {
     secured: Secured,
     candidates: Candidates,
-    /// When IKE_SA_INIT came.
+    /// Time of IKE_SA_INIT.
     began: Instant,
 }
 
@@ -70,7 +70,7 @@ pub(super) struct Session {
     secured: Secured,
     /// One once the peer is authenticated.
     candidates: Candidates,
-    /// When IKE_SA_INIT came.
+    /// Time of IKE_SA_INIT.
     began: Instant,
     reply: Reply,
     wishes: Wishes,
@@ -86,7 +86,7 @@ pub(super) struct Session {
     ppk_settled: bool,
 }
 
-/// Where the response to the request in hand goes, and what it answers: exchange and message ID.
+/// Destination of the response to the current request, and its exchange and message ID.
 #[derive(Clone, Copy)]
 pub(super) struct Reply {
     to: (SocketAddr, SocketAddr),
@@ -108,7 +108,7 @@ struct Wishes {
     initial_contact: bool,
 }
 
-/// What a request of IKE_AUTH has to bring.
+/// Required contents of an IKE_AUTH request.
 pub(super) enum Expected {
     /// The next round of the initiator, or nothing when it waits for the next round of this host.
     Round,
@@ -122,7 +122,7 @@ pub(super) enum Expected {
 pub(super) enum Asked {
     /// The PPK that the peer names. With the EAP key that AUTH proves, if there is one.
     Ppk(Claimed, Option<EapKey>),
-    /// Whether AUTH of the peer is right.
+    /// True if AUTH of the peer is right.
     Verify(Option<EapKey>),
     /// AUTH of this host after that of the peer.
     Sign(AfterEap),
@@ -132,7 +132,7 @@ pub(super) enum Asked {
     Eap(Conversation, Option<Signed>),
 }
 
-/// Whether AUTH proves the key of EAP instead of an identity of its own.
+/// True if AUTH proves the key of EAP instead of a separate identity.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(super) enum AfterEap {
     Yes,
@@ -618,7 +618,7 @@ impl Session {
     }
 }
 
-/// What this host shows of its identity in one response.
+/// Identity payloads of this host in one response.
 struct Proof {
     id: Option<Identity>,
     certs: bool,

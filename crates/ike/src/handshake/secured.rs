@@ -32,7 +32,7 @@ pub(crate) struct Secured {
     pub(crate) keys: IkeKeys,
     /// SK_d, SK_pi and SK_pr with the PPK in them (RFC 8784).
     pub(crate) mixed: Option<DeriveKeys>,
-    /// Those count from now on.
+    /// These apply from now on.
     pub(crate) ppk: bool,
     pub(crate) nonce_i: Vec<u8>,
     pub(crate) nonce_r: Vec<u8>,
@@ -45,7 +45,7 @@ pub(crate) struct Secured {
     pub(crate) exchanges: Exchanges,
 }
 
-/// Whose shared key stands in for that of a connection in AUTH.
+/// Owner of the shared key for AUTH.
 pub(super) struct Claim<'a> {
     pub(super) remote_id: &'a Identity,
     /// Body of the peer's ID payload, as received.
@@ -108,7 +108,7 @@ impl Secured {
         self.mixed = Some(DeriveKeys { sk_d: keys.sk_d, sk_pi: keys.sk_pi, sk_pr: keys.sk_pr });
     }
 
-    /// What this host has to prove in a round.
+    /// Authentication of this host in a round.
     pub(super) fn sign_request(
         &self,
         connection: &Arc<Connection>,
@@ -136,7 +136,7 @@ impl Secured {
         }
     }
 
-    /// What the peer claims in a round.
+    /// Claims of the peer in a round.
     pub(super) fn verify_request(
         &self,
         candidates: Vec<Arc<Connection>>,
@@ -167,7 +167,7 @@ impl Secured {
         self.mixed.as_ref().filter(|_| self.ppk).map_or(&self.keys.sk_d, |mixed| &mixed.sk_d)
     }
 
-    /// What a negotiation takes from this IKE SA before it is up.
+    /// Properties of this IKE SA for a negotiation before it is established.
     pub(super) fn parent<'a>(&'a self, ends: &'a Ends) -> Parent<'a> {
         let Ends { connection, remote_id, virtual_local, virtual_remote, .. } = ends;
         Parent {
@@ -195,7 +195,7 @@ impl Secured {
         })
     }
 
-    /// Both ends are authenticated. Tells of it; the lifetimes begin.
+    /// Both hosts are authenticated. Reports it and starts the lifetimes.
     pub(super) fn establish(self, ctx: &mut Context<'_>, ends: Ends) -> Box<Established> {
         let Ends { connection, local_id, remote_id, eap_name, virtual_local, virtual_remote } = ends;
         let plain = DeriveKeys { sk_d: self.keys.sk_d, sk_pi: self.keys.sk_pi, sk_pr: self.keys.sk_pr };
@@ -247,7 +247,7 @@ impl Secured {
     }
 }
 
-/// Who the ends are and what was given to them.
+/// Identities of both hosts, and assigned addresses.
 pub(super) struct Ends {
     pub(super) connection: Arc<Connection>,
     pub(super) local_id: Identity,

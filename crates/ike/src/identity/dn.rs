@@ -243,8 +243,8 @@ fn base_128(arc: u32, out: &mut Vec<u8>) {
     out.push(arc as u8 & 0x7f);
 }
 
-/// The DER of a name in text: `C=CH, O=Lab, CN=moon`, or `/C=CH/O=Lab/CN=moon`. A backslash takes the
-/// meaning from a separator. The error says what is wrong.
+/// The DER of a name in text: `C=CH, O=Lab, CN=moon`, or `/C=CH/O=Lab/CN=moon`. A backslash escapes
+/// a separator. The error states the reason.
 pub(super) fn encode(text: &str) -> Result<Vec<u8>, &'static str> {
     let (separator, text) = text.strip_prefix('/').map_or((',', text), |rest| ('/', rest));
     let parts = split(text, separator);

@@ -4,7 +4,7 @@ use wire::ike::IdType;
 
 use super::{IdPattern, Identity, IdentityError, dn, is_any};
 
-/// How well an identity matches: of several connections the best wins.
+/// Quality of a match: of several connections the best is selected.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Match(u8);
 
@@ -25,9 +25,9 @@ impl Match {
 }
 
 impl IdPattern {
-    /// `%any`, or an identity with wildcards: `*` in front of a name (`*.example.org`, `*@example.org`)
-    /// stands for anything, `*` as a value of a distinguished name (`C=CH, CN=*`) for any value, a network
-    /// or a range for the addresses in it.
+    /// `%any`, or an identity with wildcards: `*` in front of a name (`*.example.org`,
+    /// `*@example.org`) matches anything, `*` as a value of a distinguished name (`C=CH, CN=*`) for
+    /// any value, a network or a range for the addresses in it.
     ///
     /// # Errors
     /// As [`Identity::parse`].
@@ -35,7 +35,7 @@ impl IdPattern {
         if is_any(text.trim()) { Ok(Self::Any) } else { Identity::parse(text).map(Self::Like) }
     }
 
-    /// How well `id` matches; `None` when it does not.
+    /// Quality of the match with `id`; `None` if it does not match.
     pub fn matches(&self, id: &Identity) -> Option<Match> {
         let Self::Like(pattern) = self else { return Some(Match::ANY) };
         if pattern.is_same(id) {
@@ -66,7 +66,7 @@ impl IdPattern {
     }
 }
 
-/// A star in front stands for any text, none included.
+/// A leading star matches any text, including none.
 fn name(pattern: &[u8], name: &[u8]) -> Option<Match> {
     let rest = pattern.strip_prefix(b"*")?;
     if rest.is_empty() {

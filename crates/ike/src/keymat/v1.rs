@@ -2,7 +2,7 @@
 
 use crypto::ike::{Hash, Prf, Secret};
 
-/// SKEYID with a shared key: prf(psk, Ni_b | Nr_b). Who holds the key calls this.
+/// SKEYID with a shared key: prf(psk, Ni_b | Nr_b). Called by the holder of the key.
 pub fn skeyid_psk(prf: Prf, shared_key: &[u8], nonces: &[u8]) -> Secret {
     prf.compute(shared_key, &[nonces])
 }
@@ -77,7 +77,7 @@ impl V1Keys {
     }
 }
 
-/// What one side brought to phase 1.
+/// Contribution of one side to phase 1.
 #[derive(Clone, Copy)]
 pub struct Side<'a> {
     /// Its public value.
@@ -86,7 +86,7 @@ pub struct Side<'a> {
     pub cookie: &'a [u8],
 }
 
-/// What KEYMAT of quick mode is made of besides SKEYID_d.
+/// Inputs of KEYMAT of quick mode besides SKEYID_d.
 #[derive(Clone, Copy)]
 pub struct QuickMode<'a> {
     /// g(qm)^xy; empty without PFS.

@@ -25,7 +25,7 @@ struct Rules<'a> {
     prf: bool,
     sn: bool,
     sskdf: bool,
-    /// An IKE SA cannot do without; a Child SA in IKE_AUTH has none of its own.
+    /// An IKE SA cannot do without; a Child SA in IKE_AUTH has no separate one.
     ke: Ke,
     points: &'a CodePoints,
 }
@@ -39,7 +39,7 @@ enum Ke {
     Needed,
 }
 
-/// What keeps two proposals apart: the later in the order, the closer they were.
+/// Mismatch of two proposals: the later in the order, the closer they are.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Difference {
     /// Another protocol.
@@ -275,8 +275,8 @@ pub(super) fn is_possible_child(proposal: &ChildProposal) -> bool {
     child_rules(proposal.protocol, true, &points).select(&transforms, &transforms).is_ok()
 }
 
-/// Why no proposal of a peer can be chosen: what this host has, what the peer has, and where the two
-/// closest differ. For the log.
+/// Reason why no proposal of a peer is acceptable: the proposals of both hosts, and the mismatch of
+/// the closest two. For the log.
 #[derive(Clone, Debug)]
 pub(crate) struct Mismatch {
     ours: String,
@@ -318,7 +318,7 @@ struct Own<'a> {
     transforms: Vec<Transform>,
 }
 
-/// Which of ours was chosen, from which of theirs, and what.
+/// Indices of the local and the peer's proposal, and the selected one.
 type Chosen = (usize, usize, Vec<Transform>);
 
 fn choose(ours: &[Own<'_>], theirs: &[Read<'_>], spi_lens: &[usize]) -> Result<Chosen, Mismatch> {
@@ -433,8 +433,8 @@ pub(crate) fn choose_child(
     Ok((suite.ok_or_else(|| explain(&own, &theirs, None))?, spi.to_vec(), number))
 }
 
-/// The one proposal of an answer, which has to be a choice from the offer of its number: otherwise it
-/// could be that of somebody in between who wants something weaker.
+/// The single proposal of a response, which must be a selection from the offer of its number:
+/// otherwise an attacker could downgrade it.
 fn answer<'a>(
     own: &[Own<'_>],
     sa: &SaPayload<'a>,

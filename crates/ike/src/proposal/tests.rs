@@ -31,7 +31,7 @@ fn raw_body(protocol: ProtocolId, spi: &[u8], transforms: &[Transform]) -> Vec<u
     })
 }
 
-/// What comes out when `theirs` asks and `ours` answers, by both.
+/// Result on both hosts if `theirs` initiates and `ours` responds.
 fn agreed(ours: &str, theirs: &str) -> Option<String> {
     let (ours, theirs) = (ike(ours), ike(theirs));
     let request = ike_body(&theirs);
@@ -314,7 +314,7 @@ fn eesp_has_rules_of_its_own() {
     let iiv = "aes256gcm16iiv-aes256gcm16-snnone-sn64";
     assert_eq!(agreed_eesp(iiv, iiv).as_deref(), Some("EESP:AES_GCM_16_IIV_256/SEQ_64"));
     assert_eq!(agreed_eesp(iiv, "aes256gcm16iiv-aes256gcm16-snnone").as_deref(), Some("EESP:AES_GCM_16_256/NO_SEQ"));
-    // SN is mandatory, the numbers of ESP are none of EESP's, nor the other way round.
+    // SN is mandatory; the values of ESP are invalid in EESP, and vice versa.
     let points = CodePoints::default();
     let ours = child(ChildProtocol::Eesp, "aes256gcm16-sn64");
     let gcm = Transform::new(TransformType::ENCR, 20).with_key_bits(256);
@@ -432,7 +432,7 @@ proptest! {
         let text = |enc: &[&str], ke: &[&str]| format!("{}-prfsha256-{}", enc.join("-"), ke.join("-"));
         let (ours_text, theirs_text) = (text(&ours, &our_ke), text(&theirs, &their_ke));
         if IkeProposal::parse(&ours_text).is_ok() && IkeProposal::parse(&theirs_text).is_ok() {
-            // Both check what the other did; which side asks does not decide whether they meet.
+            // Both verify the other; the result does not depend on the initiator.
             let there = agreed(&ours_text, &theirs_text);
             let back = agreed(&theirs_text, &ours_text);
             prop_assert_eq!(there.is_some(), back.is_some());

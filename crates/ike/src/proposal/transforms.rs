@@ -209,7 +209,7 @@ pub(crate) fn emit_child_choice(
 }
 
 fn emit(chain: &mut Chain<'_>, proposals: impl Iterator<Item = (ProtocolId, Vec<Transform>)>, spi: &[u8]) {
-    // Their number is one byte, and a peer reads no more than this anyway.
+    // Their number is one byte, and peers parse no more than this.
     let proposals: Vec<_> = proposals.take(wire::ike::MAX_PROPOSALS).collect();
     let numbered = (1..).zip(&proposals);
     let out =

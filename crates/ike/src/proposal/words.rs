@@ -20,7 +20,7 @@ pub enum ProposalError {
     /// No algorithm has this name.
     #[error("unknown algorithm '{word}'; did you mean '{nearest}'?")]
     Unknown {
-        /// What was written.
+        /// The input.
         word: String,
         /// The known word closest to it.
         nearest: String,
@@ -28,7 +28,7 @@ pub enum ProposalError {
     /// An algorithm that exists and is not implemented here: a near word would be another algorithm.
     #[error("algorithm '{word}' is not supported; use e.g. '{instead}'")]
     Unsupported {
-        /// What was written.
+        /// The input.
         word: String,
         /// An algorithm of the same kind.
         instead: &'static str,
@@ -36,21 +36,21 @@ pub enum ProposalError {
     /// A word that has no place in such a proposal.
     #[error("'{word}' does not belong into a proposal for {protocol}: {why}")]
     Misplaced {
-        /// What was written.
+        /// The input.
         word: String,
         /// For what the proposal is.
         protocol: &'static str,
-        /// Why not, and what to do.
+        /// Reason and correction.
         why: &'static str,
     },
     /// The words together do not suffice.
     #[error("'{proposal}' is no proposal for {protocol}: {why}")]
     Incomplete {
-        /// What was written.
+        /// The input.
         proposal: String,
         /// For what the proposal is.
         protocol: &'static str,
-        /// What is missing or too much, and what to write.
+        /// Missing or extra words, and the correction.
         why: &'static str,
     },
 }
@@ -75,7 +75,7 @@ const WHY_EESP_WORD: &str = "it is for EESP";
 const WHY_SHA256_96: &str =
     "write 'sha256' and set 'sha256_96 = yes' in the child: peers negotiate it under the number of 'sha256'";
 
-/// What one word says.
+/// Meaning of one word.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Word {
     Enc(&'static EncAlg),
@@ -87,7 +87,7 @@ enum Word {
     Sskdf(Option<SubSaKdf>),
 }
 
-/// Every word and what it says. Read when a configuration is, never for a packet.
+/// Every word and its meaning. Used when a configuration is parsed, never for a packet.
 fn vocabulary() -> Vec<(String, Word)> {
     let mut words = Vec::new();
     let mut add = |names: &[&str], word| words.extend(names.iter().map(|name| ((*name).to_owned(), word)));
@@ -151,7 +151,7 @@ fn once<T: PartialEq>(list: &mut Vec<T>, item: T) {
 }
 
 impl Sorted {
-    /// `misplaced` says why a word has no place.
+    /// `misplaced` states why a word is not allowed.
     fn parse(
         protocol: &'static str,
         text: &str,
@@ -198,8 +198,8 @@ impl Sorted {
         }
     }
 
-    /// What is wrong with ciphers and integrity algorithms, if anything. Beside AEADs integrity algorithms
-    /// fall away: people write them where they mean the PRF.
+    /// Returns the fault of the ciphers and integrity algorithms, if any. With AEADs integrity
+    /// algorithms are ignored, because they are often written in place of the PRF.
     fn settle_ciphers(&mut self) -> Option<&'static str> {
         let aeads = self.enc.iter().filter(|enc| enc.kind.is_aead()).count();
         if self.enc.is_empty() {
@@ -228,7 +228,7 @@ fn shortened(written: &str) -> String {
     written.chars().take(64).collect()
 }
 
-/// Whether this is the name of an algorithm rather than an alias.
+/// Returns whether this is the name of an algorithm rather than an alias.
 fn is_canonical(name: &str, word: Word) -> bool {
     match word {
         Word::Enc(alg) => alg.name == name,
@@ -265,7 +265,7 @@ fn instead_of(word: &str) -> Option<&'static str> {
     UNSUPPORTED.iter().find(|(start, _)| word.starts_with(start)).map(|(_, instead)| *instead)
 }
 
-/// The PRF that an integrity algorithm stands for in a proposal that names none.
+/// The PRF implied by an integrity algorithm in a proposal without a PRF.
 fn prf_of(integ: &IntegAlg) -> Prf {
     match integ.kind {
         IntegKind::HmacMd5 => Prf::HmacMd5,

@@ -1,7 +1,7 @@
 //! Addresses that change: MOBIKE (RFC 4555), and without it the moves of a NAT mapping (RFC 7296 §2.23).
 //!
-//! With MOBIKE the initiator of the first IKE SA decides which addresses are used; the responder tells
-//! which ones it has. Without it an end that is not behind a NAT follows one that is, by authentic new
+//! With MOBIKE the initiator of the first IKE SA decides which addresses are used; the responder
+//! announces its own. Without it a host without a NAT follows a peer with one, by authentic new
 //! messages and packets only.
 
 use std::net::{IpAddr, SocketAddr};
@@ -24,17 +24,17 @@ const ADDRESSES_MAX: usize = 16;
 /// Addresses of both ends.
 #[derive(Clone, Default)]
 pub(super) struct Addresses {
-    /// Of this host, as it was told; at most `ADDRESSES_MAX`.
+    /// Addresses of this host; at most `ADDRESSES_MAX`.
     local: Vec<IpAddr>,
-    /// Further ones of the peer, as it told; at most `ADDRESSES_MAX`.
+    /// Announced additional addresses of the peer; at most `ADDRESSES_MAX`.
     peer: Vec<IpAddr>,
     /// Paths that were tried since the peer answered last.
     tried: Vec<(IpAddr, IpAddr)>,
     /// A path was changed without a word to the peer.
     unannounced: bool,
-    /// How the peer sees this host: its NAT_DETECTION_DESTINATION_IP.
+    /// Address of this host as seen by the peer: its NAT_DETECTION_DESTINATION_IP.
     mapping: Option<Vec<u8>>,
-    /// When it was asked last.
+    /// Time of the last request.
     probed: Option<Instant>,
 }
 
@@ -89,7 +89,7 @@ impl Established {
         self.tasks.addresses.local.iter().find(fits).copied()
     }
 
-    /// The address of this side is gone: takes the next path and tells the peer.
+    /// The local address is gone: uses the next path and notifies the peer.
     fn leave_path(&mut self, ctx: &mut Context<'_>) {
         self.tasks.addresses.tried.clear();
         if !self.take_next_path(ctx) {
@@ -109,7 +109,7 @@ impl Established {
         let remotes = std::iter::once(now.1).chain(addresses.peer.clone());
         let paths: Vec<(IpAddr, IpAddr)> = remotes
             .flat_map(|remote| {
-                // First that of the routing table: the others may have no way to the peer.
+                // First that of the routing table: the others may have no route to the peer.
                 let routed = (ctx.sources)(remote).filter(|addr| addresses.local.contains(addr));
                 let locals = routed.into_iter().chain(addresses.local.iter().copied());
                 locals.map(move |local| (local, remote)).collect::<Vec<_>>()
@@ -212,13 +212,14 @@ impl Established {
 
     fn learn_addresses(&mut self, parts: &Parts<'_>) {
         let addresses: Vec<IpAddr> = parts.notifies.iter().filter_map(address).take(ADDRESSES_MAX).collect();
-        // The list is whole each time (§3.6); none at all says nothing unless it says so.
+        // The list is complete each time (§3.6); an absent list means no change unless it is
+        // explicitly empty.
         if !addresses.is_empty() || parts.notify(NotifyType::NO_ADDITIONAL_ADDRESSES).is_some() {
             self.tasks.addresses.peer = addresses;
         }
     }
 
-    /// The addresses of this host that IKE_AUTH has told the peer.
+    /// The addresses of this host announced in IKE_AUTH.
     pub(crate) fn announced_addresses(&mut self, addresses: &[IpAddr]) {
         let usable = |addr: &&IpAddr| !addr.is_loopback() && !addr.is_unspecified() && !addr.is_multicast();
         self.tasks.addresses.local = addresses.iter().filter(usable).take(ADDRESSES_MAX).copied().collect();
@@ -231,7 +232,7 @@ impl Established {
         }
     }
 
-    /// Who is behind a NAT, by the peer's hashes over the addresses as it knows them.
+    /// NAT detection by the peer's hashes over its view of the addresses.
     fn detect_nat(&mut self, parts: &Parts<'_>) {
         let mut detection = nat::Detection::default();
         for notify in &parts.notifies {
@@ -243,7 +244,7 @@ impl Established {
         }
     }
 
-    /// Packets go another way from now on.
+    /// Packets use another path from now on.
     fn moved(&mut self, ctx: &mut Context<'_>) {
         ctx.count(counters::MOVED);
         for child in self.children.iter().filter(|child| !child.removed) {
@@ -259,7 +260,7 @@ impl Established {
         self.put_off_keepalive(ctx);
     }
 
-    /// Without MOBIKE: the peer is behind a NAT whose mapping changed.
+    /// Without MOBIKE: the mapping of the NAT of the peer has changed.
     pub(super) fn follow_nat(&mut self, ctx: &mut Context<'_>, (_, remote): (SocketAddr, SocketAddr)) {
         let follows = !self.peer.mobike && self.nat == (false, true) && self.ending == Ending::No;
         if follows && remote != self.path.remote {
@@ -268,7 +269,8 @@ impl Established {
         }
     }
 
-    /// A liveness check of an initiator with MOBIKE asks how the peer sees it (§3.8).
+    /// A liveness check of an initiator with MOBIKE requests its address as seen by the peer
+    /// (§3.8).
     pub(super) fn mapping_probe(&mut self, now: Instant) -> NatProbe {
         let watches = self.watches_mapping();
         if watches {
@@ -281,8 +283,8 @@ impl Established {
         self.peer.mobike && self.tasks.origin == Role::Initiator && self.nat.0
     }
 
-    /// Since when the peer was not asked what only a liveness check asks. Whoever watches its mapping asks even
-    /// while other messages go to and fro: answers to those reach it, packets of Child SAs may not any more.
+    /// Time since the last liveness check. A host that monitors its mapping sends one even while
+    /// other messages are exchanged: responses to those arrive, but packets of Child SAs may not.
     pub(super) fn unasked_since(&self) -> Instant {
         match self.tasks.addresses.probed {
             Some(probed) if self.watches_mapping() => self.heard.min(probed),
@@ -291,8 +293,8 @@ impl Established {
         }
     }
 
-    /// The answer to that: another mapping than before has to be announced. So has the first, since nobody knows
-    /// whether it is the one that IKE_AUTH had: those notifies were about another port.
+    /// Processes the response: a changed mapping must be announced. So must the first one, because
+    /// it may differ from that of IKE_AUTH, which used another port.
     pub(super) fn watch_mapping(&mut self, ctx: &mut Context<'_>, parts: &Parts<'_>) {
         let Some(mapping) = mapping(parts) else { return };
         let old = self.tasks.addresses.mapping.replace(mapping);

@@ -15,14 +15,14 @@ counters! {
     CHILD_DOWN = "child_down" "Child SAs that ended, replaced ones left out.";
     CHILD_REKEYED = "child_rekeyed" "Successors of Child SAs that were installed.";
     CHILD_REFUSED = "child_refused" "Requests for Child SAs that this host refused.";
-    CHILD_FAILED = "child_failed" "Child SAs that this host asked for and did not get.";
+    CHILD_FAILED = "child_failed" "Child SAs that this host requested and did not get.";
     CHILD_COLLISION = "child_rekey_collision" "Child SAs that both ends rekeyed at once.";
     IKE_REKEYED = "ike_rekeyed" "IKE SAs that a rekeying replaced.";
     IKE_REKEY_FAILED = "ike_rekey_failed" "Rekeyings of IKE SAs that failed.";
     IKE_COLLISION = "ike_rekey_collision" "IKE SAs that both ends rekeyed at once.";
     IKE_REAUTH = "ike_reauthentication" "Reauthentications that this host started.";
     IKE_DOWN = "ike_down" "Authenticated IKE SAs that ended, replaced ones left out.";
-    IKE_DEAD = "ike_peer_dead" "IKE SAs whose peer stopped answering.";
+    IKE_DEAD = "ike_peer_dead" "IKE SAs with an unresponsive peer.";
     TEMPORARY_FAILURE_SENT = "temporary_failure_sent" "Requests that this host put off.";
     TEMPORARY_FAILURE_RECEIVED = "temporary_failure_received" "Requests that a peer put off.";
     LIVENESS_SENT = "liveness_sent" "Liveness checks that this host sent.";

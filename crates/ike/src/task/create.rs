@@ -1,14 +1,15 @@
 //! New Child SAs and successors of old ones, by CREATE_CHILD_SA (RFC 7296 §1.3.1, §1.3.3).
 //!
-//! Both ends may rekey the same Child SA at once (§2.8.1). Each answers the other, so there are two
-//! successors; the one whose exchange contains the lowest of the four nonces loses and its creator deletes
-//! it, while the creator of the other deletes the old Child SA. The answered rekeying is remembered as
-//! `rival` of the one that is out, and both ends come to the same verdict from the same nonces. An end that
-//! has already finished refuses the late request (§2.25.1), and the other then keeps what it answered.
+//! Both ends may rekey the same Child SA at once (§2.8.1). Each responds to the other, so there are
+//! two successors; the exchange with the lowest of the four nonces loses and its creator deletes
+//! its successor, while the creator of the other deletes the old Child SA. The answered rekey is
+//! stored as `rival` of the pending one, and both hosts reach the same decision from the same
+//! nonces. A host that has already finished refuses the late request (§2.25.1), and the other then
+//! keeps the successor that it answered.
 //!
-//! A responder has a Child SA before its initiator knows of it, and may rekey or delete it while the
-//! response is on the way. The initiator puts such a rekeying off and remembers such a deletion until it has
-//! the response; "not found" would leave it with half a Child SA.
+//! A responder has a Child SA before its initiator, and may rekey or delete it while the response
+//! is in flight. The initiator postpones such a rekey and stores such a deletion until it has the
+//! response; "not found" would leave it with half a Child SA.
 
 use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
@@ -35,13 +36,13 @@ pub(super) struct Create {
     rekeys: Option<ChildId>,
     /// Lowest nonce of the peer's answered rekeying of the same Child SA.
     rival: Option<Vec<u8>>,
-    /// SPIs of Child SAs that are not known here and that the peer deleted meanwhile.
+    /// SPIs of unknown Child SAs that the peer has deleted.
     deleted: Vec<[u8; 4]>,
     attempt: u32,
     follow_up: Option<(Box<Agreement>, FollowUp)>,
 }
 
-/// SPIs in [`Create::deleted`]; the response that is on the way can be about one.
+/// SPIs in [`Create::deleted`]; the response in flight can be about one.
 const DELETED_MAX: usize = 16;
 
 impl Create {
@@ -128,7 +129,7 @@ impl Established {
             }
             None => (),
         }
-        // The fallback SA carries what this CPU sends: nobody has to be told but who asked.
+        // The fallback SA carries the packets of this CPU: only the requester is notified.
         done(ctx, request.command, Err("there are no per-resource SAs with this peer"));
         false
     }
@@ -305,7 +306,7 @@ impl Established {
         self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteChild(child, _) if child == id))
     }
 
-    /// The peer said no.
+    /// The peer refused.
     fn create_refused(&mut self, ctx: &mut Context<'_>, mut create: Box<Create>, fault: ChildFault) {
         match fault.notify.as_ref().map(|(kind, data)| (*kind, data.as_slice())) {
             Some((NotifyType::INVALID_KE_PAYLOAD, data)) if create.follow_up.is_none() => {
@@ -343,7 +344,7 @@ impl Established {
             match self.child(old) {
                 Some(old) => old.state = ChildState::Installed,
                 None => {
-                    // The peer deleted it meanwhile, and that was why it put the rekeying off.
+                    // The peer has deleted it, which is why it postponed the rekey.
                     done(ctx, create.command(), Ok(()));
                     return create.abandon(ctx);
                 }
@@ -508,7 +509,7 @@ impl Established {
         Ok(())
     }
 
-    /// The keys of a Child SA that the peer asked for.
+    /// The keys of a Child SA requested by the peer.
     pub(super) fn install_answered(
         &mut self,
         ctx: &mut Context<'_>,

@@ -62,8 +62,8 @@ impl Established {
         });
     }
 
-    /// A Child SA that the peer has just rekeyed goes on as this one: whoever wants an end means it. The old one
-    /// is for the peer to delete, and carries packets until then.
+    /// A Child SA that the peer has just rekeyed continues as this one, so a request to end it
+    /// applies to the successor. The peer deletes the old one, which carries packets until then.
     fn unused_successor(&self, old: ChildId) -> Option<ChildId> {
         let rekeyed = |child: &&Child| child.id == old && child.state == ChildState::Rekeyed;
         self.children.iter().find(rekeyed)?;
@@ -147,7 +147,7 @@ impl Established {
         let Some(child) = self.child(id) else { return };
         let (config, state) = (child.config.clone(), child.state);
         let replaced = state == ChildState::Rekeyed || self.children.iter().any(|child| child.replaces == Some(id));
-        // Whoever wants its end has that now, and nothing comes of it.
+        // Requests to end it are fulfilled, without a successor.
         let unwanted = self.is_unwanted(id);
         if state != ChildState::Deleting && !replaced {
             child_down(ctx, id, if unwanted { "" } else { "the peer deleted it" });

@@ -10,12 +10,12 @@ use crate::context::Context;
 use crate::output::{Event, Level, Output};
 use crate::sa::{Ending, Established};
 
-/// How long a replaced IKE SA waits for its deletion: longer than any retransmission of the peer.
+/// Time that a replaced IKE SA waits for its deletion: longer than any retransmission of the peer.
 pub(super) const REPLACED: Duration = Duration::from_secs(180);
-/// How long an IKE SA that the peer deleted answers retransmissions, when the first answer was lost.
+/// Time that a deleted IKE SA responds to retransmissions, if the first response was lost.
 const LINGER: Duration = Duration::from_secs(10);
 
-/// Who ended an IKE SA: decides what becomes of its Child SAs.
+/// The party that ended an IKE SA: determines the handling of its Child SAs.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Cause {
     /// This host wanted it.
@@ -43,14 +43,14 @@ impl Established {
         self.queue(ctx, Task::DeleteIke(command));
     }
 
-    /// Ends the IKE SA although nobody asked for that: what is to be protected stays so.
+    /// Ends the IKE SA unexpectedly: protected traffic stays protected.
     pub(super) fn give_up(&mut self, ctx: &mut Context<'_>, reason: &str) {
         self.leave_traps(ctx, &[]);
         self.terminate(ctx, false, reason, None);
     }
 
-    /// Leaves a trap policy behind for each Child SA whose `dpd_action` or `close_action` is `trap`, unless
-    /// another IKE SA has one of its section: those are `elsewhere`.
+    /// Installs a trap policy for each Child SA with `dpd_action` or `close_action` set to `trap`,
+    /// unless another IKE SA has one of its section: those are `elsewhere`.
     pub(crate) fn leave_traps(&self, ctx: &mut Context<'_>, elsewhere: &[String]) {
         let mine = |child: &&Child| child.is_live() && child.cpu.is_none() && !self.is_unwanted(child.id);
         let bare = self.children.iter().filter(mine).filter(|child| !elsewhere.contains(&child.config.name));
@@ -83,7 +83,7 @@ impl Established {
         done(ctx, command, Ok(()));
     }
 
-    /// Nothing goes out any more; packets that are on the way still get in.
+    /// Stops sending; packets in flight are still received.
     pub(super) fn begin_end(&mut self, ctx: &mut Context<'_>, reason: &str) {
         if self.ending == Ending::No {
             self.ending = Ending::Deleting;
@@ -100,7 +100,7 @@ impl Established {
         let after = if cause == Cause::Dead { Duration::ZERO } else { ctx.settings.old_inbound };
         if self.ending == Ending::No {
             self.act(ctx, cause);
-            // Who wanted the end gets what was wanted, whatever brings it about.
+            // Requests to end it succeed, regardless of the cause.
             let reason_of_children = if self.is_unwanted_ike() { "" } else { reason };
             self.remove_children(ctx, after, reason_of_children);
             self.down(ctx, reason);
@@ -128,7 +128,7 @@ impl Established {
         self.ending = Ending::Over;
     }
 
-    /// Tells of the end of an IKE SA that nothing replaced, and gives back what was lent.
+    /// Reports the end of an IKE SA without a successor, and releases its leases.
     fn down(&mut self, ctx: &mut Context<'_>, reason: &str) {
         ctx.names.forget_peer(&self.identities(), self.id);
         ctx.count(counters::IKE_DOWN);
@@ -162,7 +162,8 @@ impl Established {
             match action {
                 Action::Clear => (),
                 Action::Trap => self.trap(ctx, &child.config),
-                // The peer authenticated anew, or ends a duplicate: what goes on has the Child SAs.
+                // The peer reauthenticated, or ends a duplicate: the remaining IKE SA has the Child
+                // SAs.
                 Action::Restart if (cause == Cause::Peer && goes_on) || self.has_heir(ctx) => (),
                 Action::Restart if !self.is_loaded(ctx) => (),
                 Action::Restart => again.push(child.config.clone()),
@@ -174,7 +175,7 @@ impl Established {
         }
     }
 
-    /// Its deletion waits behind a rekeying.
+    /// Its deletion is queued after a rekey.
     fn is_unwanted_ike(&self) -> bool {
         self.tasks.queue.iter().any(|waiting| matches!(waiting.task, Task::DeleteIke(_)))
     }
@@ -183,7 +184,7 @@ impl Established {
         ctx.connections.iter().any(|connection| connection.name == self.connection.name)
     }
 
-    /// Leaves a trap policy behind; of a connection that was unloaded nothing may come back.
+    /// Installs a trap policy, but none of an unloaded connection.
     pub(super) fn trap(&self, ctx: &mut Context<'_>, config: &Arc<ChildConfig>) {
         let loaded = ctx.connections.iter().find(|connection| connection.name == self.connection.name);
         let Some(connection) = loaded.cloned() else { return };

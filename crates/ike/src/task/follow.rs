@@ -11,7 +11,7 @@ use crate::output::ChildId;
 use crate::sa::{ChildRequest, Established, Role};
 
 impl Established {
-    /// The IKE SA runs between other addresses: Child SAs whose selectors are the old ones are made again.
+    /// The IKE SA has new addresses: Child SAs with selectors of the old ones are recreated.
     pub(super) fn follow_addresses(&mut self, ctx: &mut Context<'_>) {
         if self.tasks.origin != Role::Initiator {
             return;

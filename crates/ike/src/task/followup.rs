@@ -16,7 +16,7 @@ use crate::sa::Established;
 /// Exchanges of the peer that wait for their IKE_FOLLOWUP_KE, per IKE SA; about 1 KiB each. With a window
 /// of one request a peer needs one.
 pub(super) const PENDING_MAX: usize = 2;
-/// How long they wait.
+/// Timeout.
 const PENDING: Duration = Duration::from_secs(30);
 /// Bytes that link the exchanges, chosen by the responder.
 const COOKIE_LEN: usize = 8;
@@ -65,7 +65,7 @@ impl FollowUp {
     }
 }
 
-/// What the responder's key exchanges are for.
+/// Purpose of the responder's key exchanges.
 pub(super) enum Purpose {
     Child { agreement: Box<Agreement>, rekeys: Option<ChildId> },
     Ike(Box<Answered>),
@@ -81,7 +81,7 @@ pub(super) struct Pending {
     until: Instant,
 }
 
-/// What links the exchanges.
+/// Data that links the exchanges.
 pub(super) fn cookie(ctx: &mut Context<'_>) -> [u8; COOKIE_LEN] {
     let mut cookie = [0; COOKIE_LEN];
     ctx.rng.fill_bytes(&mut cookie);
@@ -182,7 +182,7 @@ impl Established {
         Ok((method, public))
     }
 
-    /// What it was to replace was replaced or ended meanwhile.
+    /// Its predecessor was already replaced or ended.
     fn overtaken(&self, pending: &Pending) -> Option<&'static str> {
         let is_there = |old: ChildId| self.children.iter().any(|child| child.id == old && child.is_live());
         match &pending.purpose {

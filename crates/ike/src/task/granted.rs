@@ -16,7 +16,7 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(300);
 /// Sections that are remembered; more than a connection usually has. Beyond that the oldest is forgotten.
 const SECTIONS_MAX: usize = 64;
 
-/// A section for whose packets the peer granted nothing.
+/// A section for which the peer refused a Child SA.
 pub(super) struct NotGranted {
     section: String,
     until: Instant,
@@ -35,7 +35,7 @@ impl Established {
     /// one is deleted again.
     pub(crate) fn granted(&mut self, ctx: &mut Context<'_>, request: &ChildRequest, new: ChildId) {
         let Some((local, remote)) = request.packet.filter(|_| request.cpu.is_none()) else { return };
-        // What asked for a virtual address cannot have had it; the trap follows it from now on.
+        // A request for a virtual address cannot have had it; the trap uses it from now on.
         let is_virtual = |address: &crate::output::Virtual| address.addr == local.addrs.start;
         if !self.virtual_local.is_empty() && !self.virtual_local.iter().any(is_virtual) {
             return;
@@ -73,7 +73,7 @@ impl Established {
         }
     }
 
-    /// How many times in a row nothing was granted.
+    /// Number of consecutive refusals.
     fn wait_longer(&mut self, now: Instant, section: &str) -> u32 {
         let list = &mut self.tasks.not_granted;
         let times = match list.iter().position(|one| one.section == section) {

@@ -17,7 +17,7 @@ use crate::sa::{Ending, Established, Role};
 const COOKIE2: std::ops::RangeInclusive<usize> = 8..=64;
 
 impl Established {
-    /// Whatever it holds is answered; what nobody knows is ignored.
+    /// Every request is answered; unknown contents are ignored.
     pub(super) fn answer_informational(
         &mut self,
         ctx: &mut Context<'_>,
@@ -67,7 +67,7 @@ impl Established {
         if let Some(cookie) = cookie
             && parts.notify(NotifyType::COOKIE2) != Some(&cookie)
         {
-            // RFC 4555 §3.7: whoever answers there is not the peer.
+            // RFC 4555 §3.7: a responder there is not the peer.
             return self.give_up(ctx, "the return routability check failed");
         }
         self.watch_mapping(ctx, parts);

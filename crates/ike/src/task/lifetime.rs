@@ -118,7 +118,7 @@ impl Established {
         }
     }
 
-    /// When [`Established::handle_timeout`] has something to do. Not the deadline of `exchanges`.
+    /// Time of the next [`Established::handle_timeout`]. Not the deadline of `exchanges`.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         if self.ending == Ending::Over {
             return None;
@@ -142,7 +142,7 @@ impl Established {
         self.children.iter().fold(deadline, |first, child| earlier(first, next_due(child)))
     }
 
-    /// Behind a NAT a byte goes out when nothing else did (RFC 3948 §4).
+    /// With a NAT a keepalive byte is sent when there was no other traffic (RFC 3948 §4).
     pub(super) fn put_off_keepalive(&mut self, ctx: &Context<'_>) {
         let every = ctx.settings.keepalive;
         self.keepalive_at = (self.nat.0 && !every.is_zero() && self.ending == Ending::No).then(|| ctx.now + every);
@@ -179,7 +179,7 @@ impl Established {
     }
 }
 
-/// What is due on a Child SA.
+/// Due action of a Child SA.
 enum Due {
     Rekey,
     Expired,

@@ -1,11 +1,12 @@
 //! The successor of an IKE SA (RFC 7296 §1.3.2, §2.18), and reauthentication.
 //!
-//! The successor takes over name, Child SAs and waiting tasks; its message IDs start at 0. Who started the
-//! rekeying deletes the old IKE SA. When both ends rekey at once (§2.8.2) each answers the other and keeps
-//! the answered successor as `rival`, unborn, until its own response is there: the exchange with the lowest
-//! of the four nonces loses, the successor of the other inherits, and the creator of the loser deletes it. An
-//! end that has already finished refuses the late request with TEMPORARY_FAILURE, and the delete it sends
-//! for the old IKE SA tells the other to forget its own attempt.
+//! The successor takes over name, Child SAs and waiting tasks; its message IDs start at 0. The
+//! initiator of the rekey deletes the old IKE SA. When both hosts rekey at once (§2.8.2) each
+//! responds to the other and keeps the answered successor as `rival`, inactive, until its own
+//! response has arrived: the exchange with the lowest of the four nonces loses, the successor of
+//! the other inherits, and the creator of the loser deletes it. A host that has already finished
+//! refuses the late request with TEMPORARY_FAILURE, and its delete for the old IKE SA cancels the
+//! attempt of the other.
 
 use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
@@ -33,7 +34,7 @@ pub(super) struct Rekeying {
     follow_up: Option<(IkeSuite, [u8; 8], FollowUp)>,
 }
 
-/// What a responder has settled before the last key exchange.
+/// State of a responder before the last key exchange.
 pub(super) struct Answered {
     suite: IkeSuite,
     spis: ([u8; 8], [u8; 8]),
@@ -52,7 +53,7 @@ impl Rekeying {
 }
 
 impl Established {
-    /// Rekeys, or authenticates anew.
+    /// Rekeys, or reauthenticates.
     pub(crate) fn rekey(&mut self, ctx: &mut Context<'_>, reauth: bool, command: Option<u64>) {
         if self.ending != Ending::No {
             return done(ctx, command, Err("the IKE SA is ending"));
@@ -194,7 +195,7 @@ impl Established {
             NotifyType::TEMPORARY_FAILURE | NotifyType::STATE_NOT_FOUND if !lost => {
                 self.put_off(ctx, Task::RekeyIke(rekeying.command), rekeying.attempt);
             }
-            // A peer that makes only one pair of SAs (RFC 7296 §4) can do no more than start anew.
+            // A peer that makes only one pair of SAs (RFC 7296 §4) requires a reauthentication.
             NotifyType::NO_ADDITIONAL_SAS if !lost => self.reauthenticate(ctx, rekeying.command),
             _ => self.rekey_ike_failed(ctx, *rekeying, &format!("the peer answers {kind}")),
         }
@@ -368,7 +369,7 @@ impl Established {
                 _ => new.tasks.queue.push_back(waiting),
             }
         }
-        // What was asked under the old keys is asked again.
+        // Requests under the old keys are repeated.
         match &self.tasks.active {
             Some(Active::Addresses { update }) => new.queue(ctx, Task::Addresses { update: *update }),
             Some(Active::Liveness(Some(_))) => new.queue(ctx, Task::Liveness { cookie: true }),

@@ -37,7 +37,7 @@ impl Established {
     }
 }
 
-/// Whether a Child SA of one section is what a negotiation for the other one would give.
+/// Returns whether a Child SA of one section equals the result of a negotiation for the other one.
 pub(crate) fn negotiates_alike(one: &ChildConfig, other: &ChildConfig) -> bool {
     one.local_ts == other.local_ts
         && one.remote_ts == other.remote_ts

@@ -21,7 +21,7 @@ pub struct EapFake {
     pub password: String,
     /// The method makes a key.
     pub msk: bool,
-    /// A server says Success before it has heard the client: an attack or a bug.
+    /// A server sends Success before it has verified the client: an attack or a bug.
     pub hasty: bool,
     /// A server requests the EAP identity, which belongs to the alternative of this name.
     pub switch_to: Option<&'static str>,
@@ -30,7 +30,7 @@ pub struct EapFake {
 /// Type of EAP-Identity.
 const IDENTITY: u8 = 1;
 
-/// Who a host is and whom it trusts.
+/// Identity and trust anchors of a host.
 #[derive(Clone)]
 pub struct Credentials {
     /// Shared key with everybody.
@@ -81,7 +81,7 @@ pub(super) fn ed25519(seed: u8) -> PrivateKey {
 }
 
 impl Credentials {
-    /// Gives this host a key of its own and the public key of a peer.
+    /// Sets the private key of this host and the public key of a peer.
     pub fn with_keys(&mut self, own: u8, peers: &[(Identity, u8)]) {
         self.key = Some(Arc::new(ed25519(own)));
         self.trusted.extend(peers.iter().map(|(id, seed)| (id.clone(), ed25519(*seed).public().clone())));

@@ -1,5 +1,5 @@
-//! Stories of handshakes: every way to authenticate, every message lost, everything that peers and
-//! strangers may send.
+//! Scenarios of handshakes: every authentication method, every message lost, and invalid messages
+//! of peers and attackers.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -137,7 +137,7 @@ fn ed25519_signatures_with_certificates() {
     initiate(&mut net);
     net.run(SECOND);
     check_up(&net);
-    // CERTREQ made both send theirs, in three fragments each way.
+    // CERTREQ made both send theirs, in three fragments per direction.
     assert_eq!((net.hosts[0].credentials.certs_seen, net.hosts[1].credentials.certs_seen), (3, 3));
     assert_eq!((net.hosts[0].sent.0, net.hosts[1].sent.0), (4, 4));
 }
@@ -300,7 +300,8 @@ fn the_eap_identity_switches_the_connection() {
     check_up(&net);
     let name = net.hosts[1].endpoint.ike_sas().next().and_then(|sa| sa.connection.map(|found| found.name.clone()));
     assert_eq!(name.as_deref(), Some("other"));
-    // No alternative: one that asks for no EAP identity, and one under which this host is somebody else.
+    // No alternative: one that requests no EAP identity, and one with another identity of this
+    // host.
     for change in [
         (|other| other.remote[0].eap_id = None) as fn(&mut Connection),
         |other| other.local[0].id = IdPattern::Any,

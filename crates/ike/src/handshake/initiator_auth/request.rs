@@ -16,7 +16,8 @@ use crate::output::{Question, Signed};
 use crate::sa::{ChildRequest, Role};
 
 impl Session {
-    /// Asks for AUTH of this host: after EAP with `key`, and without the PPK where `plain_of` is the one with it.
+    /// Requests AUTH of this host: after EAP with `key`, and without the PPK where `plain_of` is
+    /// the one with it.
     pub(super) fn sign(
         self: Box<Self>,
         ctx: &mut Context<'_>,
@@ -137,7 +138,7 @@ impl Session {
         self.request(ctx, start, inner, sent)
     }
 
-    /// What goes into the first IKE_AUTH besides identities.
+    /// Payloads of the first IKE_AUTH besides identities.
     fn emit_first(&self, ctx: &Context<'_>, start: &Start, chain: &mut Chain<'_>) {
         let connection = start.connection();
         configure::emit_request(connection, &start.initiation.addresses, chain);
@@ -192,7 +193,7 @@ impl Session {
         } else {
             start.initiation.children.remove(0)
         };
-        // Who the ends are shows later; an offer depends on their addresses alone.
+        // Identities are determined later; an offer depends on addresses only.
         let ends = Ends {
             connection,
             local_id: address_id(secured.path.local),
@@ -215,7 +216,7 @@ impl Session {
     }
 }
 
-/// Whether certificates go with AUTH.
+/// True if certificates go with AUTH.
 pub(in crate::handshake) fn sends_cert(connection: &Connection, asked: bool) -> bool {
     match connection.send_cert {
         SendCert::Always => true,

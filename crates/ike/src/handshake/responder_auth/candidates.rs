@@ -29,7 +29,7 @@ impl Candidates {
         &self.best
     }
 
-    /// Those after the first.
+    /// The candidates after the first.
     pub(super) fn others(&self) -> &[Arc<Connection>] {
         &self.others
     }
@@ -49,7 +49,7 @@ impl Candidates {
         self.iter().any(|candidate| Arc::ptr_eq(candidate, connection))
     }
 
-    /// Those that `keep` admits; `None` when it admits none.
+    /// The candidates that `keep` accepts; `None` if it accepts none.
     pub(super) fn filtered(&self, keep: impl Fn(&Arc<Connection>) -> bool) -> Option<Self> {
         Self::new(self.iter().filter(|connection| keep(connection)).cloned())
     }

@@ -68,8 +68,8 @@ impl Session {
         }
     }
 
-    /// Leaves those candidates to which the EAP identity may switch later: this host authenticates itself in the same way
-    /// in all of them, because its AUTH goes out before the EAP identity comes.
+    /// Keeps the candidates to which the EAP identity may switch later: this host has the same
+    /// authentication in all of them, because its AUTH is sent before the EAP identity is received.
     fn keep_alternatives(&mut self) {
         let (first, round) = (self.candidates.best().clone(), self.remote_round);
         let kept = self.candidates.filtered(|other| {

@@ -125,12 +125,13 @@ impl Session {
     }
 }
 
-/// Whether only the peer can start another authentication, for its method; a client with a virtual address is another case.
+/// Returns whether only the peer can start another authentication, for its method; a client with a
+/// virtual address is another case.
 fn is_client(connection: &Connection) -> bool {
     connection.remote.iter().any(|auth| matches!(auth.method, AuthMethod::Eap(_)))
 }
 
-/// Whether a Child SA is to be made (RFC 6023).
+/// Returns whether a Child SA is to be made (RFC 6023).
 fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, Refused> {
     match (connection.childless, has_sa) {
         (Childless::Force, true) => {

@@ -43,7 +43,7 @@ pub(super) struct Installed {
     /// Packets go out through it.
     pub(super) used: bool,
     replaces: Option<ChildId>,
-    /// The peer asked for it and may not have it yet.
+    /// Requested by the peer, which may not have it yet.
     fresh: bool,
     /// Its outbound half is gone; the inbound half goes then.
     removed: Option<Instant>,
@@ -59,7 +59,7 @@ pub(super) struct Flying {
 }
 
 impl Flying {
-    /// Where it goes.
+    /// Destination.
     pub(super) fn at(&self) -> SocketAddr {
         self.at
     }
@@ -306,7 +306,7 @@ impl Pair {
         Self::between(seed, connection, mirrored)
     }
 
-    /// Likewise with a configuration of its own for each.
+    /// Likewise with a separate configuration for each.
     pub(super) fn between(seed: u64, a: Connection, b: Connection) -> Self {
         let now = Instant::now();
         let hosts = [Host::new(A, seed, a), Host::new(B, seed, b)];

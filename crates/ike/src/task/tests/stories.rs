@@ -35,7 +35,7 @@ fn request(config: &ChildConfig) -> ChildRequest {
     ChildRequest { config: std::sync::Arc::new(config.clone()), packet: None, cpu: None, command: Some(7) }
 }
 
-/// Asks for `config` from A; what the command came to.
+/// Initiates `config` from A; returns the result of the command.
 fn create(pair: &mut Pair, config: &ChildConfig) -> Result<(), String> {
     let request = request(config);
     pair.act(A, |ctx, sa| sa.request_child(ctx, request));
@@ -55,7 +55,7 @@ fn said(pair: &Pair, host: usize, words: &str) -> bool {
     pair.hosts[host].events.iter().any(|event| matches!(event, Event::Log { text, .. } if text.contains(words)))
 }
 
-/// A pair whose connections have a second section without Child SA: `a` at A, `b` at B.
+/// A pair of connections with a second section without Child SA: `a` at A, `b` at B.
 fn pair_with_new(a: &ChildConfig, b: &ChildConfig) -> Pair {
     let mut pair = Pair::new(1, one_child());
     for (host, config) in [(A, a), (B, b)] {
@@ -213,7 +213,7 @@ fn transport_mode_crosses_a_nat() {
     let transport = |name| ChildConfig { mode: ChildMode::Transport, ..child_config(name, "dynamic", "dynamic") };
     let mut pair = pair_with_new(&transport("t"), &transport("t"));
     let public: IpAddr = "198.51.100.9".parse().expect("an address");
-    // A is behind a NAT: it writes its private address, B sees another.
+    // A has a NAT: it writes its private address, B sees another.
     pair.act(A, |_, sa| {
         sa.nat = (true, false);
         sa.path.local.set_ip("10.9.9.9".parse().expect("an address"));
@@ -478,7 +478,7 @@ fn traffic_on_the_successor_switches_at_once() {
     let mut pair = Pair::new(3, one_child());
     pair.act(A, rekey_child);
     pair.deliver(0);
-    pair.strict = false; // B is told of traffic that A has not sent
+    pair.strict = false; // B receives a report of traffic that A has not sent
     let old = pair.hosts[B].used();
     pair.act(B, |ctx, sa| sa.traffic(ctx, sa.children[1].id, None));
     let new = pair.hosts[B].used();
@@ -670,7 +670,7 @@ fn reauthentication_is_made_before_the_break() {
     assert_eq!(pair.hosts[B].initiations.len(), 1);
 }
 
-/// What a peer asks for by CREATE_CHILD_SA with an SPI that it uses already.
+/// A peer sends CREATE_CHILD_SA with an SPI that it already uses.
 #[test]
 fn an_spi_that_the_peer_uses_already_is_refused() {
     let mut pair = Pair::new(3, one_child());

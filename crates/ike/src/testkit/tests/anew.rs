@@ -1,4 +1,4 @@
-//! Stories of IKE SAs that others replace, and of what protects packets when something ends that nobody wanted to end.
+//! Scenarios of replaced IKE SAs, and of the protection of packets after an unexpected end.
 
 use super::*;
 
@@ -86,7 +86,7 @@ fn what_the_new_ike_sa_lacks_stays_trapped() {
 #[test]
 fn an_ike_sa_that_waits_for_its_deletion_does_not_blame_the_peer() {
     let mut net = three(72, Action::Trap);
-    // No rekeying gets through, so it stands in the way of the Delete until the old IKE SA is given up.
+    // No rekey succeeds, so it blocks the Delete until the old IKE SA times out.
     let (now, ike) = (net.now, net.hosts[0].up()[0]);
     let mut first = true;
     net.wire = Box::new(move |transmit| {
@@ -204,7 +204,7 @@ fn a_deleted_ike_sa_is_listed_no_more_and_answers_all_the_same() {
     net.run(10 * MS);
     assert_eq!(net.hosts[1].endpoint.ike_sas().count(), 0);
     assert!(net.hosts[1].endpoint.ike_sa(there).is_none());
-    // Whoever ends what has ended has that.
+    // Ending an ended IKE SA succeeds.
     let now = net.now;
     assert!(net.hosts[1].endpoint.terminate_ike(now, there, false, 3));
     net.run(8 * SECOND);

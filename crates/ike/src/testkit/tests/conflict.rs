@@ -91,8 +91,8 @@ fn the_same_identity_again_is_the_same_peer() {
     assert!(net.hosts[1].log(Level::Warn).is_empty());
 }
 
-/// What the configuration gives to one peer is not for another one with wider selectors, and the other way round it
-/// may be taken.
+/// Selectors configured for one peer must not be taken by another one with wider selectors; the
+/// reverse is allowed.
 #[test]
 fn between_connections_the_narrower_section_decides() {
     for (first, second, comes_up) in [

@@ -436,7 +436,7 @@ fn a_question_of_a_responder_is_withdrawn_with_its_handshake() {
     net.hosts[1].endpoint.shutdown(now);
     net.run(SECOND);
     assert!(net.hosts[1].held.is_empty() && net.hosts[1].endpoint.ike_sa_count() == 0);
-    // Nobody answers in time either.
+    // There is no response in time either.
     let mut net = pair(52, |_, _| ());
     net.hosts[1].hold = true;
     initiate(&mut net);
@@ -444,7 +444,7 @@ fn a_question_of_a_responder_is_withdrawn_with_its_handshake() {
     assert!(net.hosts[1].held.is_empty() && net.hosts[1].endpoint.ike_sa_count() == 0);
 }
 
-/// Host 1 leaves trap policies behind where the peer ends a Child SA; host 0 begins.
+/// Host 1 installs trap policies when the peer ends a Child SA; host 0 initiates.
 fn trapping(seed: u64) -> Net {
     pair(seed, |host, connection| {
         let child = Arc::make_mut(&mut connection.children[0]);
@@ -568,7 +568,7 @@ fn a_dead_peer_is_not_called_twice() {
     });
     initiate(&mut net);
     net.run(SECOND);
-    // It is to be authenticated anew just when nothing gets through any more.
+    // It must reauthenticate while all messages are lost.
     net.wire = Box::new(|_| Fate::Lost);
     let (now, ike) = (net.now, net.hosts[0].up()[0]);
     net.hosts[0].endpoint.rekey_ike(now, ike, true, 2);
@@ -589,7 +589,7 @@ fn a_child_that_moves_to_the_next_ike_sa_is_deleted_there() {
     net.run(SECOND);
     let (now, ike, child) = (net.now, net.hosts[0].up()[0], net.hosts[1].live().next().expect("a child").sa.id);
     net.hosts[0].endpoint.rekey_ike(now, ike, false, 2);
-    // CREATE_CHILD_SA is answered, IKE_FOLLOWUP_KE on its way.
+    // CREATE_CHILD_SA is answered, IKE_FOLLOWUP_KE in flight.
     net.run(Duration::from_millis(7));
     let now = net.now;
     assert!(net.hosts[1].endpoint.terminate_child(now, child, 3));
@@ -610,7 +610,7 @@ fn an_ike_sa_that_waits_for_its_deletion_sets_nothing_in_motion() {
     });
     initiate(&mut net);
     net.run(SECOND);
-    // No CREATE_CHILD_SA gets through, so the rekeying stands in the way of the Delete.
+    // Every CREATE_CHILD_SA is lost, so the rekey blocks the Delete.
     net.wire = Box::new(|transmit| if transmit.datagram[18] == 36 { Fate::Lost } else { Fate::After(SECOND / 100) });
     let (now, ike) = (net.now, net.hosts[0].up()[0]);
     net.hosts[0].endpoint.rekey_ike(now, ike, false, 2);

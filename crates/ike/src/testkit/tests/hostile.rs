@@ -1,4 +1,4 @@
-//! What strangers send, and peers who have keys but no right to use them.
+//! Messages of attackers, and of peers with keys but without authorisation.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -67,7 +67,7 @@ fn strangers_change_nothing_at_any_step() {
         }
         let captured: Vec<Transmit> = seen.borrow().clone();
         for datagram in captured.iter().flat_map(variants) {
-            // A response to IKE_SA_INIT that looks good is believed, whoever sent it.
+            // A response to IKE_SA_INIT that looks good is accepted from any sender.
             let init = datagram.datagram.get(18) == Some(&ExchangeType::IKE_SA_INIT.0);
             if captured.iter().any(|real| real.datagram == datagram.datagram) || init {
                 continue;
@@ -170,7 +170,8 @@ fn tempting() -> Vec<(u8, u8, Vec<u8>)> {
 
 #[test]
 fn keys_without_authentication_are_good_for_nothing() {
-    // The initiator has keys and sends something else than IKE_AUTH; the responder has keys and asks.
+    // The initiator has keys and does not send IKE_AUTH; the responder has keys and sends a
+    // request.
     for forger in [0, 1] {
         for (at, (exchange, first, bytes)) in tempting().into_iter().enumerate() {
             let mut net = pair(32, |_, _| ());
@@ -311,7 +312,7 @@ fn a_public_value_without_a_secret_is_not_answered() {
     initiate(&mut net);
     net.pump();
     let mut request = seen.borrow()[0].clone();
-    // The data of the KE payload, behind its header and the group.
+    // The data of the KE payload, after its header and the group.
     let (mut kind, mut at) = (request.datagram[16], Header::LEN);
     while kind != PayloadType::KE.0 {
         kind = request.datagram[at];

@@ -73,7 +73,7 @@ fn an_outage_of_the_resolver_keeps_the_addresses() {
     net.run(20 * SECOND);
     net.hosts[0].names.clear();
     net.hosts[0].events.clear();
-    // Also when the file is read again meanwhile.
+    // Also if the file is reloaded in between.
     let connections = net.hosts[0].endpoint.connections().to_vec();
     let mut changed = (*connections[0]).clone();
     changed.dpd_delay = SECOND;

@@ -1,4 +1,4 @@
-//! Many IKE SAs at once: figures to look at, so they are asked for by name.
+//! Many IKE SAs at once: benchmarks, so they run only by name.
 
 use super::*;
 
