@@ -1,4 +1,4 @@
-//! What a core counted, and what auditors are told.
+//! Counters of a core, and audit records.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,7 +18,7 @@ pub struct CoreCounters {
     pub outer_rx: Pair,
     /// Packets and bytes sent to the outer side.
     pub outer_tx: Pair,
-    /// Packets passed in the clear because a policy says so.
+    /// Packets passed in clear text by a policy.
     pub bypassed: AtomicU64,
     /// Packets that went no further, by reason.
     pub drops: [AtomicU64; Drop::COUNT],
@@ -26,7 +26,7 @@ pub struct CoreCounters {
     pub audit_lost: AtomicU64,
     /// Batches taken through the path.
     pub batches: AtomicU64,
-    /// PSP packets whose sender asked for sampling.
+    /// PSP packets with a sampling request of the sender.
     pub sampled: AtomicU64,
     /// Packets from the outer side that arrived at a core which does not own their SA, and were handed over.
     pub wrong_core: AtomicU64,
@@ -35,7 +35,7 @@ pub struct CoreCounters {
     /// Times that the input had to wait: all places for work were taken (pipeline), or the ring to the owner of an SA was
     /// full (run to completion).
     pub input_waits: AtomicU64,
-    /// Times that its worker looked around, ten a second at the least: when they stand still it hangs.
+    /// Main-loop iterations, at least 10 per second; a constant value means that the worker hangs.
     pub turns: AtomicU64,
     /// Policy decisions of recent flows, outbound and inbound.
     pub flows: [LookUps; 2],
@@ -43,19 +43,19 @@ pub struct CoreCounters {
     pub sad: LookUps,
 }
 
-/// What a look-up table was asked. Asking costs nothing where the packet before had the same answer: that is no look-up.
+/// Look-ups in a table. Packets that reuse the result of the previous packet are not counted.
 #[derive(Default)]
 pub struct LookUps {
     /// Answered.
     pub hits: AtomicU64,
-    /// Not there: the table behind was asked, or there was no answer.
+    /// Misses: the next table was used, or there was no entry.
     pub misses: AtomicU64,
     /// Of the misses, those where another flow had the place.
     pub collisions: AtomicU64,
 }
 
 impl LookUps {
-    /// Says what was asked so far.
+    /// Returns the counters.
     pub(crate) fn set(&self, asked: Asked) {
         for (counter, value) in
             [(&self.hits, asked.hits), (&self.misses, asked.misses), (&self.collisions, asked.collisions)]
@@ -189,9 +189,9 @@ impl Totals {
 pub struct Audit {
     /// Milliseconds of the worker's monotonic clock.
     pub at_ms: u64,
-    /// Why.
+    /// Reason.
     pub drop: Drop,
-    /// True for a packet on its way out.
+    /// True for an outbound packet.
     pub outbound: bool,
     /// SPI, 0 when there is none.
     pub spi: u32,

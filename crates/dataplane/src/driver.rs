@@ -9,7 +9,7 @@ impl Worker {
         &self.config
     }
 
-    /// Returns true when packets have asked for an SA since the last call.
+    /// Returns true if packets have requested an SA since the last call.
     pub fn take_asked(&mut self) -> bool {
         self.hold.take_asked()
     }

@@ -5,7 +5,7 @@ pub use ipsec::{HEADROOM, TAILROOM};
 
 use crate::prefetch::prefetch;
 
-/// One packet in a buffer of its own.
+/// One packet in a separate buffer.
 pub struct Packet {
     buffer: Box<[u8]>,
     start: u32,
@@ -19,7 +19,7 @@ impl Packet {
         Self { buffer, start: HEADROOM as u32, end: HEADROOM as u32 }
     }
 
-    /// Where a port writes what it received: everything but head and tail room.
+    /// Receive area of a port: everything except headroom and tailroom.
     pub fn receive_area(&mut self) -> &mut [u8] {
         let end = self.buffer.len() - TAILROOM;
         &mut self.buffer[HEADROOM..end]
@@ -79,13 +79,13 @@ impl Packet {
         Ok(())
     }
 
-    /// Asks for the cache line that opening a packet touches first.
+    /// Prefetches the first cache line for opening a packet.
     #[inline]
     pub(crate) fn prefetch_head(&self) {
         prefetch(&self.buffer, self.start as usize);
     }
 
-    /// Asks for the cache lines that protecting a packet touches first: around its start, and its end.
+    /// Prefetches the first cache lines for sealing a packet: around its start, and its end.
     #[inline]
     pub(crate) fn prefetch(&self) {
         prefetch(&self.buffer, (self.start as usize).wrapping_sub(64));
@@ -100,8 +100,8 @@ impl Packet {
         (self.end - self.start) as usize
     }
 
-    /// `before` bytes of head room, the packet, and on to `len` bytes in all: what an engine works on
-    /// when headers and ICV lie around the packet. For benchmarks of an engine alone.
+    /// `before` bytes of head room, the packet, and on to `len` bytes in all: the area of an engine
+    /// with headers and ICV around the packet. For benchmarks of an engine alone.
     ///
     /// # Panics
     /// When head or tail room do not suffice: a bug of the caller.
@@ -125,14 +125,14 @@ impl Packet {
         self.end = range.end as u32;
     }
 
-    /// Whether `margin` bytes are free in front of the packet, and behind its first `len`.
+    /// Returns whether `margin` bytes are free before the packet, and after its first `len`.
     #[inline(always)]
     pub(crate) fn has_room(&self, margin: usize, len: usize) -> bool {
         self.start as usize >= margin && self.start as usize + len + margin <= self.buffer.len()
     }
 
-    /// `margin` bytes, the first `len` of the packet, `margin` bytes; the range is apart, as in [`Packet::parts`]. `None` when
-    /// [`Packet::has_room`] says no.
+    /// `margin` bytes, the first `len` of the packet, `margin` bytes; the range is apart, as in
+    /// [`Packet::parts`]. `None` if [`Packet::has_room`] returns false.
     #[inline(always)]
     pub(crate) fn with_margins(&mut self, margin: usize, len: usize) -> Option<(&mut [u8], &mut u32, &mut u32)> {
         let (from, to) = ((self.start as usize).checked_sub(margin)?, self.start as usize + len + margin);
@@ -151,7 +151,7 @@ impl Packet {
 pub struct Batch {
     live: Vec<Packet>,
     spare: Vec<Packet>,
-    /// How many of the empty ones are not for ports.
+    /// Number of empty packets reserved from ports.
     reserve: usize,
 }
 
@@ -169,7 +169,7 @@ impl Batch {
         Self { live: Vec::with_capacity(all), spare, reserve }
     }
 
-    /// How many more packets can be received.
+    /// Number of packets that can still be received.
     pub fn room(&self) -> usize {
         self.spare.len().saturating_sub(self.reserve)
     }
@@ -200,8 +200,8 @@ impl Batch {
         &mut self.live
     }
 
-    /// Appends a packet: `fill` writes it and says whether it is to be kept. Returns false when
-    /// there is no room or `fill` refused.
+    /// Appends a packet: `fill` writes it and returns whether to keep it. Returns false without
+    /// room or if `fill` returned false.
     pub fn push_with(&mut self, fill: impl FnOnce(&mut Packet) -> bool) -> bool {
         let Some(mut packet) = self.spare.pop() else { return false };
         let keep = fill(&mut packet);
@@ -235,7 +235,7 @@ impl Batch {
         self.spare.append(&mut self.live);
     }
 
-    /// Takes packet `i` out in exchange for `empty` (a ring hands over both ways at once).
+    /// Takes packet `i` out in exchange for `empty` (a ring exchanges in both directions at once).
     pub fn swap_out(&mut self, i: usize, empty: Packet) -> Packet {
         std::mem::replace(&mut self.live[i], empty)
     }

@@ -13,7 +13,7 @@ const MAX_LEARNED: usize = 256;
 /// Reports that are looked at per second: each may have to look through all SAs.
 const MAX_REPORTS_PER_S: u32 = 100;
 
-/// What one worker learned.
+/// Path MTUs learned by one worker.
 #[derive(Default)]
 pub(crate) struct PathMtus {
     learned: Vec<Entry>,
@@ -22,7 +22,7 @@ pub(crate) struct PathMtus {
 }
 
 struct Entry {
-    /// This very SA: one that takes its place after a reload has an MTU of its own to go back to.
+    /// Identity of the SA: its replacement after a reload has a different initial MTU.
     sa: Weak<OutboundSa>,
     path: PathMtu,
 }
@@ -57,7 +57,7 @@ impl PathMtus {
         })
     }
 
-    /// Gives paths whose report has aged their first MTU back.
+    /// Resets paths with an expired report to their initial MTU.
     pub(crate) fn expire(&mut self, now_ms: u64, tables: &Snapshot) {
         self.learned.retain(|entry| {
             if entry.path.deadline_ms().is_some_and(|deadline| now_ms < deadline) {
@@ -77,8 +77,8 @@ impl Entry {
     }
 }
 
-/// Whether the packet that a router complains of was of `sa`. The quote has to show the SPI: without
-/// it anybody who knows the two addresses could shrink every packet between them.
+/// Returns whether the reported packet was sent through `sa`. The quote must contain the SPI:
+/// otherwise an attacker who knows the two addresses could reduce the MTU between them.
 fn is_about(report: &Report, sa: &OutboundSa) -> bool {
     let peer = sa.common.outer.peer;
     report.local == peer.local

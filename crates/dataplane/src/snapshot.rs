@@ -23,12 +23,12 @@ pub struct Snapshot {
     pub outbound: Vec<Arc<OutboundSa>>,
     /// Slots of which some cores use another (RFC 9611), in order. Usually none.
     pub spread: Vec<Spread>,
-    /// Slots whose SA the peer may not have yet, in order. Usually none.
+    /// Slots with an SA that the peer may not have yet, in order. Usually none.
     pub unproven: Vec<Unproven>,
     /// Inbound SAs that no policy names any more, by their slots, in order. Usually none.
     pub ending: Vec<Ending>,
-    /// The group of each inbound SA by its slot; an SA beyond the end is a group of its own, named like
-    /// its slot.
+    /// The group of each inbound SA by its slot; an SA beyond the end is a separate group with the
+    /// number of its slot.
     pub groups: Vec<u32>,
     /// Keys that the SAs name.
     pub keys: KeyTable,
@@ -45,19 +45,20 @@ pub struct Snapshot {
 pub struct Spread {
     /// The slot that policies name, of the fallback SA.
     pub slot: u32,
-    /// Slot of each core by its number; `None` for one that has no SA of its own yet.
+    /// Slot of each core by its number; `None` for one that has no separate SA yet.
     pub by_core: Vec<Option<u32>>,
-    /// The trap that is sprung for a core without an SA of its own.
+    /// The trap that is triggered for a core without a separate SA.
     pub trap: u32,
 }
 
-/// An outbound slot of an SA that the peer asked for, while the peer may not have the answer yet: what goes out
-/// through it would be lost. Packets are held until the peer sends on the other half or nobody waits longer.
+/// An outbound slot of an SA requested by the peer, while the peer may not have the response yet:
+/// packets sent through it would be lost. Packets are held until the peer sends on the inbound
+/// half, or until the timeout.
 #[derive(Clone)]
 pub struct Unproven {
     /// The slot.
     pub slot: u32,
-    /// The trap whose places packets take meanwhile.
+    /// The trap in which packets are held until then.
     pub trap: u32,
     /// The half on which the peer shows that it has the SA.
     pub sign: Arc<InboundSa>,
@@ -65,19 +66,19 @@ pub struct Unproven {
     pub ripe: Arc<AtomicBool>,
 }
 
-/// An SA that is over and receives what is still under way. Other policies, or a trap, are in its place, so it says
-/// itself what may come through it (RFC 4301 §5.2 step 4).
+/// An expired SA that still receives packets in flight. Other policies, or a trap, have replaced
+/// it, so that it has its own selectors for inbound packets (RFC 4301 §5.2 step 4).
 #[derive(Clone, Debug)]
 pub struct Ending {
     /// The slot of its inbound half.
     pub slot: u32,
-    /// Where its policy would stand: a packet that an earlier one means does not come in.
+    /// Position of its policy: a packet that matches an earlier policy is dropped.
     pub place: PolicyId,
     /// Its selectors, source local.
     pub selectors: Vec<Selector>,
 }
 
-/// Why SAs and policies do not make a snapshot.
+/// Reason why SAs and policies do not form a snapshot.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum SnapshotError {
     /// Two inbound SAs that no packet could tell apart.
@@ -122,8 +123,8 @@ impl Snapshot {
         self.groups.get(slot as usize).copied().unwrap_or(slot)
     }
 
-    /// The slot that `core` uses where a policy names `slot`, and the trap to spring when it has none of
-    /// its own.
+    /// The slot that `core` uses for a policy with `slot`, and the trap to trigger if it has no
+    /// separate one.
     #[inline]
     pub(crate) fn on_core(&self, slot: u32, core: usize) -> (u32, Option<u32>) {
         if self.spread.is_empty() { (slot, None) } else { self.spread_on_core(slot, core) }
@@ -141,8 +142,8 @@ impl Snapshot {
 }
 
 impl Snapshot {
-    /// The trap as which packets for `slot` are held, while the peer may not have its SA, or while others that wait for that
-    /// are held yet: `behind`.
+    /// The trap as which packets for `slot` are held, while the peer may not have its SA, or while
+    /// earlier packets for it are still held: `behind`.
     #[inline]
     pub(crate) fn held_as(&self, slot: u32, behind: bool) -> Option<u32> {
         if self.unproven.is_empty() { None } else { self.find_unproven(slot, behind) }
@@ -156,7 +157,7 @@ impl Snapshot {
         (!proven || behind).then_some(unproven.trap)
     }
 
-    /// Why a held packet of `core` is held further, if it is.
+    /// Reason why a packet of `core` remains held, if it does.
     pub(crate) fn stays(&self, key: &FlowKey, core: usize) -> Option<Stay> {
         match self.spd.outbound(key)?.1 {
             Action::Trap(trap) => Some(Stay::Trapped(trap)),
@@ -167,8 +168,9 @@ impl Snapshot {
         }
     }
 
-    /// Whether `inner` may come through the inbound SA in `slot` though the policy that it meets now does not name
-    /// that SA: it is ending, and only what stood before it stands before it still.
+    /// Returns whether `inner` may arrive through the inbound SA in `slot` although its matching
+    /// policy does not refer to that SA: the SA is in its grace period, and only policies that
+    /// preceded it take precedence.
     #[cold]
     pub(crate) fn ends_with(&self, slot: u32, inner: &[u8]) -> bool {
         let Ok(at) = self.ending.binary_search_by_key(&slot, |ending| ending.slot) else { return false };
@@ -179,10 +181,10 @@ impl Snapshot {
     }
 }
 
-/// Where a worker looks for tables.
+/// Reader of published tables.
 pub type Reader = arc_swap::Cache<Arc<ArcSwap<Snapshot>>, Arc<Snapshot>>;
 
-/// Where the control side publishes and workers look.
+/// Publisher of tables for the workers.
 #[derive(Clone)]
 pub struct Publisher(Arc<ArcSwap<Snapshot>>);
 

@@ -1,4 +1,4 @@
-//! Which core a protected packet belongs to, told from its first bytes.
+//! Steering of protected packets to cores by their first bytes.
 //!
 //! A replay window is written by one core, so all packets of a lane (an SA, or a Sub SA of EESP) go to the same one: the
 //! SPI plus the Session ID ([`ipsec::home`]), modulo the number of workers. The kernel can compute that too, so that most packets arrive
@@ -10,7 +10,7 @@ use wire::{IpPacket, IpProto, SessionId};
 
 use crate::Snapshot;
 
-/// Where a packet from the outer side belongs.
+/// Destination of a packet from the outer side.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Arrival {
     /// To the worker with this number, modulo the number of workers.

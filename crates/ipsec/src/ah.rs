@@ -19,7 +19,7 @@ use crate::{Authentic, Delivered, Drop, Frame, InProto, InboundSa, Mode, OutLane
 use crate::{PendingIn, PendingOut, SaCommon, SaError, SeqCounter, encap, replay};
 use mutable::Role;
 
-/// What the configuration or a key exchange says about one direction of an AH SA.
+/// Parameters of one direction of an AH SA, from the configuration or a key exchange.
 pub struct Spec<'a> {
     /// SPI, above 255.
     pub spi: u32,
@@ -35,8 +35,8 @@ pub struct Spec<'a> {
     pub first_seq: u64,
     /// Whether the counter must be saved before use (see [`crate::SeqCounter`]).
     pub persistent: bool,
-    /// Outbound over IPv4: pad the header to 8 bytes instead of 4, against RFC 4302 §2.6, for
-    /// Linux peers whose SA does not say `align4`. Inbound both are taken.
+    /// Outbound over IPv4: pad the header to 8 bytes instead of 4, against RFC 4302 §2.6, for Linux
+    /// peers with an SA without `align4`. Inbound both are accepted.
     pub align8_v4: bool,
 }
 
@@ -54,7 +54,7 @@ pub struct Inbound {
     layout: Layout,
 }
 
-/// What suite and SA decide about every packet. Lengths in bytes.
+/// Per-packet constants of suite and SA. Lengths in bytes.
 #[derive(Clone, Copy)]
 struct Layout {
     icv_len: usize,
@@ -82,7 +82,7 @@ impl Layout {
         (AhHeader::LEN + self.icv_len).next_multiple_of(align)
     }
 
-    /// The operation on the `len` bytes of the packet whose AH header is at `at`. The engine takes
+    /// The operation on the `len` bytes of the packet with the AH header at `at`. The engine takes
     /// the ICV field as zero.
     #[inline]
     fn op(&self, key: KeyId, seq: SeqNo, at: usize, len: usize) -> CryptoOp {
@@ -93,7 +93,7 @@ impl Layout {
 }
 
 impl Outbound {
-    /// Largest inner packet whose protected form fits `path_mtu` bytes.
+    /// Largest inner packet that fits `path_mtu` bytes when protected.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
         let room = path_mtu.min(usize::from(u16::MAX));
         room.saturating_sub(encap::fixed_overhead(common, false) + self.head_len) + encap::inner_header(common)

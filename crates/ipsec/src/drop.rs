@@ -1,4 +1,4 @@
-//! Why a packet goes no further. One reason, one counter, no text on the path.
+//! Drop reasons. One reason and one counter per packet, no text on the path.
 
 macro_rules! drops {
     ($($(#[doc = $doc:literal])* $name:ident = $key:literal, $meaning:literal;)*) => {
@@ -12,7 +12,7 @@ macro_rules! drops {
         impl Drop {
             /// Every reason, in counter order.
             pub const ALL: &'static [Self] = &[$(Self::$name,)*];
-            /// How many reasons there are.
+            /// Number of reasons.
             pub const COUNT: usize = Self::ALL.len();
 
             /// Stable name for counters, JSON and `weir pcap` (`bad_icv`).

@@ -1,8 +1,8 @@
 //! IP headers around a protocol: tunnel, transport and BEET, with or without UDP.
 //!
 //! Outbound a protocol first appends its trailer and ICV room to the packet, then calls
-//! [`encapsulate`], which makes room for the protocol header and writes everything outside of it.
-//! Inbound, after the ICV, it calls [`decapsulate`] with where the payload lies.
+//! [`encapsulate`], which makes room for the protocol header and writes everything around it.
+//! Inbound, after the ICV, it calls [`decapsulate`] with the position of the payload.
 //!
 //! Hop limits are not decremented here: the host forwarded the packet before it got here, and does
 //! so again with what comes out (RFC 4301 §5.1.2).
@@ -22,7 +22,7 @@ use crate::ecn::{self, Ecn};
 use crate::repair::Repair;
 use crate::{DfPolicy, Drop, DscpPolicy, Frame, Mode, Outer, PendingIn, SaCommon, UdpPorts};
 
-/// What of the packet becomes the payload of the protocol.
+/// Part of the packet that becomes the payload of the protocol.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Payload {
     /// Bytes, a BEET pseudo header included.
@@ -58,8 +58,9 @@ pub fn payload(mode: &Mode, ip: &IpPacket, packet: &[u8]) -> Result<Payload, Dro
 /// BEET), UDP header if `udp`, `gap` bytes for the protocol to fill, payload, appended bytes; all
 /// IP and UDP lengths and the IPv4 checksum are final. Returns the offset of the gap.
 ///
-/// `proto` is the number in the IP header when there is no UDP, `id` the [`identification`] of a new header. A UDP
-/// checksum that was asked for is not written here (the payload is not final): see [`finish_udp_checksum`].
+/// `proto` is the number in the IP header when there is no UDP, `id` the [`identification`] of a
+/// new header. A requested UDP checksum is not written here (the payload is not final): see
+/// [`finish_udp_checksum`].
 ///
 /// # Errors
 /// [`Drop::NoRoom`], [`Drop::TooBig`] beyond 65535 bytes.
@@ -81,7 +82,7 @@ pub fn encapsulate(
     }
 }
 
-/// Writes the checksum of the UDP header behind the outer IP header, after the engine.
+/// Writes the checksum of the UDP header after the outer IP header, after the engine.
 ///
 /// # Errors
 /// [`Drop::Inconsistent`] when the frame is not a UDP packet.
@@ -102,8 +103,8 @@ pub(crate) fn finish_udp_checksum(frame: &mut Frame<'_>) -> Result<(), Drop> {
 ///
 /// Tunnel: the payload is the packet, and what follows it (RFC 4303 §2.7) is cut off; its version
 /// must agree with `next`; ECN per RFC 6040 into the inner header. Transport: original header with
-/// protocol, lengths and checksum restored, and behind a NAT the checksum inside. BEET: inner header rebuilt from the SA's addresses and
-/// the outer header, RFC 7402 pseudo header undone.
+/// protocol, lengths and checksum restored, and with a NAT the inner checksum. BEET: inner header
+/// rebuilt from the SA's addresses and the outer header, RFC 7402 pseudo header undone.
 ///
 /// # Errors
 /// [`Drop::BadInner`], [`Drop::EcnCe`], [`Drop::Truncated`].
@@ -145,7 +146,7 @@ pub(crate) fn inner_header(common: &SaCommon) -> usize {
     }
 }
 
-/// What stands between IP header and payload.
+/// Headers between IP header and payload.
 #[derive(Clone, Copy)]
 struct Outside {
     gap: usize,
@@ -231,9 +232,9 @@ fn untunnel(
     frame.truncate(len)
 }
 
-/// Judges the packet that starts `payload` and came out of a tunnel whose header had `outer_tos`;
-/// `next` is what the tunnel's protocol says it is. Writes its ECN field (RFC 6040) and
-/// returns its length.
+/// Checks the packet at the start of `payload` from a tunnel with `outer_tos` in its header; `next`
+/// is the next header of the tunnel protocol. Writes its ECN field (RFC 6040) and returns its
+/// length.
 ///
 /// # Errors
 /// [`Drop::BadInner`], [`Drop::EcnCe`].
@@ -333,7 +334,7 @@ mod tests {
         SaCommon::new("test", mode, outer, Lifetime::NONE)
     }
 
-    /// The same SA at the other end, where inner addresses are seen the other way round.
+    /// The same SA at the peer, with reversed inner addresses.
     fn mirrored(common: &SaCommon) -> SaCommon {
         let mode = match common.mode {
             Mode::Beet(beet) => Mode::Beet(Beet { local: beet.remote, remote: beet.local }),
@@ -449,7 +450,7 @@ mod tests {
             let mut expected = packet;
             if matches!(mode, Mode::Beet(_)) && inside != outside && !inside {
                 expected[4..6].fill(0); // IPv6 outside has no Identification,
-                expected[6] = 0x40; // and nobody fragmented it
+                expected[6] = 0x40; // and it was not fragmented
                 repair(&mut expected);
             }
             prop_assert_eq!(unwrap(&mirrored(&common), &wrapped), Ok(expected));

@@ -23,7 +23,7 @@ use crate::{encap, replay};
 pub(crate) use inbound::{finish_in, prepare_in, strip_trailer};
 pub(crate) use outbound::prepare_out;
 
-/// What the configuration or a key exchange says about one direction of an ESP SA.
+/// Parameters of one direction of an ESP SA, from the configuration or a key exchange.
 pub struct Spec<'a> {
     /// SPI, above 255.
     pub spi: u32,
@@ -67,7 +67,7 @@ impl<'a> Spec<'a> {
     }
 }
 
-/// How an outbound CBC IV is made. Counter-based ciphers always use the sequence number.
+/// Generation of the outbound CBC IV. Counter-based ciphers always use the sequence number.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CbcIv {
     /// The sequence number encrypted under the same key as a first block (SP 800-38A appendix C):
@@ -94,7 +94,7 @@ const PAD: [u8; MAX_PAD] = {
     pad
 };
 
-/// Where the IV of a packet comes from.
+/// Source of a packet's IV.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum IvSource {
     /// NULL: there is none.
@@ -108,7 +108,7 @@ enum IvSource {
     Cbc(CbcIv),
 }
 
-/// What the ICV covers.
+/// Coverage of the ICV.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Cover {
     /// AEAD: SPI and sequence number, extended as they are, and the body (RFC 4106 §5).
@@ -119,7 +119,7 @@ enum Cover {
     Gmac,
 }
 
-/// What suite and SA decide about every packet. Lengths in bytes.
+/// Per-packet constants of suite and SA. Lengths in bytes.
 #[derive(Clone, Copy, Debug)]
 struct Layout {
     /// ESP header and IV.
@@ -172,7 +172,7 @@ impl Layout {
         (len + TRAILER_LEN).wrapping_neg() & (self.align - 1)
     }
 
-    /// The operation on the packet whose ESP header is at `at` and whose ICV starts at `icv_at`.
+    /// The operation on the packet with the ESP header at `at` and the ICV at `icv_at`.
     #[inline(always)]
     fn op(&self, key: KeyId, spi: u32, seq: SeqNo, at: usize, icv_at: usize, iv: [u8; MAX_IV]) -> CryptoOp {
         let body_at = at + self.head_len;
@@ -211,7 +211,7 @@ pub struct Inbound {
 }
 
 impl Outbound {
-    /// What a recipe has to know, for a suite that can have one.
+    /// Inputs of a template, for a suite that supports it.
     pub(crate) fn places(&self, spi: u32) -> Option<Places> {
         let layout = &self.layout;
         let iv_at = match layout.iv {
@@ -236,7 +236,7 @@ impl Outbound {
         })
     }
 
-    /// Largest inner packet whose protected form fits `path_mtu` bytes; IP options and extension
+    /// Largest inner packet that fits `path_mtu` bytes when protected; IP options and extension
     /// headers that transport mode leaves outside are not counted as such.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
         let layout = &self.layout;

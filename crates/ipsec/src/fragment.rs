@@ -8,7 +8,7 @@ use crate::Drop;
 
 /// Longest IPv4 header.
 const MAX_HEADER: usize = 60;
-/// The bit of an option's type that says that every fragment has the option (RFC 791 §3.1).
+/// The copied flag of an option's type: every fragment has the option (RFC 791 §3.1).
 const COPIED: u8 = 0x80;
 /// The flag above DF, which has no meaning but is not ours to change.
 const RESERVED_FLAG: u16 = 0x8000;

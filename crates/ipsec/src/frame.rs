@@ -29,7 +29,7 @@ impl<'a> Frame<'a> {
         Ok(Self { buffer, start: range.start, end: range.end })
     }
 
-    /// Where the packet now lies in the buffer.
+    /// Current range of the packet in the buffer.
     #[inline]
     pub fn range(&self) -> Range<usize> {
         self.start..self.end
@@ -112,8 +112,8 @@ impl<'a> Frame<'a> {
         Ok(())
     }
 
-    /// Moves the first `at` bytes `gap` bytes towards the front, opening a gap of `gap` bytes
-    /// behind them: how transport mode puts its header behind the IP header.
+    /// Moves the first `at` bytes `gap` bytes towards the front, opening a gap of `gap` bytes after
+    /// them, in which transport mode inserts its header after the IP header.
     #[inline]
     pub fn open_gap(&mut self, at: usize, gap: usize) -> Result<(), Drop> {
         if at > self.len() {

@@ -1,8 +1,8 @@
-//! Receive lanes whose replay windows are made late.
+//! Receive lanes with lazily created replay windows.
 //!
 //! EESP Sub SAs and PSP associations come in thousands of which few are used. A lane therefore
-//! starts without a window; the first packet whose ICV was right makes it. Until then packets are
-//! judged as an empty window would.
+//! starts without a window; the first packet with a valid ICV creates it. Until then packets are
+//! checked as by an empty window.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

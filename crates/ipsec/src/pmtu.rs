@@ -1,12 +1,12 @@
-//! Path MTU: what an outer ICMP error tells, and what the inner sender is told.
+//! Path MTU: outer ICMP errors, and ICMP errors to inner senders.
 //!
-//! Routers on the path of the outer packets report with ICMP that one was too big
-//! ([`Report::parse`]). The caller finds the outbound SA that the quoted packet came from and
-//! lowers its [`PathMtu`], which forgets what it learned after [`AGE_MS`] (RFC 1191 §6.3). Senders
-//! of inner packets that do not fit are told so by [`too_big_reply`].
+//! Routers on the path of the outer packets report oversized packets by ICMP ([`Report::parse`]).
+//! The caller finds the outbound SA that the quoted packet came from and lowers its [`PathMtu`],
+//! which expires after [`AGE_MS`] (RFC 1191 §6.3). Senders of oversized inner packets receive a
+//! [`too_big_reply`].
 //!
 //! ICMP is not authenticated. A report only counts when it quotes the SPI of an SA to that peer,
-//! which somebody off the path has to guess, and never below a minimum (RFC 4301 §8.2.1).
+//! which an off-path attacker must guess, and never below a minimum (RFC 4301 §8.2.1).
 
 use std::net::IpAddr;
 
@@ -28,14 +28,15 @@ pub const MIN_PATH_MTU_V6: usize = 1280;
 /// become wider (RFC 1191 §6.3, RFC 8201 §4: 10 minutes).
 pub const AGE_MS: u64 = 600_000;
 
-/// Smallest MTU in bytes that an IPv4 sender may be told (RFC 791 §3.2).
+/// Smallest MTU in bytes reported to an IPv4 sender (RFC 791 §3.2).
 const MIN_INNER_MTU_V4: usize = 68;
 
 /// MTUs of common links (RFC 1191 §7.1 table, with the tunnels that came since): where to go on
 /// when an old router does not say what it takes.
 const PLATEAUS: [usize; 12] = [65_535, 32_000, 17_914, 8166, 4352, 2002, 1500, 1492, 1400, 1280, 1006, 552];
 
-/// What a router says about a packet that this host may have sent. A claim until the SA is found.
+/// Report of a router about a packet that this host may have sent. Unverified until the SA is
+/// found.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Report {
     /// Source of the packet that was too big: this host.
@@ -54,8 +55,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// Reads the outer packet `packet`, whose headers were read into `ip`. `None` when it is
-    /// anything but a plausible "too big" about one of our protocols.
+    /// Reads the outer packet `packet`, with its headers parsed into `ip`. `None` unless it is a
+    /// plausible "too big" about one of our protocols.
     pub fn parse(ip: &IpPacket, packet: &[u8], code_points: &CodePoints) -> Option<Self> {
         let too_big = TooBig::parse(ip, packet).ok()??;
         let quoted = IpPacket::parse_quoted(too_big.quoted).ok()?;
@@ -70,7 +71,7 @@ impl Report {
     }
 }
 
-/// What the quote tells about the SA.
+/// Identification of the SA in the quote.
 struct Origin {
     protocol: Option<Protocol>,
     spi: Option<u32>,
@@ -136,7 +137,7 @@ fn next_plateau(sent: usize) -> usize {
     PLATEAUS.into_iter().find(|plateau| *plateau < sent).unwrap_or(MIN_PATH_MTU_V4)
 }
 
-/// What is known of the path to a peer. Time comes in as milliseconds of any monotonic clock.
+/// MTU state of the path to a peer. Time comes in as milliseconds of any monotonic clock.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct PathMtu {
     link: usize,
@@ -173,18 +174,18 @@ impl PathMtu {
         }
     }
 
-    /// When [`PathMtu::get`] will change by itself.
+    /// Time of the next expiry of [`PathMtu::get`].
     pub fn deadline_ms(&self) -> Option<u64> {
         self.learned.map(|learned| learned.at_ms.saturating_add(AGE_MS))
     }
 }
 
-/// Writes to `out` the ICMP error that tells the sender of `packet` that at most `inner_mtu` bytes
-/// fit, coming from `router`, and returns its length. `None` when no error may be sent about the
-/// packet (RFC 1122 §3.2.2, RFC 4443 §2.4 e), `router` is of the other family, or `out` is below
+/// Writes to `out` the ICMP error to the sender of `packet` with the MTU `inner_mtu`, with the
+/// source `router`, and returns its length. `None` when no error may be sent about the packet (RFC
+/// 1122 §3.2.2, RFC 4443 §2.4 e), `router` is of the other family, or `out` is below
 /// [`wire::icmp::MAX_ERROR_V6`] bytes and too short.
 ///
-/// An IPv6 sender is never told less than 1280 bytes, which it would not heed (RFC 8201 §4).
+/// An IPv6 sender never receives less than 1280 bytes, which it would ignore (RFC 8201 §4).
 pub fn too_big_reply(ip: &IpPacket, packet: &[u8], inner_mtu: usize, router: IpAddr, out: &mut [u8]) -> Option<usize> {
     if !icmp::may_answer_too_big(ip, packet) {
         return None;
@@ -224,7 +225,7 @@ mod tests {
         packet
     }
 
-    /// What a router with this MTU answers.
+    /// Response of a router with this MTU.
     fn answer(packet: &[u8], mtu: u32) -> Vec<u8> {
         let ip = IpPacket::parse(packet).unwrap();
         let router = if ip.is_v6() { IpAddr::V6(v6(9).into()) } else { ROUTER };

@@ -18,7 +18,7 @@ use wire::{IpPacket, IpProto};
 use crate::Drop;
 use place::{Place, Took};
 
-/// What a fragment led to.
+/// Result of a fragment.
 #[derive(Debug)]
 pub enum Reassembled<'a> {
     /// Kept; more are missing.
@@ -44,13 +44,13 @@ pub struct Lost {
     pub evicted: u64,
 }
 
-/// What fragments of one packet have in common.
+/// Common fields of the fragments of one packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Key {
     src: IpAddr,
     dst: IpAddr,
     id: u32,
-    /// IPv4 only (RFC 791 §3.2); IPv6 packets are told apart by addresses and identification.
+    /// IPv4 only (RFC 791 §3.2); IPv6 packets are identified by addresses and identification.
     proto: IpProto,
 }
 
@@ -77,9 +77,9 @@ impl Reassembler {
     /// # Errors
     /// [`Drop::ReassemblyFull`] on overlap (RFC 5722: the whole packet is given up), on a packet
     /// beyond the bound, or when no room can be made. [`Drop::Malformed`] for a fragment that
-    /// breaks the format: it alone is dropped. [`Drop::EcnCe`] when a congestion mark came with
-    /// fragments whose sender does not support ECN (RFC 3168 §5.3). [`Drop::Inconsistent`] when
-    /// the packet is no fragment.
+    /// breaks the format: it alone is dropped. [`Drop::EcnCe`] when a congestion mark is on
+    /// fragments of a sender without ECN (RFC 3168 §5.3). [`Drop::Inconsistent`] when the packet is
+    /// no fragment.
     pub fn push(&mut self, now_ms: u64, ip: &IpPacket, packet: &[u8]) -> Result<Reassembled<'_>, Drop> {
         let fragment = ip.fragment.ok_or(Drop::Inconsistent)?;
         let payload = packet.get(ip.upper_at..ip.total_len).ok_or(Drop::Truncated)?;

@@ -2,7 +2,7 @@
 //!
 //! Most SAs have a counter-based AEAD, and their packets differ in a few fields at known places. A
 //! recipe is made with its SA and ends with it; SAs of other kinds have none. Packets that do not
-//! fit it go the general way, which also finds the reason when one has to be dropped.
+//! fit it use the slow path, which also determines the drop reason.
 
 mod inbound;
 mod outbound;

@@ -25,8 +25,9 @@ impl Repair {
         Some(Self([seen.local, seen.remote].into_iter().fold(sum, with).fold()))
     }
 
-    /// Corrects the checksum of `packet`, an IP packet, if it has one that sums its addresses. Fragments have only a part of
-    /// one and stay as they are; so does a UDP checksum of zero, which says that there is none.
+    /// Corrects the checksum of `packet`, an IP packet, if it has one that sums its addresses.
+    /// Fragments have only a part of one and stay as they are; so does a UDP checksum of zero,
+    /// which means "no checksum".
     pub(crate) fn apply(self, packet: &mut [u8]) {
         let Ok(ip) = IpPacket::parse(packet) else { return };
         let (Some(at), None) = (checksum_at(ip.upper), ip.fragment) else { return };
@@ -42,7 +43,7 @@ impl Repair {
     }
 }
 
-/// Where a checksum over the pseudo header stands in the header of a protocol.
+/// Offset of a checksum over the pseudo header in the header of a protocol.
 fn checksum_at(proto: IpProto) -> Option<usize> {
     match proto {
         IpProto::TCP => Some(16),
@@ -75,7 +76,8 @@ mod tests {
     use super::*;
     use crate::testkit::ones_complement_sum;
 
-    /// A packet of the protocol between two addresses, with `data` behind the header and a checksum computed from scratch.
+    /// A packet of the protocol between two addresses, with `data` after the header and a checksum
+    /// computed from scratch.
     fn packet(src: IpAddr, dst: IpAddr, proto: IpProto, data: &[u8]) -> Vec<u8> {
         let upper_len = header_len(proto) + data.len();
         let mut upper = [vec![0; header_len(proto)], data.to_vec()].concat();
@@ -125,7 +127,7 @@ mod tests {
         if sum == 0 && proto == IpProto::UDP { 0xffff } else { sum }
     }
 
-    /// What a NAT makes of it: other addresses, nothing else.
+    /// The packet after a NAT: other addresses, nothing else.
     fn moved(packet: &[u8], src: IpAddr, dst: IpAddr) -> Vec<u8> {
         let mut moved = packet.to_vec();
         match (src, dst) {

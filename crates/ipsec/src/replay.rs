@@ -1,7 +1,7 @@
 //! The anti-replay window (RFC 4303 §3.4.3, appendix A) for 32- and 64-bit sequence numbers.
 //!
 //! A window is made with its SA, read by [`ReplayWindow::check`] before a packet is decrypted and
-//! moved by [`ReplayWindow::commit`] after it. The bits lie in a ring of words that is one word
+//! moved by [`ReplayWindow::commit`] after it. The bits are in a ring of words that is one word
 //! larger than the window needs (RFC 6479): entering a word clears it whole, so that moving ahead
 //! by any distance costs at most one pass over the ring.
 
@@ -13,8 +13,8 @@ use wire::SeqNo;
 
 use crate::{Drop, InLane, InboundSa};
 
-/// A sequence number that stood in a packet whose ICV was right. Made from an [`crypto::IcvOk`]
-/// and nothing else, so that no forged packet can move the window.
+/// A sequence number of a packet with a valid ICV. Made from an [`crypto::IcvOk`] and nothing else,
+/// so that no forged packet can move the window.
 #[derive(Clone, Copy, Debug)]
 pub struct Authentic(SeqNo);
 
@@ -31,8 +31,8 @@ impl Authentic {
     }
 }
 
-/// How far behind the newest number a packet may be when no window says so: half the space of
-/// the low half, so that inference picks the nearest.
+/// Maximum lateness of a packet without a window: half the space of the low half, so that inference
+/// picks the nearest.
 const UNCHECKED_REACH: u64 = 1 << 31;
 
 /// A sliding window over sequence numbers. Written by one core with plain loads and stores; other
@@ -44,7 +44,7 @@ pub struct ReplayWindow {
     top: AtomicU64,
     /// Packets the window spans; 0 checks nothing.
     size: u64,
-    /// How far below `top` a number may be and still be told apart by its low half.
+    /// Maximum distance below `top` at which the low half identifies a number.
     reach: u64,
     /// Words minus one; their number is a power of two.
     mask: u64,
@@ -101,7 +101,8 @@ impl ReplayWindow {
     /// [`Drop::ZeroSeq`], [`Drop::TooOld`] or [`Drop::Replay`].
     #[inline]
     pub fn check(&self, seq: SeqNo) -> Result<(), Drop> {
-        // On another core than the one that commits, whoever sees the new top must see the words that were cleared for it.
+        // A reader on another core that sees the new top must see the words that were cleared for
+        // it.
         let top = self.top.load(Ordering::Acquire);
         if seq.0 > top {
             return Ok(());

@@ -1,8 +1,8 @@
 //! The inbound SAD: which SA opens a packet (RFC 4301 §4.4.2).
 //!
-//! ESP, AH and EESP SAs are found by (protocol, SPI, destination). A PSP SA has no SPI of its own:
-//! it is found by the two addresses, then by which SPIs were issued to that peer. Multicast SAs,
-//! which RFC 4301 §4.1 also looks up by source, are not supported.
+//! ESP, AH and EESP SAs are found by (protocol, SPI, destination). A PSP SA has no single SPI: it
+//! is found by the two addresses, then by which SPIs were issued to that peer. Multicast SAs, which
+//! RFC 4301 §4.1 also looks up by source, are not supported.
 
 use std::net::IpAddr;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use crate::Drop;
 pub struct SeqRange {
     /// First number.
     pub first: u64,
-    /// How many.
+    /// Number.
     pub count: u32,
 }
 
@@ -27,10 +27,9 @@ pub struct SeqCounter {
 }
 
 impl SeqCounter {
-    /// A counter whose first number is `first` (1 for a fresh SA) and whose last is `last`, at
-    /// most 2⁶⁴−2 so that the counter itself cannot wrap.
-    /// Nothing can be reserved until [`SeqCounter::allow_below`] was called, unless `persistent`
-    /// is false (keys that no restart can bring back).
+    /// A counter from `first` (1 for a fresh SA) to `last`, at most 2⁶⁴−2 so that the counter
+    /// itself cannot wrap. Nothing can be reserved until [`SeqCounter::allow_below`] was called,
+    /// unless `persistent` is false (keys that no restart can bring back).
     pub fn new(first: u64, last: u64, persistent: bool) -> Self {
         let saved = if persistent { first } else { u64::MAX };
         Self { next: AtomicU64::new(first), saved: AtomicU64::new(saved), last: last.min(u64::MAX - 1) }
@@ -43,7 +42,7 @@ impl SeqCounter {
     pub fn reserve(&self, count: u32) -> Result<SeqRange, Drop> {
         let limit = self.saved.load(Ordering::Acquire).min(self.last + 1);
         let mut next = self.next.load(Ordering::Relaxed);
-        // Not a fetch_add: an overshoot would have to be given back, and could wrap meanwhile.
+        // Not a fetch_add: an overshoot would have to be returned, and could wrap in between.
         loop {
             if next >= limit {
                 return Err(if next > self.last { Drop::SeqExhausted } else { Drop::SeqUnsaved });
@@ -56,8 +55,8 @@ impl SeqCounter {
         }
     }
 
-    /// Takes back the end of a block, none of whose numbers was used. They are given out again unless
-    /// another core has reserved meanwhile: then they are lost, which RFC 4303 §3.3.3 allows.
+    /// Returns the unused end of a block. Its numbers are issued again unless another core has made
+    /// a reservation in between: then they are lost, which RFC 4303 §3.3.3 allows.
     pub fn give_back(&self, unused: SeqRange) {
         let (first, next) = (unused.first, unused.first + u64::from(unused.count));
         if unused.count > 0 {
@@ -82,7 +81,7 @@ impl SeqCounter {
         self.saved.load(Ordering::Relaxed)
     }
 
-    /// How many numbers the SA has left, saved or not.
+    /// Number of remaining sequence numbers, saved or not.
     pub fn remaining(&self) -> u64 {
         (self.last + 1).saturating_sub(self.next())
     }

@@ -5,14 +5,14 @@ use wire::{IpPacket, IpProto, SeqNo};
 
 use crate::{Drop, Frame, InProto, InboundSa, OutLane, OutProto, OutboundSa, Protocol, ah, eesp, encap, esp, psp};
 
-/// What [`finish_out`] has to put back.
+/// Fields that [`finish_out`] restores.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct PendingOut {
     /// Bytes of the original IP header saved right before the packet (AH), 0 otherwise.
     pub saved: u16,
 }
 
-/// What [`finish_in`] has to know of a packet that is with the engine.
+/// State for [`finish_in`] of a packet in the engine.
 #[derive(Clone, Copy, Debug)]
 pub struct PendingIn {
     /// Sequence number, inferred in full.
@@ -25,7 +25,7 @@ pub struct PendingIn {
     pub proto_at: u16,
     /// Payload between protocol header and ICV: with trailer (ESP), payload info (EESP).
     pub payload: Span,
-    /// Next header when the header tells it in the clear (AH, PSP).
+    /// Next header, if it is in clear text (AH, PSP).
     pub next: IpProto,
     /// DSCP and ECN of the outer header.
     pub outer_tos: u8,
@@ -34,7 +34,7 @@ pub struct PendingIn {
 }
 
 impl PendingIn {
-    /// What a slot holds before a step has written into it.
+    /// Initial contents of a slot.
     pub const EMPTY: Self = Self {
         seq: SeqNo(0),
         lane: 0,
@@ -50,7 +50,7 @@ impl PendingIn {
 /// A packet that came through an inbound SA; it now fills the frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivered {
-    /// PSP asked the receiver to sample this packet.
+    /// PSP requests sampling of this packet.
     pub sample: bool,
 }
 

@@ -7,18 +7,18 @@ use wire::SeqNo;
 
 use crate::outbound::CHUNK;
 
-/// A packet whose SA is known.
+/// A packet with a known SA.
 pub(super) struct Opening<'t> {
     /// Index within the chunk.
     pub(super) i: u8,
     pub(super) slot: u32,
     pub(super) sa: &'t InboundSa,
     pub(super) pending: PendingIn,
-    /// It is finished the usual way.
+    /// It is finished by the fast path.
     pub(super) usual: bool,
 }
 
-/// What packets have in common: all of an [`Opening`] but what is in [`Own`].
+/// Common data of packets: all of an [`Opening`] but what is in [`Own`].
 #[derive(Clone, Copy)]
 pub(super) struct Kind<'t> {
     pub(super) slot: u32,
@@ -29,10 +29,10 @@ pub(super) struct Kind<'t> {
     pub(super) alike: bool,
 }
 
-/// What a packet has of its own.
+/// Data of a single packet.
 pub(super) struct Own {
     seq: SeqNo,
-    /// Where its payload ends.
+    /// End of its payload.
     pub(super) end: u32,
     pub(super) outer_tos: u8,
     pub(super) i: u8,
@@ -46,7 +46,7 @@ impl Own {
         Self { seq: pending.seq, end: pending.payload.end, outer_tos: pending.outer_tos, i, kind }
     }
 
-    /// What is known of it, besides what others also have.
+    /// Data of the packet besides the common data.
     #[inline(always)]
     pub(super) fn pending(&self, common: &PendingIn) -> PendingIn {
         let payload = Span { end: self.end, ..common.payload };
@@ -54,7 +54,7 @@ impl Own {
     }
 }
 
-/// Those of a chunk: what the packets of a run have in common is kept once.
+/// In-flight decryptions of a chunk: data common to a burst is stored once.
 pub(super) struct Openings<'t> {
     kinds: ArrayVec<Kind<'t>, CHUNK>,
     packets: ArrayVec<Own, CHUNK>,
@@ -70,7 +70,7 @@ impl<'t> Openings<'t> {
         self.packets.len()
     }
 
-    /// Those from `first` on.
+    /// Entries from `first` on.
     pub(super) fn from(&self, first: usize) -> &[Own] {
         self.packets.get(first..).unwrap_or(&[])
     }

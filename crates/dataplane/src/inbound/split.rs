@@ -15,7 +15,7 @@ use crate::{Batch, Packet, Snapshot, Worker};
 
 /// A packet that the engine has seen.
 pub(crate) struct Opened {
-    /// Which of the batch.
+    /// Index in the batch.
     i: u32,
     slot: u32,
     pending: PendingIn,
@@ -24,8 +24,8 @@ pub(crate) struct Opened {
 }
 
 impl Worker {
-    /// Verifies and decrypts the packets of `batch`. Those whose outcome is in `opened`, and those that a policy lets
-    /// through in the clear, are left in it.
+    /// Verifies and decrypts the packets of `batch`. Packets with a result in `opened`, and those
+    /// that a policy passes in clear text, remain in it.
     pub(crate) fn open_any(&mut self, tables: &Snapshot, batch: &mut Batch, opened: &mut Vec<Opened>) {
         self.keep_all(batch.len());
         self.derived.begin_batch();

@@ -49,7 +49,7 @@ fn what_is_reserved_is_not_for_ports() {
     assert_eq!((batch.room(), batch.len(), batch.bytes()), (0, 3, 3));
 }
 
-/// What a batch may go through.
+/// Operations on a batch.
 #[derive(Clone, Debug)]
 enum Step {
     Push(Vec<u8>, bool),

@@ -10,7 +10,7 @@ mod sync;
 pub use pipeline::{After, CipherTag, Pipeline, PipelineConfig, Sink};
 pub use queue::MAX_PLACES;
 
-/// How workers divide their work.
+/// Scheduler of the workers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Scheduler {
     /// A batch stays with the worker that received it; packets of SAs that another owns are handed over.

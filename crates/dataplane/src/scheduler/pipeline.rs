@@ -13,8 +13,9 @@
 //! its port, so these stages are one at a time without a tag. The batch takes its place in the order there, before
 //! anything runs beside it, and a batch that lost all its packets gives the place up like any other.
 //!
-//! Home is Atomic on one core: the one that planned the batch, or that owns the SA. All packets of a flow leave from there,
-//! through one port, so that the kernel's queues behind it, of which each CPU has its own, cannot change their order.
+//! Home is Atomic on one core: the one that planned the batch, or that owns the SA. All packets of
+//! a flow leave from there, through one port, so that the per-CPU queues of the kernel cannot
+//! reorder them.
 //!
 //! Back-pressure is at the input alone: when all places are taken, a core does work that waits instead of receiving.
 
@@ -28,7 +29,7 @@ use crate::outbound::Planned;
 use crate::steer::{self, Arrival};
 use crate::{Batch, Snapshot, Worker};
 
-/// What may run beside what while packets are encrypted and decrypted.
+/// Concurrency of encryption and decryption.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum CipherTag {
     /// Packets of one SA on several cores, order restored behind it.
@@ -43,7 +44,7 @@ pub enum CipherTag {
 pub struct PipelineConfig {
     /// Workers that use it, at most 64.
     pub workers: usize,
-    /// Batches under way, at most 64; at least two for each worker keep them busy.
+    /// Batches in flight, at most 64; at least two for each worker keep them busy.
     pub places: usize,
     /// Packets of a batch.
     pub batch: usize,
@@ -59,7 +60,7 @@ impl Default for PipelineConfig {
     }
 }
 
-/// Work on its way, shared by all workers.
+/// Work in flight, shared by all workers.
 pub struct Pipeline {
     queue: WorkQueue<Work>,
     /// Flow `w` is what worker `w` sends, flow `workers + w` what arrives for SAs that it owns: both belong to it.
@@ -67,7 +68,7 @@ pub struct Pipeline {
     cipher: CipherTag,
 }
 
-/// What a batch is to go through next.
+/// Next stage of a batch.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stage {
     Encrypt,
@@ -88,7 +89,7 @@ struct Work {
     opened: Vec<Opened>,
 }
 
-/// Where batches leave a pipeline.
+/// Output of a pipeline.
 pub trait Sink {
     /// Sends protected packets.
     ///
@@ -103,7 +104,7 @@ pub trait Sink {
     fn inner(&mut self, batch: &mut Batch) -> io::Result<()>;
 }
 
-/// What happens to a batch that was sent.
+/// Next step of a batch that was sent.
 pub enum After {
     /// It is gone.
     Done,
@@ -113,7 +114,7 @@ pub enum After {
 
 enum Then {
     Switch(Tag),
-    /// Switch, and leave it to whoever is free.
+    /// Switch the tag, and leave it to any free core.
     Offer(Tag),
     Leave,
 }
@@ -149,17 +150,18 @@ impl Pipeline {
         self.queue.waiting_at(core)
     }
 
-    /// Whether a core that has input should take it now: there is a place, and the others have something to do.
+    /// Returns whether a core should take its input now: there is a free slot, and the other cores
+    /// have work.
     pub fn wants_input(&self) -> bool {
         self.queue.waiting() < self.workers && self.queue.has_room()
     }
 
-    /// Whether there is a place for another batch.
+    /// Returns whether there is a free slot for another batch.
     pub fn has_room(&self) -> bool {
         self.queue.has_room()
     }
 
-    /// Batches under way.
+    /// Batches in flight.
     pub fn in_use(&self) -> usize {
         self.queue.in_use()
     }
@@ -346,8 +348,8 @@ impl Pipeline {
 }
 
 impl Worker {
-    /// Puts fragments together and says which of `groups` each packet of `batch` belongs to: those of one SA to one.
-    /// Packets that have to wait for the rest of theirs are taken out.
+    /// Reassembles fragments and assigns each packet of `batch` to one of `groups`: one per SA.
+    /// Incomplete fragments are removed.
     pub fn group(&mut self, tables: &Snapshot, batch: &mut Batch, groups: u32, of: &mut Vec<u32>) {
         of.clear();
         self.keep_all(batch.len());

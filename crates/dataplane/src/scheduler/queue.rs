@@ -1,18 +1,19 @@
 //! The work queue: pieces of work with tags, taken by whichever core is free.
 //!
-//! A piece of work lies in one of a fixed number of places. Who holds a [`Held`] works on it; nobody else can. Its tag
-//! says what else may run meanwhile:
+//! A work item is in one of a fixed number of slots. The holder of a [`Held`] has exclusive access
+//! to it. Its tag defines what may run concurrently:
 //!
 //! * [`Tag::Ordered`]: pieces of the same flow run at the same time, and pass to the next tag in the order in which they
 //!   came to this one;
 //! * [`Tag::Atomic`]: pieces of the same flow run one at a time, in that order;
-//! * [`Tag::Home`]: the same, and always on the core that the flow belongs to: what leaves through the kernel there stays in
-//!   order behind it, too, since the kernel's queues are per CPU.
+//! * [`Tag::Home`]: the same, and always on the core that the flow belongs to: packets sent there
+//!   stay in order in the kernel, too, because its queues are per CPU.
 //!
-//! A flow is a counter of tickets. A piece takes a ticket when it enters the flow, and before it gives up its turn in the
-//! flow that it comes from: so order is carried from tag to tag. A piece whose turn has not come is de-scheduled:
-//! its core leaves it and does other work, and the core that gives up the turn before it finds it and makes it ready.
-//! Nothing waits, nothing is allocated, and there is no lock: a turn is passed on with one exchange on each side.
+//! A flow is a counter of tickets. An item takes a ticket when it enters the flow, before it
+//! releases its turn in the previous flow: so order is preserved from tag to tag. An item before
+//! its turn is de-scheduled: its core continues with other work, and the core that releases the
+//! preceding turn makes it ready. There is no waiting, no allocation and no lock: a turn is passed
+//! on with one atomic exchange on each side.
 
 #![allow(unsafe_code)]
 
@@ -25,7 +26,7 @@ pub const MAX_PLACES: usize = 64;
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) struct FlowId(pub u32);
 
-/// What may run at the same time as a piece of work.
+/// Concurrency of a work item.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Tag {
     /// Others of the flow, which all leave in order.
@@ -44,7 +45,7 @@ struct Ticket {
     hold: Hold,
 }
 
-/// What a piece of work has of the flow that it is in.
+/// State of a work item in its flow.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Hold {
     Shared,
@@ -68,13 +69,13 @@ struct Apart<T>(T);
 
 struct Place<T> {
     work: T,
-    /// While nobody holds it: what it has.
+    /// Its state while it is not held.
     ticket: Option<Ticket>,
     /// While it waits for its turn in a flow: where it goes from there.
     next: Next,
 }
 
-/// Where a piece of work goes when its turn has come.
+/// Destination of a work item when its turn has come.
 #[derive(Clone, Copy)]
 enum Next {
     /// It stays and has the flow for itself.
@@ -90,13 +91,13 @@ struct Flow {
     tickets: AtomicU64,
     /// The ticket whose turn it is.
     turn: AtomicU64,
-    /// Who waits with which ticket, as a ring: the ticket, times [`WAITER`], and the number of the place from 1 on, or 0
-    /// when nobody waits with that ticket or any later. No more tickets are out than there are places, and one more for
-    /// each while it goes from a flow to the same flow.
+    /// Ring of waiters by ticket: the ticket, times [`WAITER`], plus the slot number from 1 on, or
+    /// 0 if no slot waits with that ticket or a later one. At most one ticket per slot is issued,
+    /// plus one for each that moves from a flow to the same flow.
     waiting: Box<[AtomicU64]>,
 }
 
-/// How many values a waiter takes: one more than there are places.
+/// Number of values of a waiter: one more than the number of slots.
 const WAITER: u64 = 128;
 const _: () = assert!(MAX_PLACES < WAITER as usize);
 
@@ -106,15 +107,16 @@ pub(crate) struct WorkQueue<T> {
     flows: Box<[Flow]>,
     /// Places without work, a bit each.
     free: Apart<AtomicU64>,
-    /// Places whose work may go on, a bit each: what one core alone may take, for each core; what holds a flow back; the rest.
+    /// Bit sets of ready slots: reserved for one core, per core; those that block a flow; the rest.
     homes: Box<[Apart<AtomicU64>]>,
     urgent: Apart<AtomicU64>,
     ready: Apart<AtomicU64>,
 }
 
-// SAFETY: the work of a place is reached only by who holds its `Held`, which is neither `Clone` nor made twice for one
-// place: it comes from a bit that exactly one core could clear, or from a ring slot that exactly one core could empty.
-// Both are exchanges with acquire and release, so what the holder before wrote is seen. Work moves between cores: `Send`.
+// SAFETY: the work of a slot is accessed only through its `Held`, which is neither `Clone` nor
+// created twice for one slot: it comes from a bit that exactly one core could clear, or from a ring
+// entry that exactly one core could empty. Both are exchanges with acquire and release, so that
+// writes of the previous holder are visible. Work moves between cores: `Send`.
 unsafe impl<T: Send> Sync for WorkQueue<T> {}
 // SAFETY: as above; the queue owns its work.
 unsafe impl<T: Send> Send for WorkQueue<T> {}
@@ -167,13 +169,13 @@ impl<T> WorkQueue<T> {
         self.homes.get(core).map_or(0, |home| home.0.load(Ordering::Relaxed).count_ones())
     }
 
-    /// Whether `held` may be worked on at `core`; otherwise it is to be published.
+    /// Returns whether `core` may process `held`; otherwise it must be published.
     #[inline]
     pub(crate) fn may_run(&self, held: &Held, core: usize) -> bool {
         held.ticket.is_none_or(|ticket| ticket.hold != Hold::Home || self.home(ticket.flow) == core)
     }
 
-    /// Whether there is a place without work.
+    /// Returns whether there is a free slot.
     pub(crate) fn has_room(&self) -> bool {
         self.free.0.load(Ordering::Relaxed) != 0
     }
@@ -230,7 +232,7 @@ impl<T> WorkQueue<T> {
         self.free.0.fetch_or(1 << place, Ordering::Release);
     }
 
-    /// Goes on from `from`, whose turn it is.
+    /// Passes the turn on from `from`, which has it.
     fn at_turn(&self, place: u32, from: Ticket, next: Next) -> Option<Held> {
         let entered = match next {
             Next::Stay(hold) => return Some(Held { place, ticket: Some(Ticket { hold, ..from }) }),
@@ -253,7 +255,8 @@ impl<T> WorkQueue<T> {
         on.then_some(Held { place, ticket: Some(ticket) })
     }
 
-    /// Whether the turn of `ticket` has come. If not, the place is left to whoever gives up the turn before.
+    /// Returns whether the turn of `ticket` has come. If not, the core that releases the preceding
+    /// turn takes over the slot.
     fn wait(&self, place: u32, ticket: Ticket, next: Next) -> bool {
         let turn = &self.flows[ticket.flow as usize].turn;
         if turn.load(Ordering::Acquire) == ticket.number {
@@ -266,8 +269,9 @@ impl<T> WorkQueue<T> {
         let (slot, passed) = (self.slot(ticket), ticket.number * WAITER);
         let waiting = passed + u64::from(place) + 1;
         slot.swap(waiting, Ordering::AcqRel);
-        // Whoever gave up the turn before has changed the slot after it. If that was before our exchange, we have read
-        // what it wrote and see the turn; otherwise it finds us, unless we are quicker.
+        // The core that released the preceding turn has changed the next entry. If that was before
+        // our exchange, we have read its value and see the turn; otherwise it finds our entry,
+        // unless we are faster.
         turn.load(Ordering::Acquire) == ticket.number
             && slot.compare_exchange(waiting, passed, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -342,7 +346,7 @@ impl<T> WorkQueue<T> {
     /// The caller has the one right to `place`, and keeps it until this returns.
     #[inline]
     unsafe fn place<R>(&self, place: u32, f: impl FnOnce(&mut Place<T>) -> R) -> R {
-        // SAFETY: nobody else reaches this place meanwhile, by what the caller promised.
+        // SAFETY: the caller guarantees exclusive access to this slot.
         self.places[place as usize].0.with_mut(|inside| f(unsafe { &mut *inside }))
     }
 }

@@ -1,11 +1,12 @@
-//! The fields that change on the way, as the MAC of AH sees them (RFC 4302 §3.3.3.1, appendix A).
+//! The fields that are mutable in transit, as covered by the MAC of AH (RFC 4302 §3.3.3.1, appendix
+//! A).
 
 use wire::IpProto;
 use wire::ip::{Extension, Extensions, IPV4_HEADER, IPV6_HEADER, Ipv4Options, Ipv6Options};
 
 use crate::Drop;
 
-/// Who computes the ICV: the sender has to predict what the receiver will see.
+/// Side that computes the ICV: the sender must predict the values at the receiver.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Role {
     Sender,

@@ -23,14 +23,14 @@ const OWNER_TAG: u64 = 1 << 63;
 pub struct Inbound {
     /// Owner of derived keys.
     owner: u64,
-    /// Makes keys for lanes that have none of their own; `None` when all have.
+    /// Derives keys for lanes without a stored one; `None` if all have one.
     source: Option<Arc<KeySource>>,
     /// The one Session ID of an SA without Sub SAs.
     session: Option<u16>,
     seq: bool,
     iv_len: usize,
     icv_len: usize,
-    /// The format of every packet, `None` when each says so itself.
+    /// The format of every packet, `None` if each packet determines it.
     format: Option<Format>,
     /// Bytes announced as maximum; `None` when the option is forbidden.
     max_crypt_offset: Option<usize>,
@@ -91,7 +91,7 @@ fn lanes(
     window: u32,
     keys: &mut KeyTable,
 ) -> Result<Arc<[InLane]>, SaError> {
-    source.key(spec.session)?; // whatever is wrong with the key is said now
+    source.key(spec.session)?; // reports faults of the key at creation
     let ready = count <= MAX_READY_SUB_SAS;
     (0..count)
         .map(|session| {
@@ -220,7 +220,7 @@ pub(crate) fn inner_full(payload: &[u8]) -> Result<(IpProto, usize, usize), Drop
     }
 }
 
-/// Where the parts of a packet end, from its base header on.
+/// Ends of the parts of a packet, from its base header on.
 struct Parts {
     payload_at: usize,
     icv_at: usize,

@@ -7,7 +7,8 @@
 //! Where the draft is silent or contradicts itself:
 //!
 //! - Tunnel mode has the optimised format, unless a maximum crypt offset was announced: then the
-//!   sender uses the full format for every packet, and the receiver tells by the first nibble.
+//!   sender uses the full format for every packet, and the receiver determines it by the first
+//!   nibble.
 //! - The explicit IV is the sequence number, and part of the associated data.
 //! - A packet shorter than the crypt offset leaves less in the clear: whole words of the inner
 //!   packet, payload info included.
@@ -38,7 +39,7 @@ pub const MAX_READY_SUB_SAS: usize = 256;
 /// Bytes of the sequence number when there is one, and of an explicit IV.
 const WORD64: usize = 8;
 
-/// What the configuration or a key exchange says about one direction of an EESP SA.
+/// Parameters of one direction of an EESP SA, from the configuration or a key exchange.
 pub struct Spec<'a> {
     /// SPI, above 255.
     pub spi: u32,
@@ -72,8 +73,8 @@ pub struct Spec<'a> {
     pub strict_options: bool,
     /// IP protocol number of EESP.
     pub ip_proto: IpProto,
-    /// Explicit IV of the packet whose number is 1, counting up with the numbers, instead of the
-    /// number itself. For test vectors.
+    /// Explicit IV of the packet with number 1, counting up with the numbers, instead of the number
+    /// itself. For test vectors.
     pub first_iv: Option<u64>,
 }
 

@@ -87,7 +87,7 @@ fn alignment(common: &SaCommon) -> usize {
     if v4 { 4 } else { 8 }
 }
 
-/// Base header, crypt offset option, the options that were asked for, padding.
+/// Base header, crypt offset option, the requested options, padding.
 fn head(spec: &Spec<'_>, format: Format, align: usize) -> Result<Box<[u8]>, SaError> {
     const TOO_LONG: SaError =
         SaError::Conflict("the EESP options do not fit: at most 255 bytes, 228 with a crypt offset");
@@ -130,7 +130,7 @@ impl Outbound {
         self.head.len() + (usize::from(self.seq) + usize::from(self.explicit_iv)) * WORD64
     }
 
-    /// Largest inner packet whose protected form fits `path_mtu` bytes; 0 when none does. Exact for
+    /// Largest inner packet that fits `path_mtu` bytes when protected; 0 if none does. Exact for
     /// inner packets without IP options or extension headers.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
         let around = encap::fixed_overhead(common, common.outer.udp.is_some()) + self.payload_at() + self.icv_len;
@@ -139,7 +139,7 @@ impl Outbound {
         payload.map_or(0, |payload| payload + encap::inner_header(common))
     }
 
-    /// What a recipe has to know, for an SA that can have one.
+    /// Inputs of a template, for an SA that supports it.
     pub(crate) fn places(&self) -> Option<Places> {
         let seq_at = self.head.len();
         let info_at = (self.format == Format::Full).then_some(self.payload_at());

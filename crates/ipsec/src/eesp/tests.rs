@@ -63,7 +63,7 @@ fn beet(local: &str, remote: &str) -> Mode {
     Mode::Beet(Beet { local: local.parse().unwrap(), remote: remote.parse().unwrap() })
 }
 
-/// Both ends; the receiver sees the addresses the other way round and its own specification.
+/// Both endpoints; the receiver has reversed addresses and its own specification.
 fn ends(mode: Mode, outer: [&str; 2], udp: bool, send: &Spec<'_>, receive: &Spec<'_>) -> Loop {
     let [local, remote] = outer;
     let back = match mode {
@@ -594,7 +594,7 @@ proptest! {
             prop_assert_eq!((behind + info) % if v6 { 8 } else { 4 }, 0, "the next header is aligned");
             let opened = ends.open(&sealed).unwrap();
             assert_ipv4_checksum(&opened);
-            // BEET makes the inner header anew: of it, addresses stay.
+            // BEET rebuilds the inner header: only the addresses remain.
             let same_from = match mode {
                 Mode::Beet(_) if v6 => 8,
                 Mode::Beet(_) => 12,

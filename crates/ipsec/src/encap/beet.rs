@@ -122,7 +122,7 @@ fn write_pseudo(pseudo: &mut [u8], options: usize, next: IpProto) {
     }
 }
 
-/// Where the options of a BEET payload lie.
+/// Position of the options of a BEET payload.
 struct Options {
     at: usize,
     len: usize,
@@ -142,7 +142,7 @@ fn read_pseudo(beet: &Beet, packet: &[u8], at: usize) -> Result<Options, Drop> {
     }
 }
 
-/// Makes the `options` bytes behind a plain IPv4 header part of it.
+/// Includes the `options` bytes after a plain IPv4 header in it.
 fn admit_options(packet: &mut [u8], options: usize) -> Result<(), Drop> {
     *packet.first_mut().ok_or(Drop::BadInner)? = 0x40 | ((IPV4_HEADER + options) / 4) as u8;
     ip::update_checksum_v4(packet).map_err(|_| Drop::BadInner)

@@ -17,7 +17,7 @@ pub(crate) struct HeaderTemplate {
     sum: Sum,
 }
 
-/// What differs between the headers of one template.
+/// Fields that vary between the headers of one template.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fields {
     pub(super) tos: u8,

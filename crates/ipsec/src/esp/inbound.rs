@@ -61,7 +61,7 @@ pub(crate) fn prepare_in(
     Ok(())
 }
 
-/// Where the ESP packet at `at` ends: with its IP packet, or before that with its UDP datagram.
+/// End of the ESP packet at `at`: with its IP packet, or before that with its UDP datagram.
 #[inline]
 fn datagram_end(outer: &IpPacket, at: usize, packet: &[u8]) -> Result<usize, Drop> {
     if at == outer.upper_at {

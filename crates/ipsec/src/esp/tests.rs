@@ -21,7 +21,7 @@ fn addresses(v6: bool) -> (IpAddr, IpAddr) {
     if v6 { (SUN6.into(), MOON6.into()) } else { (SUN4.into(), MOON4.into()) }
 }
 
-/// What sun sends to moon: outer headers of one family, inner addresses of another for BEET.
+/// Packets from sun to moon: outer headers of one family, inner addresses of another for BEET.
 #[derive(Clone, Copy, Debug)]
 struct Setup {
     mode: char,
@@ -129,7 +129,7 @@ fn assert_round_trip(esp: &mut Loop, packet: &[u8]) {
     let mut opened = esp.open(&sealed).unwrap();
     assert_ipv4_checksum(&opened);
     if matches!(esp.out.common.mode, Mode::Beet(_)) && packet[0] >> 4 == 4 {
-        // The receiver builds this header anew: identification and with it the checksum are its own.
+        // The receiver rebuilds this header: identification and with it the checksum are its own.
         opened[4..6].copy_from_slice(&packet[4..6]);
         opened[10..12].copy_from_slice(&packet[10..12]);
     }
@@ -263,7 +263,7 @@ fn without_extended_numbers_the_last_packet_is_2_pow_32_minus_1() {
 
 /// Seals the packet as ESP would, but with a plaintext of the test's choice.
 fn seal_plain(esp: &mut Loop, plain: &[u8]) -> Vec<u8> {
-    // NULL + HMAC: what is in the packet is the plaintext, only the ICV has to be made anew.
+    // NULL + HMAC: what is in the packet is the plaintext, only the ICV must be recomputed.
     let OutProto::Esp(proto) = &esp.out.proto else { panic!("an ESP SA") };
     let (layout, key) = (proto.layout, esp.out.lanes[0].key);
     let mut packet = ipv4_udp(SUN4, MOON4, 0);
@@ -516,7 +516,7 @@ fn the_packet_of_rfc_7634_appendix_a() {
     assert_eq!(frame.bytes()[20..], sealed[20..]);
 }
 
-/// The plaintext of a packet whose payload no mode allows.
+/// The plaintext of a packet with a payload that no mode allows.
 fn open_plain(proposal: &str, spi: u32, keys: &[u8], seen: u64, esn: bool, esp: &[u8]) -> Option<Vec<u8>> {
     let spec = Spec {
         spi,

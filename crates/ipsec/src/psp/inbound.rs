@@ -78,7 +78,7 @@ pub fn inbound(
 struct Issued {
     /// Inclusive, in ascending order, apart from each other; with the number of SPIs before each.
     ranges: Box<[(u32, u32, u64)]>,
-    /// How many SPIs.
+    /// Number of SPIs.
     count: u64,
 }
 
@@ -112,12 +112,12 @@ impl Issued {
 }
 
 impl Inbound {
-    /// Versions that it accepts: bit n stands for version n.
+    /// Accepted versions: bit n is version n.
     pub fn versions(&self) -> u8 {
         self.versions
     }
 
-    /// The association of a packet: who may use the SPI, which lane has its window.
+    /// The association of a packet: the peer of the SPI, and the lane with its window.
     #[inline]
     fn lane(&self, sa: &InboundSa, spi: u32, outer: &IpPacket) -> Result<u16, Drop> {
         if outer.src != sa.common.outer.peer.remote {
@@ -152,7 +152,7 @@ impl Inbound {
         self.engine.expand(suite, KeyMaterial { enc: key.material(), integ: &[] }).ok()
     }
 
-    /// Says when the SA is made, not on a packet, that the engine cannot run a version.
+    /// Reports an unsupported version when the SA is created, not on a packet.
     fn try_derivation(&self) -> Result<(), SaError> {
         for (version, suite) in self.suites.iter().enumerate() {
             if self.versions >> version & 1 == 1 {
@@ -211,7 +211,7 @@ impl Inbound {
         })
     }
 
-    /// What is judged once the packet is known to be from the peer.
+    /// Checks after the packet was authenticated.
     fn verdict(&self, header: &PspHeader) -> u16 {
         let too_large = !header.version().is_gmac() && header.crypt_offset_bytes() > self.max_crypt_offset;
         [(OFFSET_TOO_LARGE, too_large), (SAMPLE, header.sample()), (DROP, header.drop_after_sampling())]
@@ -272,7 +272,7 @@ pub(crate) fn finish_in(
     if pending.extra & OFFSET_TOO_LARGE != 0 {
         return Err(Drop::CryptOffset);
     }
-    // Next Header alone tells the modes apart.
+    // Next Header alone distinguishes the modes.
     if matches!(pending.next, IpProto::IPV4 | IpProto::IPV6) != psp.tunnel {
         return Err(Drop::BadInner);
     }

@@ -37,7 +37,7 @@ impl MasterKeys {
         Self { slots: [first.map(Slot::new), second] }
     }
 
-    /// Which slot is active, 0 or 1: the one with the newer key.
+    /// Active slot, 0 or 1: the one with the newer key.
     pub fn active(&self) -> usize {
         let [first, second] = self.slots.each_ref().map(|slot| slot.as_ref().map(|slot| slot.generation));
         usize::from(second > first)
@@ -51,8 +51,8 @@ impl MasterKeys {
         Self { slots }
     }
 
-    /// The same keys without the one in the other slot: what was handed out under `slot` (0 or 1) needs no more,
-    /// and the other key goes when it is due.
+    /// The same keys without the one in the other slot: SPIs issued under `slot` (0 or 1) need only
+    /// this key, and the other one expires on time.
     #[must_use]
     pub fn only(&self, slot: usize) -> Self {
         let mut slots = self.slots.clone();
@@ -87,9 +87,9 @@ const SPIS: u32 = (1 << 31) - 1;
 pub struct SpiAllocator {
     /// Slot of the master key, as bit 31.
     master_bit: u32,
-    /// Where it began, 0..SPIS.
+    /// Start, 0..SPIS.
     start: u32,
-    /// How many are gone, 0..=SPIS.
+    /// Number of issued SPIs, 0..=SPIS.
     used: u32,
 }
 
@@ -118,7 +118,7 @@ impl SpiAllocator {
         Ok((self.spi(first), self.spi(first + count - 1)))
     }
 
-    /// Whether `spi` has been given out.
+    /// Returns whether `spi` has been issued.
     pub fn was_issued(&self, spi: u32) -> bool {
         let low = spi & !PspSpi::MASTER_KEY_BIT;
         if low == 0 || spi & PspSpi::MASTER_KEY_BIT != self.master_bit {

@@ -1,15 +1,15 @@
 //! PSP (PSP Architecture Specification, November 2022).
 //!
 //! The receiver owns two master keys and computes the key of a packet from one of them and the SPI
-//! in the packet; it hands pairs of SPI and key to its peers. Each direction is an association of
-//! its own. PSP itself has no replay check and binds no SPI to a peer: here a receiver knows which
-//! SPIs it gave to which peer, so that a flood of invented ones costs no key derivation, and may
-//! keep a window over the IVs of peers that count packets.
+//! in the packet; it issues pairs of SPI and key to its peers. Each direction is a separate
+//! association. PSP itself has no replay check and binds no SPI to a peer: here a receiver records
+//! which SPIs it issued to which peer, so that a flood of forged ones costs no key derivation, and
+//! may keep a window over the IVs of peers that count packets.
 //!
 //! Where the specification is silent:
 //!
-//! - A cookie lies within the crypt offset. A packet that is shorter than the offset of its
-//!   association leaves all its whole words in the clear.
+//! - A cookie is within the crypt offset. A packet that is shorter than the offset of its
+//!   association leaves all its whole words in clear text.
 //! - A crypt offset beyond the packet is dropped before, one above the receiver's maximum after
 //!   the ICV.
 //! - Versions 2 and 3 (GMAC) use the same nonce as GCM, and their key derivation labels follow the
@@ -36,7 +36,7 @@ pub use keys::{MasterKeys, SpiAllocator, SpisSpent};
 pub(crate) use outbound::prepare_out;
 pub use outbound::{Outbound, outbound};
 
-/// How a PSP association gets the IV of each packet.
+/// IV generation of a PSP association.
 ///
 /// Software uses a packet counter (with the core's number in the top bits when several cores
 /// send); hardware a picosecond clock. Only counters can be checked for replay.

@@ -100,14 +100,14 @@ impl Outbound {
         PspHeader::LEN + self.cookie.map_or(0, |_| PspHeader::COOKIE_LEN)
     }
 
-    /// Largest inner packet whose protected form fits `path_mtu` bytes; 0 when none does. Exact for
+    /// Largest inner packet that fits `path_mtu` bytes when protected; 0 if none does. Exact for
     /// inner packets without IP options or extension headers.
     pub fn inner_mtu(&self, common: &SaCommon, path_mtu: usize) -> usize {
         let around = encap::fixed_overhead(common, true) + self.header_len() + ICV_LEN;
         path_mtu.checked_sub(around).map_or(0, |payload| payload + encap::inner_header(common))
     }
 
-    /// What a recipe has to know, for an association that can have one.
+    /// Inputs of a template, for an association that supports it.
     pub(crate) fn places(&self) -> Option<Places> {
         const IV_AT: usize = offset_of!(PspHeader, iv);
         (!self.version.is_gmac()).then_some(Places {
@@ -126,8 +126,8 @@ impl Outbound {
         })
     }
 
-    /// One flow keeps one port, so that its packets stay in order and on one path. The hash is keyed:
-    /// who sees the port learns nothing of the flow but that packets belong together.
+    /// One flow keeps one port, so that its packets stay in order and on one path. The hash is
+    /// keyed, so that the port reveals nothing about the flow except that packets belong together.
     #[inline]
     pub(crate) fn ports(&self, ip: &IpPacket, packet: &[u8]) -> UdpPorts {
         let src = self.source_port.unwrap_or_else(|| {
@@ -180,7 +180,7 @@ pub(crate) fn prepare_out(
     Ok(PendingOut::default())
 }
 
-/// The operation on the PSP packet `at..end`, `clear` bytes of which stay clear behind the IV.
+/// The operation on the PSP packet `at..end`, with `clear` bytes of clear text after the IV.
 #[inline]
 pub(super) fn op(key: crypto::KeyId, version: PspVersion, iv: u64, at: usize, clear: usize, end: usize) -> CryptoOp {
     let icv_at = end - ICV_LEN;

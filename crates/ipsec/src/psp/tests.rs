@@ -104,7 +104,7 @@ fn forge(ends: &mut Loop, inner: &[u8], make: impl FnOnce(&mut [u8])) -> Vec<u8>
     frame.bytes().to_vec()
 }
 
-/// Where the PSP header of a tunnel over IPv4 starts.
+/// Offset of the PSP header of a tunnel over IPv4.
 const AT: usize = 28;
 
 #[test]
@@ -219,7 +219,7 @@ fn spis_are_bound_to_their_peer() {
     let mut ends = tunnel(|_, _| ());
     let mut sealed = ends.seal(&inner()).unwrap();
     let from = sealed[15];
-    sealed[15] ^= 1; // source address; the IPv4 checksum is nobody's business here
+    sealed[15] ^= 1; // source address; the IPv4 checksum is not checked here
     assert_eq!(ends.open(&sealed), Err(Drop::WrongPeer));
     assert!(ends.derived.is_empty());
     sealed[15] = from;
@@ -276,7 +276,7 @@ fn extensions_beyond_the_cookie_are_stripped_by_their_length() {
     let mut long = inner();
     long.splice(0..0, [0xee; 8]);
     let total = (long.len() as u16).to_be_bytes();
-    // A sender that puts 8 bytes of extension behind the cookie: here as the head of the payload.
+    // A sender with 8 bytes of extension after the cookie: here as the head of the payload.
     let mut carrier = ipv4_udp([10, 0, 0, 1], [10, 0, 0, 2], long.len() - 28);
     assert_eq!(carrier[2..4], total);
     let packet = forge(&mut ends, &carrier, |psp| {
@@ -321,7 +321,7 @@ fn drop_counts_only_with_sample_and_leave() {
     }
 }
 
-/// Opens a packet and tells whether it is to be sampled, which [`Loop::open`] does not.
+/// Opens a packet and returns whether it must be sampled, which [`Loop::open`] does not.
 fn delivered_sample(ends: &mut Loop, mut packet: Vec<u8>) -> Result<bool, Drop> {
     let outer = IpPacket::parse(&packet).unwrap();
     let len = packet.len();

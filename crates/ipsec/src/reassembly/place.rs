@@ -17,7 +17,7 @@ const UNIT: usize = 8;
 /// No IP packet is longer.
 const MAX_PACKET: usize = 65_535;
 
-/// What a fragment led to.
+/// Result of a fragment.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Took {
     Part,
@@ -30,7 +30,7 @@ pub(super) struct Place {
     buffer: Box<[u8]>,
     /// One bit per unit of payload that came.
     map: Box<[u64]>,
-    /// How many of them.
+    /// Their number.
     units: usize,
     /// Header of the first fragment without the IPv6 fragment header, once that fragment came.
     header_len: Option<usize>,
@@ -77,7 +77,7 @@ impl Place {
         let (start, end) = (fragment.offset, fragment.offset + payload.len());
         let room = self.buffer.len() - MAX_HEADER;
         let header = if ip.is_v6() { IPV6_HEADER } else { IPV4_HEADER };
-        // A packet whose parts disagree about where it ends overlaps itself.
+        // Fragments with different ends of the packet count as an overlap.
         let too_long =
             header + end > room || self.payload_len.is_some_and(|len| end > len || (!fragment.more && end != len));
         if too_long || (!fragment.more && end < self.highest) {
@@ -105,7 +105,7 @@ impl Place {
         Ok(if whole { Took::Last } else { Took::Part })
     }
 
-    /// The packet, when [`Place::take`] said that it is whole.
+    /// The packet, after [`Place::take`] reported that it is complete.
     pub(super) fn finish(&mut self, v6: bool) -> Result<&[u8], Drop> {
         let (Some(header_len), Some(payload_len)) = (self.header_len, self.payload_len) else {
             return Err(Drop::Inconsistent);

@@ -16,7 +16,7 @@ use super::PolicyId;
 /// 4 × 64 bytes per selector beyond the selectors themselves.
 const MAX_LISTED: usize = 64;
 
-/// Which side of a packet is the peer.
+/// Side of a packet that is the peer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) enum Direction {
     #[default]
@@ -98,7 +98,7 @@ struct Covered {
 struct Segments {
     /// First address of each segment, ascending, the first 0.
     starts: Vec<u128>,
-    /// Where each segment's list ends in `lists`; it starts where the one before ends.
+    /// End of each segment's list in `lists`; it starts at the end of the previous one.
     ends: Vec<u32>,
     lists: Vec<u32>,
 }
