@@ -1,7 +1,7 @@
 # What a person types. Each target installs what it needs and then does its work; the scripts hold the logic.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build install deb test sim load demo lint doc docs bench bench-rivals miri fuzz clean
+.PHONY: help setup build install deb static test sim load demo lint doc docs bench bench-rivals miri fuzz clean
 
 SECONDS ?= 60
 SEEDS ?= 10000
@@ -26,6 +26,10 @@ install: ## what `make build` made, with units, pages and completions: make inst
 deb: ## Debian packages weir and weir-lab, with debug symbols apart: target/deb
 	@scripts/setup.sh deb
 	@scripts/deb.sh
+
+static: ## one program without shared libraries, and a folder for a container image: target/static
+	@scripts/setup.sh deb
+	@scripts/static.sh
 
 demo: ## two namespaces, four protocols, real traffic: a table and an HTML page; then the lab's quick report
 	@scripts/setup.sh demo

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Build of the binary for packages; sourced by scripts/deb.sh from the top folder.
+# Build of the binary for packages and static archives; sourced by scripts/deb.sh and
+# scripts/static.sh from the top folder.
 #
 # Paths of this machine are replaced, so that the same commit gives the same bytes in any folder.
 # These flags get a target folder of their own: in the usual one they would have everything built

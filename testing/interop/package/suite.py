@@ -18,6 +18,7 @@ from host import Debian, Unit, udp_socket  # noqa: E402
 from lab import Capture, Failed, Weir, at, traces, wait_for  # noqa: E402
 from verdict import Skip, run_cases  # noqa: E402
 from gateway import settings  # noqa: E402
+from shell import sh  # noqa: E402
 
 ROOT = os.path.abspath(os.path.join(HERE, "..", "..", ".."))
 PACKAGES = os.environ["PACKAGES"]
@@ -305,6 +306,46 @@ def live(release):
     finally:
         unit.kill()
         lab.clean_up("sun")
+
+
+def case_static():
+    """The image of `make static` as a container has it: nothing but the program; the name of the peer is in /etc/hosts."""
+    archive = os.environ.get("WEIR_STATIC", f"{ROOT}/target/static/weir-static.tar.xz")
+    if not os.path.exists(archive):
+        raise Skip("there is no target/static: make static")
+    image = "/run/image"
+    sh(f"""mkdir {image} && tar -xJf {archive} -C {image}
+           cd {image}/root && test "$(find . -type f -perm /111)" = ./weir
+           mkdir -p proc dev/net && mount -t proc proc proc && mount -t tmpfs run run
+           mknod -m 666 dev/null c 1 3; mknod -m 666 dev/urandom c 1 9; mknod -m 666 dev/net/tun c 10 200
+           echo '{lab.OUTER["moon"]} moon.example' >etc/hosts""")
+    tree = configuration("sun", on_stop="open")
+    tree["connections"]["b"]["remote_addrs"] = "moon.example"
+    with open(f"{image}/root/etc/weir/weir.conf", "w", encoding="ascii") as file:
+        file.write(settings(tree))
+    os.chmod(f"{image}/root/etc/weir/weir.conf", 0o600)
+    folder = os.path.join(LAB, "static")
+    # The last one is that of chroot.
+    capabilities = "-all,+net_admin,+net_raw,+net_bind_service,+sys_chroot"
+    with Weir("moon", folder, configuration("moon", on_stop="open")), Capture(folder) as capture:
+        weir = subprocess.Popen([*lab.within("sun"), "setpriv", f"--bounding-set={capabilities}", "chroot", f"{image}/root",
+                                 "/weir", "up", "/etc/weir/weir.conf"], stdin=subprocess.DEVNULL,
+                                stderr=open(os.path.join(folder, "log"), "w", encoding="utf-8"))
+        said = lambda: open(os.path.join(folder, "log"), encoding="utf-8").read()  # noqa: E731
+        try:
+            wait_for(lambda: f"it is not ready: {said()[-400:]}", lambda: "weir: ready" in said())
+            with Traffic() as traffic:
+                traffic.flows(20)
+                done = subprocess.run(["chroot", f"{image}/root", "/weir", "status"], capture_output=True, text=True, check=False)
+                if done.returncode != 0:
+                    raise Failed(f"weir status: {done.stdout}{done.stderr}")
+        finally:
+            weir.terminate()
+            code = weir.wait(20)
+            lab.clean_up("sun")
+    if code != 0:
+        raise Failed(f"it ended with status {code}")
+    look_at(capture)
 
 
 def case_bookworm():
