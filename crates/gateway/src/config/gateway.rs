@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use crypto::Engine;
-use dataplane::Scheduler;
+use dataplane::{Scheduler, WorkerConfig};
 use wire::IpProto;
 use wire::registry::{CodePoints, PORT_IKE};
 
@@ -64,6 +64,8 @@ pub struct Gateway {
     pub scheduler: Scheduler,
     /// Whether each flow has a queue of the device for itself, whatever its answers do.
     pub flow_queues: bool,
+    /// Flows whose policy each worker remembers in each direction, rounded up to a power of two.
+    pub flow_cache: usize,
     /// Where sequence numbers are saved.
     pub state_dir: PathBuf,
     /// Sequence numbers that one write to `state_dir` makes usable.
@@ -140,6 +142,7 @@ impl Default for Gateway {
             engine: None,
             scheduler: ports::usual_scheduler(),
             flow_queues: false,
+            flow_cache: WorkerConfig::default().flow_cache,
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
             socket: "/run/weir/weir.vici".into(),
@@ -212,6 +215,7 @@ impl Gateway {
             flow_queues: fields
                 .get("queues", word(&[("answers", false), ("flows", true)]))
                 .unwrap_or(default.flow_queues),
+            flow_cache: fields.get("flow_cache", number(64..=1 << 20)).map_or(default.flow_cache, |n| n as usize),
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
             state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),

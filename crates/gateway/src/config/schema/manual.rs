@@ -21,6 +21,7 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("workers", Number(1, 64), "1", "Packet threads"),
     key("scheduler", Words(&["run-to-completion", "pipeline"]), "run-to-completion", "How they divide their work"),
     key("queues", Words(&["answers", "flows"]), "answers", "Which worker's queue of the device a flow comes by"),
+    key("flow_cache", Number(64, 1 << 20), "16384", "Flows whose policy each worker remembers, in each direction"),
     key("offload", Words(&["auto", "no"]), "auto", "Whether the kernel hands over and takes super-packets"),
     key("xdp", List("INTERFACE"), "", "Interfaces whose protected packets go past the kernel's stack (AF_XDP)"),
     key(
