@@ -15,13 +15,13 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crypto::ike::{Prf, Secret};
-use wire::ike::{Chain, NotifyType, ProtocolId, Ts};
+use wire::ike::{NotifyType, ProtocolId, Ts};
 use wire::{AddrRange, ParseError, Spi, TrafficSelector};
 
 pub(crate) use agreement::{Agreement, list};
 pub(crate) use answer::{answer, answer_auth};
 pub(crate) use offer::Offer;
-pub(crate) use parts::{Parts, syntax};
+pub(crate) use parts::Parts;
 
 use crate::config::{ChildConfig, ChildMode, Connection, TsConfig};
 use crate::context::Context;
@@ -125,29 +125,6 @@ pub(crate) struct ChildFault {
     pub(crate) reason: String,
     /// The peer may have installed it: tell it to delete this SPI (of this host).
     pub(crate) delete: Option<(ProtocolId, Spi)>,
-}
-
-/// Reason why a responder refuses a Child SA.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Refused {
-    /// Notify to the peer.
-    pub(crate) notify: NotifyType,
-    /// Data of the notify.
-    pub(crate) data: Vec<u8>,
-    /// For the log of this host.
-    pub(crate) reason: String,
-}
-
-impl Refused {
-    /// A refusal without data.
-    pub(crate) fn new(notify: NotifyType, reason: impl Into<String>) -> Self {
-        Self { notify, data: Vec::new(), reason: reason.into() }
-    }
-
-    /// Writes the notify.
-    pub(crate) fn emit(&self, chain: &mut Chain<'_>) {
-        chain.notify(ProtocolId::NONE, &[], self.notify, &self.data);
-    }
 }
 
 impl Child {

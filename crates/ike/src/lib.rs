@@ -17,6 +17,7 @@ pub mod config;
 mod context;
 mod cookie;
 mod endpoint;
+mod error;
 mod exchange;
 mod handshake;
 pub mod hosts;

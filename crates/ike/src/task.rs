@@ -28,8 +28,9 @@ use std::time::{Duration, Instant};
 use wire::Spi;
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
-use crate::child::{Child, ChildFault, Parent, Parts, Refused};
+use crate::child::{Child, ChildFault, Parent, Parts};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Inner, Plain};
 use crate::output::{ChildId, Event, IkeId, Level, Subsystem};
 use crate::sa::{ChildRequest, Ending, Established, Role};
@@ -238,7 +239,7 @@ impl Established {
             if let Err(refused) = self.answer(ctx, from, request, chain) {
                 self.refuse(ctx, request.exchange, &refused);
                 refused.emit(chain);
-                fatal = refused.notify == NotifyType::INVALID_SYNTAX;
+                fatal = matches!(refused, IkeError::Violation(_));
             }
         });
         if fatal {
@@ -263,7 +264,7 @@ impl Established {
         from: (SocketAddr, SocketAddr),
         request: &Plain,
         chain: &mut Chain<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), IkeError> {
         let parts = Parts::read(request.payloads())?;
         match request.exchange {
             ExchangeType::CREATE_CHILD_SA => self.answer_create(ctx, &parts, chain),
@@ -272,18 +273,18 @@ impl Established {
                 self.answer_informational(ctx, from, &parts, chain);
                 Ok(())
             }
-            exchange => Err(Refused::new(NotifyType::INVALID_SYNTAX, format!("{exchange} on an established IKE SA"))),
+            exchange => Err(IkeError::violation(format!("{exchange} on an established IKE SA"))),
         }
     }
 
-    fn refuse(&self, ctx: &mut Context<'_>, exchange: ExchangeType, refused: &Refused) {
-        let (level, counter) = match refused.notify {
+    fn refuse(&self, ctx: &mut Context<'_>, exchange: ExchangeType, refused: &IkeError) {
+        let (level, counter) = match refused.notify() {
             NotifyType::TEMPORARY_FAILURE => (Level::Debug, counters::TEMPORARY_FAILURE_SENT),
             NotifyType::INVALID_KE_PAYLOAD => (Level::Debug, counters::CHILD_REFUSED),
             _ => (Level::Warn, counters::CHILD_REFUSED),
         };
         ctx.count(counter);
-        let text = format!("{exchange} of {} refused with {}: {}", self.path.remote, refused.notify, refused.reason);
+        let text = format!("{exchange} of {} refused with {}: {refused}", self.path.remote, refused.notify());
         ctx.log(level, Subsystem::Child, Some(self.id), text);
     }
 
@@ -301,7 +302,7 @@ impl Established {
             Ok(parts) => parts,
             Err(refused) => {
                 ctx.count(counters::INVALID_SYNTAX);
-                let reason = format!("the peer's response breaks a rule: {}", refused.reason);
+                let reason = format!("the peer's response breaks a rule: {refused}");
                 self.fail_active(ctx, active, &reason);
                 return self.give_up(ctx, &reason);
             }

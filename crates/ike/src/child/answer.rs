@@ -7,9 +7,10 @@ use wire::TrafficSelector;
 use wire::ike::{Chain, NotifyType, PayloadType, Payloads, ProtocolId};
 
 use super::offer::{EespLimits, emit_eesp_limits, emit_mode, original, peer_spi, substitute};
-use super::{Agreement, Child, Parent, Parts, Refused, syntax};
+use super::{Agreement, Child, Parent, Parts};
 use crate::config::{ChildConfig, ChildMode, PerCpuSas};
 use crate::context::Context;
+use crate::error::{IkeError, Mismatch};
 use crate::narrow;
 use crate::output::ChildId;
 use crate::proposal::{self, ChildProposal, ChildProtocol, ChildSuite};
@@ -32,7 +33,7 @@ pub(crate) fn answer_auth(
     ctx: &mut Context<'_>,
     parent: &Parent<'_>,
     payloads: Payloads<'_>,
-) -> Result<Answer, Refused> {
+) -> Result<Answer, IkeError> {
     answer(ctx, parent, &Parts::read(payloads)?, None, false)
 }
 
@@ -44,19 +45,15 @@ pub(crate) fn answer(
     parts: &Parts<'_>,
     old: Option<&Child>,
     with_ke: bool,
-) -> Result<Answer, Refused> {
+) -> Result<Answer, IkeError> {
     let (Some(sa), Some(ts_i), Some(ts_r)) = (&parts.sa, &parts.ts_i, &parts.ts_r) else {
-        return Err(Refused::new(NotifyType::INVALID_SYNTAX, "the request lacks SA, TSi or TSr"));
+        return Err(IkeError::violation("the request lacks SA, TSi or TSr"));
     };
     if parent.children.len() >= super::CHILDREN_MAX {
         let reason = format!("there are {} Child SAs, which is the limit", super::CHILDREN_MAX);
-        return Err(Refused::new(NotifyType::NO_ADDITIONAL_SAS, reason));
+        return Err(IkeError::Configuration(Mismatch::ChildSas, reason.into()));
     }
-    let asked = Asked {
-        ts_i: super::selectors(ts_i).map_err(syntax)?,
-        ts_r: super::selectors(ts_r).map_err(syntax)?,
-        mode: asked_mode(ctx, parts),
-    };
+    let asked = Asked { ts_i: super::selectors(ts_i)?, ts_r: super::selectors(ts_r)?, mode: asked_mode(ctx, parts) };
     let candidates = candidates(parent, &asked, old);
     if candidates.is_empty() {
         let reason = format!(
@@ -65,7 +62,7 @@ pub(crate) fn answer(
             super::list(&asked.ts_r),
             super::list(&asked.ts_i)
         );
-        return Err(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
+        return Err(IkeError::selectors(reason));
     }
     let (mut refused, several) = (None, candidates.len() > 1);
     for candidate in candidates {
@@ -78,7 +75,7 @@ pub(crate) fn answer(
                 let mut answer = settle(ctx, parent, parts, old, candidate, chosen)?;
                 if let Some(reason) = answer.agreement.refusal(ctx, parent) {
                     answer.agreement.abandon(ctx);
-                    refused.get_or_insert(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
+                    refused.get_or_insert(IkeError::selectors(reason));
                     continue;
                 }
                 answer.additional &= several;
@@ -86,7 +83,7 @@ pub(crate) fn answer(
             }
             Err(reason) => {
                 let reason = format!("child '{}': {reason}", candidate.config.name);
-                refused.get_or_insert(Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason));
+                refused.get_or_insert(IkeError::proposal(reason));
             }
         }
     }
@@ -159,9 +156,8 @@ fn settle(
     old: Option<&Child>,
     candidate: Candidate,
     (suite, spi, proposal): (ChildSuite, Vec<u8>, u8),
-) -> Result<Answer, Refused> {
-    let spi_out =
-        peer_spi(parent, &suite, &spi).map_err(|reason| Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason))?;
+) -> Result<Answer, IkeError> {
+    let spi_out = peer_spi(parent, &suite, &spi)?;
     check_ke(parts, &suite)?;
     let (cpu, per_cpu) = resource(parent, parts, old, &candidate)?;
     let limits = EespLimits::read(ctx, parts, &suite);
@@ -194,14 +190,10 @@ fn settle(
 }
 
 /// The KE payload has to be of the method that was chosen (RFC 7296 §1.3).
-pub(crate) fn check_ke(parts: &Parts<'_>, suite: &ChildSuite) -> Result<(), Refused> {
+pub(crate) fn check_ke(parts: &Parts<'_>, suite: &ChildSuite) -> Result<(), IkeError> {
     match (suite.ke, &parts.ke) {
         (Some(method), Some(ke)) if ke.group == method.id() => Ok(()),
-        (Some(method), _) => Err(Refused {
-            notify: NotifyType::INVALID_KE_PAYLOAD,
-            data: method.id().to_be_bytes().to_vec(),
-            reason: format!("the KE payload is not of {}, which is wanted here", method.name()),
-        }),
+        (Some(method), _) => Err(IkeError::wrong_method(method)),
         (None, _) => Ok(()),
     }
 }
@@ -212,7 +204,7 @@ fn resource(
     parts: &Parts<'_>,
     old: Option<&Child>,
     candidate: &Candidate,
-) -> Result<(Option<u32>, bool), Refused> {
+) -> Result<(Option<u32>, bool), IkeError> {
     let Some(info) = parts.notify(NotifyType::SA_RESOURCE_INFO) else { return Ok((None, false)) };
     if candidate.config.per_cpu_sas == PerCpuSas::No {
         return Ok((None, false));
@@ -230,7 +222,7 @@ fn resource(
         Some(cpu) => Ok((Some(cpu), true)),
         None => {
             let reason = format!("child '{}' has {RESOURCES_MAX} per-resource SAs, the limit", candidate.config.name);
-            Err(Refused::new(NotifyType::TS_MAX_QUEUE, reason))
+            Err(IkeError::Configuration(Mismatch::Resources, reason.into()))
         }
     }
 }

@@ -8,6 +8,7 @@ use wire::{Spi, TrafficSelector};
 use super::{Agreement, Child, ChildFault, Nonces, Parent, Parts, protocol_id};
 use crate::config::{ChildMode, PerCpuSas};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::narrow;
 use crate::output::{ChildId, Event};
 use crate::proposal::{self, ChildProposal, ChildProtocol, ChildSuite};
@@ -140,7 +141,7 @@ impl Offer {
         payloads: Payloads<'_>,
     ) -> Result<Child, ChildFault> {
         let agreed = Parts::read(payloads)
-            .map_err(|refused| self.fault(ctx, None, refused.reason))
+            .map_err(|error| self.fault(ctx, None, error))
             .and_then(|parts| self.check(ctx, parent, &parts));
         match agreed {
             Ok(agreement) => {
@@ -178,7 +179,7 @@ impl Offer {
             }
             return Err(self.fault(ctx, Some((error.kind, error.data.to_vec())), reason));
         }
-        let wrong = |reason: &str| self.fault(ctx, None, reason.to_owned());
+        let wrong = |reason: &str| self.fault(ctx, None, reason);
         let (Some(sa), Some(ts_i), Some(ts_r)) = (&parts.sa, &parts.ts_i, &parts.ts_r) else {
             return Err(wrong("the answer lacks SA, TSi or TSr"));
         };
@@ -188,8 +189,8 @@ impl Offer {
         let spi_out = peer_spi(parent, &suite, &spi).map_err(|reason| self.fault(ctx, None, reason))?;
         let mode = self.mode_of_answer(ctx, parts);
         let (mut local, mut remote) = (
-            super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error.to_string()))?,
-            super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error.to_string()))?,
+            super::selectors(ts_i).map_err(|error| self.fault(ctx, None, error))?,
+            super::selectors(ts_r).map_err(|error| self.fault(ctx, None, error))?,
         );
         let original = original(parent, mode, &remote, &local);
         if mode == ChildMode::Transport {
@@ -247,10 +248,15 @@ impl Offer {
     }
 
     /// A fault; when the peer did not refuse it may have installed its half and has to delete it.
-    pub(crate) fn fault(&self, ctx: &Context<'_>, notify: Option<(NotifyType, Vec<u8>)>, reason: String) -> ChildFault {
+    pub(crate) fn fault(
+        &self,
+        ctx: &Context<'_>,
+        notify: Option<(NotifyType, Vec<u8>)>,
+        reason: impl ToString,
+    ) -> ChildFault {
         let protocol = self.proposals.first().map_or(ChildProtocol::Esp, |proposal| proposal.protocol);
         let delete = notify.is_none().then(|| (protocol_id(ctx, protocol), self.spi));
-        ChildFault { notify, reason, delete }
+        ChildFault { notify, reason: reason.to_string(), delete }
     }
 }
 
@@ -313,12 +319,16 @@ impl EespLimits {
 
 /// The peer's SPI: four bytes, not reserved, not that of another Child SA with it. With the same SPI
 /// twice the peer could not tell two SAs apart, and deleting one would delete the other.
-pub(super) fn peer_spi(parent: &Parent<'_>, suite: &ChildSuite, spi: &[u8]) -> Result<Spi, String> {
-    let raw: [u8; 4] = spi.try_into().map_err(|_| format!("the peer's SPI has {} bytes", spi.len()))?;
-    let spi = Spi::try_from(u32::from_be_bytes(raw)).map_err(|error| error.to_string())?;
+pub(super) fn peer_spi(parent: &Parent<'_>, suite: &ChildSuite, spi: &[u8]) -> Result<Spi, IkeError> {
+    let raw: [u8; 4] =
+        spi.try_into().map_err(|_| IkeError::proposal(format!("the peer's SPI has {} bytes", spi.len())))?;
+    let spi = Spi::try_from(u32::from_be_bytes(raw)).map_err(|error| IkeError::proposal(error.to_string()))?;
     let same = |child: &&Child| child.spi_out == spi && child.suite.protocol == suite.protocol;
     match parent.children.iter().find(same) {
-        Some(child) => Err(format!("the peer uses SPI {:08x} twice: '{}' has it", spi.get(), child.config.name)),
+        Some(child) => {
+            let text = format!("the peer uses SPI {:08x} twice: '{}' has it", spi.get(), child.config.name);
+            Err(IkeError::proposal(text))
+        }
         None => Ok(spi),
     }
 }

@@ -3,7 +3,7 @@
 use wire::ParseError;
 use wire::ike::{Delete, Ke, Notify, NotifyType, PayloadType, Payloads, SaPayload, Ts};
 
-use super::Refused;
+use crate::error::{IkeError, Unsupported};
 
 /// A message taken apart. Payloads of authentication and configuration are passed over.
 #[derive(Default)]
@@ -23,17 +23,13 @@ const NONCE_BYTES: std::ops::RangeInclusive<usize> = 16..=256;
 
 impl<'a> Parts<'a> {
     /// Reads every payload. An error is what a request has to be answered with.
-    pub(crate) fn read(payloads: Payloads<'a>) -> Result<Self, Refused> {
+    pub(crate) fn read(payloads: Payloads<'a>) -> Result<Self, IkeError> {
         let mut parts = Self::default();
         for payload in payloads {
-            let payload = payload.map_err(syntax)?;
-            parts.take(payload.kind, payload.body).map_err(syntax)?;
+            let payload = payload?;
+            parts.take(payload.kind, payload.body)?;
             if payload.critical && !is_known(payload.kind) {
-                return Err(Refused {
-                    notify: NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD,
-                    data: vec![payload.kind.0],
-                    reason: format!("{} is critical and unknown", payload.kind),
-                });
+                return Err(Unsupported::CriticalPayload(payload.kind).into());
             }
         }
         Ok(parts)
@@ -70,11 +66,6 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// Notify for a message that violates the protocol.
-pub(crate) fn syntax(error: ParseError) -> Refused {
-    Refused { notify: NotifyType::INVALID_SYNTAX, data: Vec::new(), reason: error.to_string() }
-}
-
 fn malformed<T>(why: &'static str) -> Result<T, ParseError> {
     Err(ParseError::Malformed { what: "IKE message", why })
 }
@@ -97,7 +88,7 @@ mod tests {
         let mut chain = Chain::new(&mut bytes);
         write(&mut chain);
         let first = chain.first();
-        let parts = Parts::read(Payloads::new(first, &bytes)).map_err(|refused| (refused.notify, refused.data))?;
+        let parts = Parts::read(Payloads::new(first, &bytes)).map_err(|error| (error.notify(), error.data()))?;
         Ok(parts.notifies.len())
     }
 

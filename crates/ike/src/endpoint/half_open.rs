@@ -13,6 +13,7 @@ use wire::ike::{Header, NotifyType, Payloads};
 
 use super::{Endpoint, IkeSpi, Slot};
 use crate::child::Parts;
+use crate::error::IkeError;
 use crate::handshake::{Handshake, Refusing, accept, counters, init};
 use crate::output::{Level, Output, Transmit};
 use crate::sa::IkeSa;
@@ -83,7 +84,7 @@ impl<R: CryptoRng> Endpoint<R> {
             Ok(parts) => parts,
             Err(refused) => {
                 self.shared.count(counters::INIT_INVALID);
-                if refused.notify == NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD && self.replies.allows(now) {
+                if matches!(refused, IkeError::Unsupported(_)) && self.replies.allows(now) {
                     let answer = init::message((header.spi_i, [0; 8]), true, |chain| refused.emit(chain));
                     self.transmit(path, answer);
                 }

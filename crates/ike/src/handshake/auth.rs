@@ -5,7 +5,7 @@ use wire::ike::{
     Auth, AuthMethodId, Cert, CertEncoding, Cfg, CfgType, Eap, Id, Notify, NotifyType, PayloadType, Payloads,
 };
 
-use crate::child::{Refused, syntax};
+use crate::error::{IkeError, Unsupported};
 use crate::identity::{IdPattern, Identity};
 
 /// CERT payloads of one message: a path of this length is no path.
@@ -47,25 +47,21 @@ pub(super) struct AuthParts<'a> {
 
 impl<'a> AuthParts<'a> {
     /// Reads every payload. An error is what a request has to be answered with.
-    pub(super) fn read(payloads: Payloads<'a>) -> Result<Self, Refused> {
+    pub(super) fn read(payloads: Payloads<'a>) -> Result<Self, IkeError> {
         let mut parts = Self::default();
         let mut cert_bytes = 0;
         for payload in payloads {
-            let payload = payload.map_err(syntax)?;
+            let payload = payload?;
             if payload.kind == PayloadType::CERT {
                 cert_bytes += payload.body.len();
             }
             if parts.certs.len() >= CERTS_MAX || cert_bytes > CERT_BYTES_MAX {
-                return Err(Refused::new(NotifyType::INVALID_SYNTAX, "too many certificates in one message"));
+                return Err(IkeError::violation("too many certificates in one message"));
             }
             if payload.critical && !payload.kind.is_base() {
-                return Err(Refused {
-                    notify: NotifyType::UNSUPPORTED_CRITICAL_PAYLOAD,
-                    data: vec![payload.kind.0],
-                    reason: format!("{} is critical and unknown", payload.kind),
-                });
+                return Err(Unsupported::CriticalPayload(payload.kind).into());
             }
-            parts.take(payload.kind, payload.body).map_err(syntax)?;
+            parts.take(payload.kind, payload.body)?;
         }
         Ok(parts)
     }
@@ -163,7 +159,7 @@ mod tests {
         let mut chain = Chain::new(&mut bytes);
         write(&mut chain);
         let first = chain.first();
-        AuthParts::read(Payloads::new(first, &bytes)).err().map(|refused| refused.notify)
+        AuthParts::read(Payloads::new(first, &bytes)).err().map(|error| error.notify())
     }
 
     #[test]

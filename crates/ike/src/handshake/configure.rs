@@ -2,11 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use wire::ike::{Cfg, CfgAttr, CfgType, Chain, NotifyType};
+use wire::ike::{Cfg, CfgAttr, CfgType, Chain};
 
-use crate::child::Refused;
 use crate::config::Connection;
 use crate::context::Context;
+use crate::error::{IkeError, Mismatch};
 use crate::output::{Level, Subsystem, Virtual};
 use crate::pool::Client;
 
@@ -75,7 +75,7 @@ pub(super) fn read_reply(cfg: &Cfg<'_>, dns: bool) -> Vec<Virtual> {
 ///
 /// # Errors
 /// Each address that was given is refused, with the reasons.
-pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<Virtual>, String> {
+pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<Virtual>, IkeError> {
     let (mut usable, mut refused, mut dns) = (Vec::new(), Vec::new(), Vec::new());
     for mut address in given {
         dns.append(&mut address.dns);
@@ -87,7 +87,7 @@ pub(super) fn usable(ctx: &mut Context<'_>, given: Vec<Virtual>) -> Result<Vec<V
     match usable.first_mut() {
         Some(first) => first.dns = dns,
         None if refused.is_empty() => (),
-        None => return Err(refused.join("; ")),
+        None => return Err(IkeError::Configuration(Mismatch::Addresses, refused.join("; ").into())),
     }
     for text in refused {
         ctx.log(Level::Error, Subsystem::Ike, None, text);
@@ -144,7 +144,7 @@ pub(super) fn assign(
     connection: &Connection,
     client: Client<'_>,
     wishes: &[IpAddr],
-) -> Result<Vec<(String, IpAddr)>, Refused> {
+) -> Result<Vec<(String, IpAddr)>, IkeError> {
     let mut leases = Vec::new();
     for wish in wishes {
         leases.extend(ctx.pools.acquire(&connection.pools, client, *wish));
@@ -154,7 +154,7 @@ pub(super) fn assign(
             0 => format!("'{}' has no pools, but the peer wants an address", connection.name),
             _ => format!("no address is left in the pools of '{}'", connection.name),
         };
-        return Err(Refused::new(NotifyType::INTERNAL_ADDRESS_FAILURE, reason));
+        return Err(IkeError::Configuration(Mismatch::Addresses, reason.into()));
     }
     Ok(leases)
 }

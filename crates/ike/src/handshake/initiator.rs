@@ -17,6 +17,7 @@ use super::{Gateway, Outcome, Over, Redirects, Secured, counters};
 use crate::child::Parts;
 use crate::config::Connection;
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Exchanges, Resend, Unanswered, send};
 use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
@@ -433,16 +434,18 @@ impl Init {
         } else if let Some(data) = parts.notify(NotifyType::REDIRECT) {
             match redirect::target(data, Some(&self.nonce)) {
                 Ok(to) => return Next::Redirect(to),
-                Err(reason) => self.remember(ctx, reason),
+                Err(error) => self.remember(ctx, error.to_string()),
             }
         } else if let Some(error) = parts.error() {
             self.remember(ctx, refusal(start.connection(), error.kind));
         } else {
             match self.check(start, &parts, response) {
                 Ok(accepted) => {
-                    return self.complete(ctx, start, accepted, response.datagram).unwrap_or_else(Next::Failed);
+                    return self
+                        .complete(ctx, start, accepted, response.datagram)
+                        .unwrap_or_else(|error| Next::Failed(error.to_string()));
                 }
-                Err(reason) => self.remember(ctx, reason),
+                Err(error) => self.remember(ctx, error.to_string()),
             }
         }
         Next::Wait(self)
@@ -481,25 +484,30 @@ impl Init {
     }
 
     /// Checks an answer that is not an error. The key pair stays unused: a better answer may come.
-    fn check<'a>(&self, start: &mut Start, parts: &Parts<'a>, response: Response<'a>) -> Result<Accepted<'a>, String> {
+    fn check<'a>(
+        &self,
+        start: &mut Start,
+        parts: &Parts<'a>,
+        response: Response<'a>,
+    ) -> Result<Accepted<'a>, IkeError> {
         let proposals = &start.initiation.connection.proposals;
         let (Some(sa), Some(ke), Some(nonce_r)) = (&parts.sa, &parts.ke, parts.nonce) else {
-            return Err("the answer to IKE_SA_INIT lacks SA, KE or nonce".to_owned());
+            return Err(IkeError::violation("the answer to IKE_SA_INIT lacks SA, KE or nonce"));
         };
         if response.header.spi_r == [0; 8] {
-            return Err("the peer's SPI is zero".to_owned());
+            return Err(IkeError::violation("the peer's SPI is zero"));
         }
         let (suite, _) = proposal::accept_ike(proposals, sa)?;
         if self.ke.method() != suite.ke || ke.group != suite.ke.id() || ke.data.len() != suite.ke.responder_public_len()
         {
-            return Err("the peer's KE payload is not of the chosen method".to_owned());
+            return Err(IkeError::violation("the peer's KE payload is not of the chosen method"));
         }
         // The address that the peer sees may differ from the one that this host does not know yet.
         start.path.local.set_ip(response.from.0.ip());
         let spis = (start.spi, response.header.spi_r);
         let announced = Announced::read(parts, response.payloads(), spis, &start.path);
         if !suite.additional.is_empty() && !announced.peer.intermediate {
-            return Err("the peer chose additional key exchanges without IKE_INTERMEDIATE".to_owned());
+            return Err(IkeError::violation("the peer chose additional key exchanges without IKE_INTERMEDIATE"));
         }
         Ok(Accepted { suite, ke: ke.data, nonce_r, announced, spi_r: response.header.spi_r })
     }
@@ -511,11 +519,11 @@ impl Init {
         start: &mut Start,
         accepted: Accepted<'_>,
         datagram: &[u8],
-    ) -> Result<Next, String> {
+    ) -> Result<Next, IkeError> {
         let Self { ke, nonce: nonce_i, message, .. } = *self;
         let Accepted { suite, ke: public, nonce_r, announced: said, spi_r } = accepted;
         let (connection, spis) = (start.connection().clone(), (start.spi, spi_r));
-        let shared = ke.finish(public).map_err(|error| error.to_string())?;
+        let shared = ke.finish(public).map_err(IkeError::ke_payload)?;
         let keys = derive(&suite, &nonce_i, nonce_r, &spis, &shared);
         let nat = said.nat.nat();
         if said.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {

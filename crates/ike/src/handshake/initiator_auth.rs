@@ -27,6 +27,7 @@ use super::{Over, Secured, Up, configure, counters, intermediate, redirect};
 use crate::child::Offer;
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Arrival, Inner, Plain, Timeout, Unanswered};
 use crate::identity::{IdPattern, Identity};
 use crate::output::{Answer, Question, Signed, Ticket, Verified, Virtual};
@@ -215,9 +216,7 @@ impl Authenticating {
     pub(super) fn handle_timeout(mut self, ctx: &mut Context<'_>, start: &mut Start) -> Step {
         match self.session_mut().secured.exchanges.handle_timeout(ctx, &start.path) {
             Timeout::Nothing => Step::Wait(self),
-            Timeout::GaveUp => {
-                self.into_session().fail(ctx, start, "the peer does not answer any more".to_owned(), false)
-            }
+            Timeout::GaveUp => self.into_session().fail(ctx, start, &"the peer does not answer any more", false),
         }
     }
 
@@ -270,7 +269,7 @@ impl Session {
         };
         let ke = match method.generate() {
             Ok(ke) => ke,
-            Err(error) => return self.fail(ctx, start, error.to_string(), false),
+            Err(error) => return self.fail(ctx, start, &IkeError::no_key_pair(error), false),
         };
         let inner = Inner::small(|chain| {
             chain.ke(method.id(), ke.public());
@@ -291,13 +290,18 @@ impl Session {
     ) -> Step {
         match self.finish_intermediate(ctx, response, ke) {
             Ok(()) => self.start_intermediate(ctx, start, index + 1),
-            Err(reason) => self.fail(ctx, start, reason, false),
+            Err(reason) => self.fail(ctx, start, &reason, false),
         }
     }
 
-    fn finish_intermediate(&mut self, ctx: &mut Context<'_>, response: &Plain, ke: KeInitiator) -> Result<(), String> {
+    fn finish_intermediate(
+        &mut self,
+        ctx: &mut Context<'_>,
+        response: &Plain,
+        ke: KeInitiator,
+    ) -> Result<(), IkeError> {
         let public = intermediate::response_ke(response, ke.method().id())?;
-        let shared = ke.finish(public.data).map_err(|error| error.to_string())?;
+        let shared = ke.finish(public.data).map_err(IkeError::ke_payload)?;
         self.secured.note_response(response.message_id, (response.first, &response.bytes));
         self.secured.update_keys(ctx, &shared)
     }
@@ -311,11 +315,11 @@ impl Session {
                 self.ask(ctx, Asked::Ppk, question)
             }
             Some(_) if connection.ppk_required => {
-                self.fail(ctx, start, "the peer knows no post-quantum preshared keys".to_owned(), false)
+                self.fail(ctx, start, &"the peer knows no post-quantum preshared keys", false)
             }
             None if connection.ppk_required => {
-                let reason = "ppk_required needs a ppk_id that names one key to initiate".to_owned();
-                self.fail(ctx, start, reason, false)
+                let reason = "ppk_required needs a ppk_id that names one key to initiate";
+                self.fail(ctx, start, &reason, false)
             }
             _ => self.start_round(ctx, start),
         }
@@ -334,14 +338,14 @@ impl Session {
                 self.send_auth(ctx, start, key, (signed, Some(plain)))
             }
             (Asked::Sign(_) | Asked::Plain(..), Answer::Signed(Err(refusal))) => {
-                self.fail(ctx, start, format!("this host cannot authenticate: {}", refusal.0), true)
+                self.fail(ctx, start, &format!("this host cannot authenticate: {}", refusal.0), true)
             }
             (Asked::Verify(received, sent), Answer::Verified(Ok(verified))) => {
                 self.take_verified(ctx, start, received, sent, &verified)
             }
             (Asked::Verify(..), Answer::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
-                self.fail(ctx, start, format!("the peer is not who it says: {}", refusal.0), true)
+                self.fail(ctx, start, &format!("the peer is not who it says: {}", refusal.0), true)
             }
             (Asked::Eap(conversation), Answer::Eap(answer)) => self.take_eap(ctx, start, conversation, answer),
             _ => self.mismatch(ctx, start),
@@ -351,7 +355,7 @@ impl Session {
     /// The holder of credentials answered something else.
     fn mismatch(self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start) -> Step {
         ctx.internal_error(start.id, "an answer does not fit its question");
-        self.fail(ctx, start, "an answer does not fit its question".to_owned(), true)
+        self.fail(ctx, start, &"an answer does not fit its question", true)
     }
 
     fn take_ppk(mut self: Box<Self>, ctx: &mut Context<'_>, start: &mut Start, ppk: Option<Secret>) -> Step {
@@ -361,7 +365,7 @@ impl Session {
                 self.ppk = Ppk::Have;
             }
             None if start.connection().ppk_required => {
-                return self.fail(ctx, start, "the post-quantum preshared key is not known here".to_owned(), true);
+                return self.fail(ctx, start, &"the post-quantum preshared key is not known here", true);
             }
             None => (),
         }
@@ -389,7 +393,7 @@ impl Session {
     ) -> Step {
         let parts = match AuthParts::read(response.payloads()) {
             Ok(parts) => parts,
-            Err(refused) => return self.fail(ctx, start, refused.reason, true),
+            Err(refused) => return self.fail(ctx, start, &refused, true),
         };
         if let Some(kind) = fatal(&parts, self.remote_round) {
             let reason = if kind == NotifyType::AUTHENTICATION_FAILED {
@@ -400,7 +404,7 @@ impl Session {
             } else {
                 format!("the peer answers {kind}")
             };
-            return self.fail(ctx, start, reason, false);
+            return self.fail(ctx, start, &reason, false);
         }
         if let Some(authorities) = certificate_requests(response.payloads()) {
             self.authorities.get_or_insert_with(Requested::default).extend(authorities);
@@ -409,14 +413,14 @@ impl Session {
         if let (Sent::Auth | Sent::Proof(_), Ppk::Offered { fallback }) = (&sent, self.ppk) {
             let with = parts.has(NotifyType::PPK_IDENTITY);
             if !with && !fallback {
-                return self.fail(ctx, start, "the peer does not have the post-quantum preshared key".to_owned(), true);
+                return self.fail(ctx, start, &"the peer does not have the post-quantum preshared key", true);
             }
             self.ppk = Ppk::Settled;
             self.secured.ppk = with;
         }
         let question = match self.verify(start, &sent, &parts) {
             Ok(question) => question,
-            Err(reason) => return self.fail(ctx, start, reason, true),
+            Err(reason) => return self.fail(ctx, start, &reason, true),
         };
         // What is needed of the payloads is taken out, because they borrow the message that is kept.
         let copy = Plain { bytes: response.bytes.clone(), ..response };
@@ -428,7 +432,7 @@ impl Session {
     }
 
     /// The question about the peer's AUTH, if there is one.
-    fn verify(&mut self, start: &Start, sent: &Sent, parts: &AuthParts<'_>) -> Result<Option<Question>, String> {
+    fn verify(&mut self, start: &Start, sent: &Sent, parts: &AuthParts<'_>) -> Result<Option<Question>, IkeError> {
         let secured = &self.secured;
         let after_eap = match sent {
             Sent::Proof(key) => Some(key),
@@ -442,18 +446,18 @@ impl Session {
         let Some((method, auth)) = &parts.auth else {
             // The proof of the key that EAP made is what authenticates the end of EAP.
             return match after_eap {
-                Some(_) => Err("the peer leaves AUTH after EAP out".to_owned()),
+                Some(_) => Err(IkeError::violation("the peer leaves AUTH after EAP out")),
                 None => Ok(None),
             };
         };
-        let Some(remote) = &self.remote_id else { return Err("the peer sends AUTH without IDr".to_owned()) };
+        let Some(remote) = &self.remote_id else { return Err(IkeError::violation("the peer sends AUTH without IDr")) };
         let connection = start.connection();
         let round = if after_eap.is_some() { self.remote_round.saturating_sub(1) } else { self.remote_round };
         if round >= connection.remote.len() {
-            return Err("the peer authenticates itself once more than it should".to_owned());
+            return Err(IkeError::violation("the peer authenticates itself once more than it should"));
         }
         if after_eap.is_some() && *method != AuthMethodId::PSK {
-            return Err("the peer's AUTH after EAP is no shared key code".to_owned());
+            return Err(IkeError::violation("the peer's AUTH after EAP is no shared key code"));
         }
         let claim = Claim {
             remote_id: &remote.id,
@@ -492,15 +496,15 @@ impl Session {
                     self.abandon(ctx);
                     Step::Over(start.redirect(ctx, to))
                 }
-                Err(reason) => self.fail(ctx, start, reason, true),
+                Err(reason) => self.fail(ctx, start, &reason, true),
             };
         }
         match (received.eap, sent) {
             (Some(packet), Sent::Eap(conversation)) => return self.continue_eap(ctx, start, conversation, packet),
             (Some(_), _) => {
-                return self.fail(ctx, start, "the peer starts EAP without being asked".to_owned(), true);
+                return self.fail(ctx, start, &"the peer starts EAP without being asked", true);
             }
-            (None, Sent::Eap(_)) => return self.fail(ctx, start, "the peer does not start EAP".to_owned(), true),
+            (None, Sent::Eap(_)) => return self.fail(ctx, start, &"the peer does not start EAP", true),
             (None, Sent::Auth | Sent::Proof(_)) => self.local_round += 1,
             (None, Sent::Nothing) => (),
         }
@@ -511,10 +515,8 @@ impl Session {
         let missing = connection.remote.len() - self.remote_round.min(connection.remote.len());
         match (received.more, missing) {
             (true, 1..) => self.send(ctx, start, None, Sent::Nothing),
-            (true, 0) => {
-                self.fail(ctx, start, "the peer authenticates itself more often than it should".to_owned(), true)
-            }
-            (false, 1..) => self.fail(ctx, start, "the peer did not authenticate itself".to_owned(), true),
+            (true, 0) => self.fail(ctx, start, &"the peer authenticates itself more often than it should", true),
+            (false, 1..) => self.fail(ctx, start, &"the peer did not authenticate itself", true),
             (false, 0) => self.finish(ctx, start, Received { eap: None, ..received }),
         }
     }

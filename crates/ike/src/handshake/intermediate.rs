@@ -1,11 +1,12 @@
 //! IKE_INTERMEDIATE with additional key exchanges (RFC 9242, RFC 9370).
 
 use crypto::ike::Secret;
-use wire::ike::{ExchangeType, Ke, NotifyType, PayloadType};
+use wire::ike::{ExchangeType, Ke, PayloadType};
 
 use super::Secured;
-use crate::child::{Parts, Refused};
+use crate::child::Parts;
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Inner, Plain};
 use crate::sa::Role;
 
@@ -25,7 +26,7 @@ impl Secured {
     }
 
     /// The exchange is over: new keys from the next message on (RFC 9370 §2.2.2).
-    pub(super) fn update_keys(&mut self, ctx: &mut Context<'_>, shared: &Secret) -> Result<(), String> {
+    pub(super) fn update_keys(&mut self, ctx: &mut Context<'_>, shared: &Secret) -> Result<(), IkeError> {
         let keys = self.keys.after_intermediate(&self.suite, shared, &self.seed());
         self.exchanges.set_keys(Self::sk_keys(self.role, &keys, &self.suite)?);
         keys.disclose(ctx, self.id, self.spis, &self.suite);
@@ -34,19 +35,15 @@ impl Secured {
     }
 
     /// The responder's half of additional key exchange `index`: the answer and the secret.
-    pub(super) fn answer_intermediate(&self, index: usize, request: &Plain) -> Result<(Inner, Secret), Refused> {
+    pub(super) fn answer_intermediate(&self, index: usize, request: &Plain) -> Result<(Inner, Secret), IkeError> {
         let parts = Parts::read(request.payloads())?;
         let Some(method) = self.suite.additional.get(index) else {
-            return Err(Refused::new(NotifyType::INVALID_SYNTAX, "one more IKE_INTERMEDIATE than was agreed"));
+            return Err(IkeError::violation("one more IKE_INTERMEDIATE than was agreed"));
         };
         let ke = parts.ke.filter(|ke| ke.group == method.id()).ok_or_else(|| {
-            Refused::new(
-                NotifyType::INVALID_SYNTAX,
-                format!("IKE_INTERMEDIATE without a KE payload of {}", method.name()),
-            )
+            IkeError::violation(format!("IKE_INTERMEDIATE without a KE payload of {}", method.name()))
         })?;
-        let (public, shared) =
-            method.respond(ke.data).map_err(|error| Refused::new(NotifyType::INVALID_SYNTAX, error.to_string()))?;
+        let (public, shared) = method.respond(ke.data).map_err(IkeError::ke_payload)?;
         Ok((
             Inner::small(|chain| {
                 chain.ke(method.id(), &public);
@@ -57,10 +54,13 @@ impl Secured {
 }
 
 /// The KE payload of a response, with the method that it has to have.
-pub(super) fn response_ke<'a>(response: &'a Plain, group: u16) -> Result<Ke<'a>, String> {
-    let parts = Parts::read(response.payloads()).map_err(|refused| refused.reason)?;
+pub(super) fn response_ke<'a>(response: &'a Plain, group: u16) -> Result<Ke<'a>, IkeError> {
+    let parts = Parts::read(response.payloads())?;
     if let Some(error) = parts.error() {
-        return Err(format!("the peer answers {} to IKE_INTERMEDIATE", error.kind));
+        return Err(IkeError::refused(error.kind, "IKE_INTERMEDIATE"));
     }
-    parts.ke.filter(|ke| ke.group == group).ok_or_else(|| "IKE_INTERMEDIATE is answered without KE payload".to_owned())
+    parts
+        .ke
+        .filter(|ke| ke.group == group)
+        .ok_or_else(|| IkeError::violation("IKE_INTERMEDIATE is answered without KE payload"))
 }

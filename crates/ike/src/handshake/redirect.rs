@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use wire::ike::{Chain, NotifyType};
 
 use super::init::status;
+use crate::error::IkeError;
 use crate::nat::IKE_PORT;
 
 /// Redirections that are followed within [`WINDOW`]; more is a loop (§9).
@@ -63,28 +64,28 @@ impl Redirects {
 
 /// Reads the data of a REDIRECT notify. `nonce` must be there in IKE_SA_INIT, where it shows that the
 /// sender has seen the request, and is `None` later.
-pub(crate) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<Gateway, String> {
-    let [kind, len, rest @ ..] = data else { return Err("REDIRECT is truncated".to_owned()) };
+pub(crate) fn target(data: &[u8], nonce: Option<&[u8]>) -> Result<Gateway, IkeError> {
+    let [kind, len, rest @ ..] = data else { return Err(IkeError::violation("REDIRECT is truncated")) };
     let Some((gateway, rest)) = rest.split_at_checked(usize::from(*len)) else {
-        return Err("REDIRECT is truncated".to_owned());
+        return Err(IkeError::violation("REDIRECT is truncated"));
     };
     if nonce.is_some_and(|nonce| nonce != rest) {
-        return Err("REDIRECT does not repeat the nonce".to_owned());
+        return Err(IkeError::violation("REDIRECT does not repeat the nonce"));
     }
     let addr = match *kind {
         IPV4 => <[u8; 4]>::try_from(gateway).map(IpAddr::from).ok(),
         IPV6 => <[u8; 16]>::try_from(gateway).map(IpAddr::from).ok(),
         FQDN => return name(gateway).map(Gateway::Named),
-        kind => return Err(format!("REDIRECT to an identity of the unknown type {kind}")),
+        kind => return Err(IkeError::violation(format!("REDIRECT to an identity of the unknown type {kind}"))),
     };
     match addr.filter(|addr| !addr.is_unspecified() && !addr.is_multicast()) {
         Some(addr) => Ok(Gateway::At(SocketAddr::new(addr, IKE_PORT))),
-        None => Err("REDIRECT to no usable address".to_owned()),
+        None => Err(IkeError::violation("REDIRECT to no usable address")),
     }
 }
 
 /// A name as hosts have them: letters, digits and hyphens between dots. Anything else is not for a resolver.
-fn name(octets: &[u8]) -> Result<String, String> {
+fn name(octets: &[u8]) -> Result<String, IkeError> {
     let label = |label: &[u8]| {
         (1..=63).contains(&label.len())
             && !label.starts_with(b"-")
@@ -94,7 +95,8 @@ fn name(octets: &[u8]) -> Result<String, String> {
     if whole.len() <= NAME_MAX && whole.split(|octet| *octet == b'.').all(label) {
         return Ok(String::from_utf8_lossy(whole).into_owned());
     }
-    Err(format!("REDIRECT to '{}', which is no name of a host", String::from_utf8_lossy(octets).escape_debug()))
+    let octets = String::from_utf8_lossy(octets);
+    Err(IkeError::violation(format!("REDIRECT to '{}', which is no name of a host", octets.escape_debug())))
 }
 
 #[cfg(test)]

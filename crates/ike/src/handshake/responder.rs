@@ -18,6 +18,7 @@ use super::{Outcome, Secured, counters};
 use crate::child::Parts;
 use crate::config::{Childless, Connection};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Arrival, Exchanges};
 use crate::hosts::Hosts;
 use crate::keymat::IntAuth;
@@ -132,9 +133,9 @@ pub(crate) fn accept(
         let reason = format!("{} is wanted instead of method {}", suite.ke.name(), ke.group);
         return Err((refuse(NotifyType::INVALID_KE_PAYLOAD, &suite.ke.id().to_be_bytes()), reason));
     }
-    let (public, ke) = answer_ke(suite.ke, ke.data).map_err(|reason| {
+    let (public, ke) = answer_ke(suite.ke, ke.data).map_err(|error| {
         ctx.count(counters::INIT_INVALID);
-        (Refusing::Silently, reason)
+        (Refusing::Silently, error.to_string())
     })?;
     let nonce_r = init::nonce(ctx);
     // Which connection it is shows only later, so any key is enough. Without the answer a peer that requires a PPK
@@ -180,14 +181,14 @@ pub(crate) fn accept(
     Ok((Responder { id, spis, path, began: ctx.now, until, request: datagram.to_vec(), response, phase }, connection))
 }
 
-fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), String> {
+fn answer_ke(method: KeMethod, peer_public: &[u8]) -> Result<(Vec<u8>, HalfKe), IkeError> {
     // The secret is computed when the peer has shown its address, but nothing is answered to a value that can have none.
-    method.check(peer_public).map_err(|error| error.to_string())?;
+    method.check(peer_public).map_err(IkeError::ke_payload)?;
     if method.is_kem() {
-        let (public, secret) = method.respond(peer_public).map_err(|error| error.to_string())?;
+        let (public, secret) = method.respond(peer_public).map_err(IkeError::ke_payload)?;
         return Ok((public, HalfKe::Secret(secret)));
     }
-    let pair = method.generate().map_err(|error| error.to_string())?;
+    let pair = method.generate().map_err(IkeError::no_key_pair)?;
     Ok((pair.public().to_vec(), HalfKe::Pair(pair, peer_public.to_vec())))
 }
 
@@ -305,15 +306,16 @@ impl Responder {
     }
 
     /// The part of the key exchange that waited.
-    fn make_keys(&self, ctx: &mut Context<'_>, half: Half) -> Result<Answering, String> {
+    fn make_keys(&self, ctx: &mut Context<'_>, half: Half) -> Result<Answering, IkeError> {
         let Half { suite, ke, nonce_i, nonce_r, peer, hashes, nat } = half;
         let shared = match ke {
-            HalfKe::Pair(pair, peer_public) => pair.finish(&peer_public).map_err(|error| error.to_string())?,
+            HalfKe::Pair(pair, peer_public) => pair.finish(&peer_public).map_err(IkeError::ke_payload)?,
             HalfKe::Secret(secret) => secret,
         };
         let mut connections = candidates(ctx.connections, &ctx.names.hosts, &self.path);
         connections.retain(|connection| admits(connection, &suite));
-        let candidates = Candidates::new(connections).ok_or("its connection was unloaded")?;
+        let candidates =
+            Candidates::new(connections).ok_or_else(|| IkeError::authentication("its connection was unloaded"))?;
         let keys = derive(&suite, &nonce_i, &nonce_r, &self.spis, &shared);
         let sk = Secured::sk_keys(Role::Responder, &keys, &suite)?;
         keys.disclose(ctx, self.id, self.spis, &suite);

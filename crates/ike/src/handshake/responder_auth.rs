@@ -25,9 +25,9 @@ use super::init::{Requested, certificate_requests, status};
 use super::initiator_auth::{address_id, earlier, own_id, sends_cert};
 use super::secured::Claim;
 use super::{Secured, Up, configure, counters};
-use crate::child::Refused;
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Exchanges, Inner, Plain, TooLong};
 use crate::identity::Identity;
 use crate::output::{Answer, Path, Question, Signed, Ticket, Verified};
@@ -173,16 +173,6 @@ impl Received {
     }
 }
 
-/// The refusal of a message that breaks a rule.
-fn wrong(reason: &str) -> Refused {
-    Refused::new(NotifyType::INVALID_SYNTAX, reason)
-}
-
-/// The refusal of a peer that is not authenticated.
-fn failed(reason: impl Into<String>) -> Refused {
-    Refused::new(NotifyType::AUTHENTICATION_FAILED, reason)
-}
-
 impl Answering {
     pub(super) fn new(secured: Secured, candidates: Candidates, began: Instant) -> Self {
         Self::after_intermediate(Box::new(Keyed { secured, candidates, began }), 0)
@@ -288,9 +278,9 @@ fn give_up(ctx: &mut Context<'_>, secured: Secured, reply: Reply, request: &Plai
 }
 
 /// Answers with an error notify and nothing else.
-fn refuse(ctx: &mut Context<'_>, secured: Secured, reply: Reply, refused: &Refused) -> Step {
+fn refuse(ctx: &mut Context<'_>, secured: Secured, reply: Reply, refused: &IkeError) -> Step {
     let inner = Inner::small(|chain| refused.emit(chain));
-    refuse_with(ctx, secured, reply, &inner, refused.reason.clone())
+    refuse_with(ctx, secured, reply, &inner, refused.to_string())
 }
 
 /// Sends the last response of a handshake that ends.
@@ -317,7 +307,7 @@ impl Keyed {
         secured.exchanges.respond(ctx, reply.to, reply.request, &inner);
         match secured.update_keys(ctx, &shared) {
             Ok(()) => Step::Wait(Answering::after_intermediate(self, index + 1)),
-            Err(reason) => Step::Over(reason),
+            Err(error) => Step::Over(error.to_string()),
         }
     }
 
@@ -329,7 +319,9 @@ impl Keyed {
         };
         self.secured.auth_id = Some(request.message_id);
         let received = Received::of(&parts);
-        let Some(remote_id) = received.id else { return refuse(ctx, self.secured, reply, &wrong("IDi is missing")) };
+        let Some(remote_id) = received.id else {
+            return refuse(ctx, self.secured, reply, &IkeError::violation("IDi is missing"));
+        };
         let asked_id = parts.id_r.as_ref().map(|id| id.id.clone());
         let addresses = parts.cfg(wire::ike::CfgType::REQUEST).map(configure::read_request).unwrap_or_default();
         let (child_sa, eap_only) = (parts.has_sa, parts.has(NotifyType::EAP_ONLY_AUTHENTICATION));
@@ -359,8 +351,14 @@ impl Keyed {
 }
 
 impl Session {
-    fn refuse(self, ctx: &mut Context<'_>, refused: &Refused) -> Step {
+    fn refuse(self, ctx: &mut Context<'_>, refused: &IkeError) -> Step {
         refuse(ctx, self.secured, self.reply, refused)
+    }
+
+    /// Refuses the peer because of a defect here.
+    fn internal(self, ctx: &mut Context<'_>, what: &'static str) -> Step {
+        ctx.internal_error(self.secured.id, what);
+        self.refuse(ctx, &IkeError::Internal(what.into()))
     }
 
     /// A further request of IKE_AUTH.
@@ -373,7 +371,7 @@ impl Session {
             Expected::Eap(conversation) => self.take_eap_response(ctx, conversation, received.eap),
             Expected::Proof(key) => match received.claimed {
                 Some(claimed) if claimed.method == AuthMethodId::PSK => self.take_claim(ctx, claimed, Some(key)),
-                _ => self.refuse(ctx, &wrong("AUTH after EAP is missing or no shared key code")),
+                _ => self.refuse(ctx, &IkeError::violation("AUTH after EAP is missing or no shared key code")),
             },
             Expected::Round if self.peer_is_done() => self.sign_or_respond(ctx, None),
             Expected::Round => match received.id {
@@ -381,7 +379,7 @@ impl Session {
                     self.remote_id = id;
                     self.take_round(ctx, received.claimed)
                 }
-                None => self.refuse(ctx, &wrong("IDi is missing")),
+                None => self.refuse(ctx, &IkeError::violation("IDi is missing")),
             },
         }
     }
@@ -400,7 +398,7 @@ impl Session {
     }
 
     /// Leaves those connections that admit the identities and the kind of authentication.
-    fn sift(&mut self, eap: bool, more: Option<bool>) -> Result<(), Refused> {
+    fn sift(&mut self, eap: bool, more: Option<bool>) -> Result<(), IkeError> {
         let round = self.remote_round;
         let (remote, local) = (&self.remote_id.id, self.wishes.asked_id.as_ref());
         let fitting = self.candidates.filtered(|connection| {
@@ -417,7 +415,9 @@ impl Session {
         let Some(fitting) = fitting else {
             let us = local.map_or_else(|| "anybody".to_owned(), ToString::to_string);
             let how = if eap { "EAP" } else { "AUTH" };
-            return Err(failed(format!("no connection lets [{remote}] authenticate with {how} to [{us}]")));
+            return Err(IkeError::authentication(format!(
+                "no connection lets [{remote}] authenticate with {how} to [{us}]"
+            )));
         };
         self.candidates = fitting;
         Ok(())
@@ -436,7 +436,7 @@ impl Session {
         let Some(fitting) = self.candidates.filtered(admits) else {
             let reason =
                 format!("the peer uses the post-quantum preshared key '{name}', which 'ppk_id' does not match");
-            return self.refuse(ctx, &failed(reason));
+            return self.refuse(ctx, &IkeError::authentication(reason));
         };
         self.candidates = fitting;
         self.ask(ctx, Asked::Ppk(claimed, proof), Question::Ppk(name))
@@ -457,9 +457,10 @@ impl Session {
                 self.verify(ctx, claimed, proof)
             }
             (None, Some(auth)) => self.verify_without_ppk(ctx, Claimed { auth, ..claimed }, proof),
-            (None, None) => {
-                self.refuse(ctx, &failed("the peer insists on a post-quantum preshared key that is not known here"))
-            }
+            (None, None) => self.refuse(
+                ctx,
+                &IkeError::authentication("the peer insists on a post-quantum preshared key that is not known here"),
+            ),
         }
     }
 
@@ -467,7 +468,7 @@ impl Session {
         if !self.ppk_settled {
             let Some(fitting) = self.candidates.filtered(|connection| !connection.ppk_required) else {
                 let reason = "the connection requires a post-quantum preshared key, which the peer has not";
-                return self.refuse(ctx, &failed(reason));
+                return self.refuse(ctx, &IkeError::authentication(reason));
             };
             self.candidates = fitting;
             self.ppk_settled = true;
@@ -503,7 +504,7 @@ impl Session {
             (Asked::Verify(_), Answer::Verified(Err(refusal))) => {
                 ctx.count(counters::AUTH_FAILED);
                 let reason = format!("[{}] is not authenticated: {}", self.remote_id.id, refusal.0);
-                self.refuse(ctx, &failed(reason))
+                self.refuse(ctx, &IkeError::authentication(reason))
             }
             (Asked::Sign(after_eap), Answer::Signed(Ok(signed))) => self.emit(ctx, Some(signed), after_eap),
             (Asked::SignForEap, Answer::Signed(Ok(signed))) => {
@@ -511,20 +512,16 @@ impl Session {
                 self.ask_eap(ctx, Conversation::default(), Vec::new(), Some(signed))
             }
             (Asked::Sign(_) | Asked::SignForEap, Answer::Signed(Err(refusal))) => {
-                self.refuse(ctx, &failed(format!("this host cannot authenticate: {}", refusal.0)))
+                self.refuse(ctx, &IkeError::authentication(format!("this host cannot authenticate: {}", refusal.0)))
             }
             (Asked::Eap(conversation, signed), Answer::Eap(answer)) => self.take_eap(ctx, answer, conversation, signed),
-            _ => {
-                ctx.internal_error(self.secured.id, "an answer does not fit its question");
-                self.refuse(ctx, &failed("an answer does not fit its question"))
-            }
+            _ => self.internal(ctx, "an answer does not fit its question"),
         }
     }
 
     fn take_verified(mut self: Box<Self>, ctx: &mut Context<'_>, verified: Verified, proof: Option<EapKey>) -> Step {
         if !self.candidates.contains(&verified.connection) {
-            ctx.internal_error(self.secured.id, "the connection that admits the peer is no candidate");
-            return self.refuse(ctx, &failed("the connection that admits the peer is no candidate"));
+            return self.internal(ctx, "the connection that admits the peer is no candidate");
         }
         self.candidates = Candidates::only(verified.connection);
         self.valid_for = earlier(self.valid_for, verified.valid_for);
@@ -579,7 +576,7 @@ impl Session {
     ) -> Step {
         let inner = match inner {
             Ok(inner) => inner,
-            Err(too_long) => return self.refuse(ctx, &failed(too_long.to_string())),
+            Err(too_long) => return self.refuse(ctx, &too_long.into()),
         };
         self.secured.exchanges.respond(ctx, self.reply.to, self.reply.request, &inner);
         Step::Wait(Answering::Request(self, expected))

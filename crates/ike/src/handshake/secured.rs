@@ -10,6 +10,7 @@ use super::init::Requested;
 use crate::child::Parent;
 use crate::config::Connection;
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::Exchanges;
 use crate::identity::Identity;
 use crate::keymat::{IkeKeys, IntAuth, Seed};
@@ -187,8 +188,8 @@ impl Secured {
     }
 
     /// Keys of messages for this role.
-    pub(super) fn sk_keys(role: Role, keys: &IkeKeys, suite: &IkeSuite) -> Result<SkKeys, String> {
-        let (of_initiator, of_responder) = keys.message_keys(suite).map_err(|error| error.to_string())?;
+    pub(super) fn sk_keys(role: Role, keys: &IkeKeys, suite: &IkeSuite) -> Result<SkKeys, IkeError> {
+        let (of_initiator, of_responder) = keys.message_keys(suite)?;
         Ok(match role {
             Role::Initiator => SkKeys { seal: of_initiator, open: of_responder },
             Role::Responder => SkKeys { seal: of_responder, open: of_initiator },

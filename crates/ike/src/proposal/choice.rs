@@ -11,6 +11,7 @@ use wire::ike::{CodePoints, Proposal, ProtocolId, SaPayload, Transform, Transfor
 use super::names::{transform_name, write_transforms};
 use super::transforms::NONE;
 use super::{ChildProposal, ChildProtocol, ChildSuite, IkeProposal, IkeSuite};
+use crate::error::IkeError;
 
 /// Combinations of key exchanges that are looked at for one pair of proposals: a peer's lists may be
 /// long, and only silly ones need more.
@@ -291,9 +292,9 @@ impl fmt::Display for Mismatch {
     }
 }
 
-impl From<Mismatch> for String {
+impl From<Mismatch> for IkeError {
     fn from(mismatch: Mismatch) -> Self {
-        mismatch.to_string()
+        Self::proposal(mismatch.to_string())
     }
 }
 
@@ -439,14 +440,14 @@ fn answer<'a>(
     own: &[Own<'_>],
     sa: &SaPayload<'a>,
     spi_lens: &[usize],
-) -> Result<(usize, Read<'a>, Vec<Transform>), String> {
-    let mut theirs = read(sa).map_err(|error| error.to_string())?;
+) -> Result<(usize, Read<'a>, Vec<Transform>), IkeError> {
+    let mut theirs = read(sa)?;
     let (Some(read), true) = (theirs.pop(), theirs.is_empty()) else {
-        return Err("the answer has several proposals: one had to be chosen".into());
+        return Err(IkeError::violation("the answer has several proposals: one had to be chosen"));
     };
     let number = usize::from(read.proposal.number);
     let Some(offered) = number.checked_sub(1).and_then(|at| own.get(at)) else {
-        return Err(format!("the answer chooses proposal {number}, which was not offered"));
+        return Err(IkeError::violation(format!("the answer chooses proposal {number}, which was not offered")));
     };
     let mut kinds: Vec<_> = read.transforms.iter().map(|transform| transform.kind).collect();
     if offered.rules.ke == Ke::Ignored {
@@ -454,11 +455,13 @@ fn answer<'a>(
     }
     kinds.sort_unstable();
     if let Some(pair) = kinds.windows(2).find(|pair| pair[0] == pair[1]) {
-        return Err(format!("the answer has several transforms of type {}: one had to be chosen", pair[0]));
+        let text = format!("the answer has several transforms of type {}: one had to be chosen", pair[0]);
+        return Err(IkeError::violation(text));
     }
     let theirs = [read];
     let (_, _, chosen) = choose(std::slice::from_ref(offered), &theirs, spi_lens).map_err(|mismatch| {
-        format!("the answer is not a choice from the offer: {}; it is {}", mismatch.closest, mismatch.theirs)
+        let Mismatch { closest, theirs, .. } = mismatch;
+        IkeError::violation(format!("the answer is not a choice from the offer: {closest}; it is {theirs}"))
     })?;
     let [read] = theirs;
     Ok((number - 1, read, chosen))
@@ -466,9 +469,9 @@ fn answer<'a>(
 
 /// Checks the answer to an offer of an IKE SA; gives the suite and the peer's SPI (empty in IKE_SA_INIT).
 /// The error is for the log.
-pub(crate) fn accept_ike(ours: &[IkeProposal], sa: &SaPayload<'_>) -> Result<(IkeSuite, Vec<u8>), String> {
+pub(crate) fn accept_ike(ours: &[IkeProposal], sa: &SaPayload<'_>) -> Result<(IkeSuite, Vec<u8>), IkeError> {
     let (_, read, chosen) = answer(&own_ike(ours), sa, &[0, 8])?;
-    let suite = IkeSuite::of(&chosen).ok_or("the answer is not a suite")?;
+    let suite = IkeSuite::of(&chosen).ok_or(IkeError::Violation("the answer is not a suite".into()))?;
     Ok((suite, read.proposal.spi.to_vec()))
 }
 
@@ -478,8 +481,9 @@ pub(crate) fn accept_child(
     sa: &SaPayload<'_>,
     with_ke: bool,
     points: &CodePoints,
-) -> Result<(ChildSuite, Vec<u8>), String> {
+) -> Result<(ChildSuite, Vec<u8>), IkeError> {
     let (at, read, chosen) = answer(&own_child(ours, with_ke, points), sa, &[4])?;
-    let suite = ChildSuite::of(ours[at].protocol, &chosen, points).ok_or("the answer is not a suite")?;
+    let suite = ChildSuite::of(ours[at].protocol, &chosen, points)
+        .ok_or(IkeError::Violation("the answer is not a suite".into()))?;
     Ok((suite, read.proposal.spi.to_vec()))
 }

@@ -16,11 +16,10 @@ use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 
 use super::followup::{self, FollowUp, Purpose};
 use super::{ATTEMPTS_MAX, Active, RETRY, Task, counters, done, jitter, loses, nonce, rekey_notify};
-use crate::child::{
-    Agreement, CHILDREN_MAX, Child, ChildFault, ChildState, Nonces, Offer, Parts, Refused, answer, protocol_id, syntax,
-};
+use crate::child::{Agreement, CHILDREN_MAX, Child, ChildFault, ChildState, Nonces, Offer, Parts, answer, protocol_id};
 use crate::config::PerCpuSas;
 use crate::context::Context;
+use crate::error::{Conflict, IkeError};
 use crate::exchange::Inner;
 use crate::output::{ChildId, Event, Level, Output, Subsystem};
 use crate::sa::{ChildRequest, Ending, Established};
@@ -408,27 +407,27 @@ impl Established {
         ctx: &mut Context<'_>,
         parts: &Parts<'_>,
         chain: &mut Chain<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), IkeError> {
         if self.ending != Ending::No {
-            return Err(Refused::new(NotifyType::TEMPORARY_FAILURE, "this IKE SA is ending"));
+            return Err(IkeError::busy("this IKE SA is ending"));
         }
         let Some(sa) = &parts.sa else {
-            return Err(Refused::new(NotifyType::INVALID_SYNTAX, "CREATE_CHILD_SA without SA"));
+            return Err(IkeError::violation("CREATE_CHILD_SA without SA"));
         };
-        let first = sa.proposals().next().transpose().map_err(syntax)?;
+        let first = sa.proposals().next().transpose()?;
         if first.is_some_and(|proposal| proposal.protocol == ProtocolId::IKE) {
             return self.answer_rekey_ike(ctx, parts, chain);
         }
         if matches!(self.tasks.active, Some(Active::RekeyIke(_))) || self.tasks.rival.is_some() {
-            return Err(Refused::new(NotifyType::TEMPORARY_FAILURE, "this host rekeys the IKE SA"));
+            return Err(IkeError::busy("this host rekeys the IKE SA"));
         }
         let old = match rekey_notify(parts) {
             Some((protocol, spi)) => match self.rekeyable(ctx, protocol, spi) {
                 Ok(old) => Some(old),
-                Err(refused) if refused.notify == NotifyType::CHILD_SA_NOT_FOUND && spi.len() == 4 => {
+                Err(refused @ IkeError::Temporary(Conflict::NoChildSa, _)) if spi.len() == 4 => {
                     // Named by the SPI of the request (RFC 7296 §3.10.1).
                     self.refuse(ctx, ExchangeType::CREATE_CHILD_SA, &refused);
-                    chain.notify(protocol, spi, refused.notify, &[]);
+                    chain.notify(protocol, spi, refused.notify(), &[]);
                     return Ok(());
                 }
                 Err(refused) => return Err(refused),
@@ -439,16 +438,17 @@ impl Established {
     }
 
     /// The Child SA that the peer wants to rekey, unless that is not the moment (§2.25.1).
-    fn rekeyable(&self, ctx: &Context<'_>, protocol: ProtocolId, spi: &[u8]) -> Result<ChildId, Refused> {
+    fn rekeyable(&self, ctx: &Context<'_>, protocol: ProtocolId, spi: &[u8]) -> Result<ChildId, IkeError> {
         let is_meant = |child: &&Child| {
             spi == child.spi_out.get().to_be_bytes() && protocol == protocol_id(ctx, child.suite.protocol)
         };
         let Some(child) = self.children.iter().find(is_meant) else {
             if matches!(self.tasks.active, Some(Active::Create(_))) {
                 let reason = format!("the SPI {spi:02x?} may be that of the Child SA that is being created");
-                return Err(Refused::new(NotifyType::TEMPORARY_FAILURE, reason));
+                return Err(IkeError::busy(reason));
             }
-            return Err(Refused::new(NotifyType::CHILD_SA_NOT_FOUND, format!("no Child SA has the SPI {spi:02x?}")));
+            let reason = format!("no Child SA has the SPI {spi:02x?}");
+            return Err(IkeError::Temporary(Conflict::NoChildSa, reason.into()));
         };
         let twice = matches!(&self.tasks.active, Some(Active::Create(create))
             if create.rekeys == Some(child.id) && create.rival.is_some())
@@ -458,7 +458,7 @@ impl Established {
             ChildState::Installed | ChildState::Rekeying if !twice => Ok(child.id),
             state => {
                 let reason = format!("child '{}' {{{}}} is {state:?} already", child.config.name, child.id.0);
-                Err(Refused::new(NotifyType::TEMPORARY_FAILURE, reason))
+                Err(IkeError::busy(reason))
             }
         }
     }
@@ -469,12 +469,12 @@ impl Established {
         parts: &Parts<'_>,
         old: Option<ChildId>,
         chain: &mut Chain<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), IkeError> {
         let Some(nonce_i) = parts.nonce else {
-            return Err(Refused::new(NotifyType::INVALID_SYNTAX, "CREATE_CHILD_SA without nonce"));
+            return Err(IkeError::violation("CREATE_CHILD_SA without nonce"));
         };
         if self.tasks.followups.len() >= followup::PENDING_MAX {
-            return Err(Refused::new(NotifyType::TEMPORARY_FAILURE, "too many exchanges wait for IKE_FOLLOWUP_KE"));
+            return Err(IkeError::busy("too many exchanges wait for IKE_FOLLOWUP_KE"));
         }
         let old_child = old.and_then(|old| self.children.iter().find(|child| child.id == old));
         let answer = answer(ctx, &self.parent(), parts, old_child, true)?;
@@ -563,24 +563,24 @@ pub(super) fn finish_ke(
     ke: Option<KeInitiator>,
     chosen: Option<KeMethod>,
     parts: &Parts<'_>,
-) -> Result<(Option<Secret>, Vec<u8>), String> {
-    let nonce = parts.nonce.ok_or("the answer lacks a nonce")?.to_vec();
+) -> Result<(Option<Secret>, Vec<u8>), IkeError> {
+    let nonce = parts.nonce.ok_or(IkeError::Violation("the answer lacks a nonce".into()))?.to_vec();
     let Some(chosen) = chosen else { return Ok((None, nonce)) };
-    let (Some(ours), Some(theirs)) = (ke, &parts.ke) else { return Err("the answer lacks a KE payload".to_owned()) };
+    let (Some(ours), Some(theirs)) = (ke, &parts.ke) else {
+        return Err(IkeError::violation("the answer lacks a KE payload"));
+    };
     if ours.method() != chosen || theirs.group != chosen.id() {
-        return Err(format!("the KE payload of the answer is not of {}", chosen.name()));
+        return Err(IkeError::violation(format!("the KE payload of the answer is not of {}", chosen.name())));
     }
-    let secret = ours.finish(theirs.data).map_err(|fault| format!("KE payload: {fault}"))?;
+    let secret = ours.finish(theirs.data).map_err(IkeError::ke_payload)?;
     Ok((Some(secret), nonce))
 }
 
 /// The responder's public value of the first key exchange, and its secret.
 type Responded = (Option<(KeMethod, Vec<u8>)>, Vec<Secret>);
 
-pub(super) fn respond(chosen: Option<KeMethod>, parts: &Parts<'_>) -> Result<Responded, Refused> {
+pub(super) fn respond(chosen: Option<KeMethod>, parts: &Parts<'_>) -> Result<Responded, IkeError> {
     let (Some(method), Some(ke)) = (chosen, &parts.ke) else { return Ok((None, Vec::new())) };
-    let (public, secret) = method
-        .respond(ke.data)
-        .map_err(|fault| Refused::new(NotifyType::INVALID_SYNTAX, format!("KE payload: {fault}")))?;
+    let (public, secret) = method.respond(ke.data).map_err(IkeError::ke_payload)?;
     Ok((Some((method, public)), vec![secret]))
 }

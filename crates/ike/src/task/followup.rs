@@ -7,8 +7,9 @@ use crypto::ike::{KeInitiator, KeMethod, Secret};
 use wire::ike::{Chain, NotifyType, ProtocolId};
 
 use super::rekey::Answered;
-use crate::child::{Agreement, Parts, Refused};
+use crate::child::{Agreement, Parts};
 use crate::context::Context;
+use crate::error::{Conflict, IkeError};
 use crate::exchange::Inner;
 use crate::output::ChildId;
 use crate::sa::Established;
@@ -37,25 +38,26 @@ impl FollowUp {
     }
 
     /// The KE payload of a response.
-    pub(super) fn take(&mut self, parts: &Parts<'_>) -> Result<(), String> {
+    pub(super) fn take(&mut self, parts: &Parts<'_>) -> Result<(), IkeError> {
         let (Some(ours), Some(theirs)) = (self.ke.take(), &parts.ke) else {
-            return Err("IKE_FOLLOWUP_KE without a KE payload".to_owned());
+            return Err(IkeError::violation("IKE_FOLLOWUP_KE without a KE payload"));
         };
         if theirs.group != ours.method().id() {
-            return Err(format!("the KE payload of IKE_FOLLOWUP_KE is not of {}", ours.method().name()));
+            let text = format!("the KE payload of IKE_FOLLOWUP_KE is not of {}", ours.method().name());
+            return Err(IkeError::violation(text));
         }
-        self.secrets.push(ours.finish(theirs.data).map_err(|fault| format!("KE payload: {fault}"))?);
+        self.secrets.push(ours.finish(theirs.data).map_err(IkeError::ke_payload)?);
         Ok(())
     }
 
     /// The next request, which echoes what links the exchanges; `None` when all are done.
-    pub(super) fn next(&mut self, parts: &Parts<'_>) -> Result<Option<Inner>, String> {
+    pub(super) fn next(&mut self, parts: &Parts<'_>) -> Result<Option<Inner>, IkeError> {
         let Some(method) = self.left.pop_front() else { return Ok(None) };
         let cookie = parts
             .notify(NotifyType::ADDITIONAL_KEY_EXCHANGE)
             .filter(|cookie| cookie.len() <= PEER_COOKIE_MAX)
-            .ok_or("the answer lacks ADDITIONAL_KEY_EXCHANGE")?;
-        let ke = method.generate().map_err(|fault| format!("no key exchange: {fault}"))?;
+            .ok_or(IkeError::Violation("the answer lacks ADDITIONAL_KEY_EXCHANGE".into()))?;
+        let ke = method.generate().map_err(IkeError::no_key_pair)?;
         let inner = Inner::small(|chain| {
             chain.ke(method.id(), ke.public());
             chain.notify(ProtocolId::NONE, &[], NotifyType::ADDITIONAL_KEY_EXCHANGE, cookie);
@@ -132,10 +134,10 @@ impl Established {
         ctx: &mut Context<'_>,
         parts: &Parts<'_>,
         chain: &mut Chain<'_>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), IkeError> {
         let cookie = parts.notify(NotifyType::ADDITIONAL_KEY_EXCHANGE).unwrap_or_default();
         let Some(at) = self.tasks.followups.iter().position(|pending| pending.cookie == cookie) else {
-            return Err(Refused::new(NotifyType::STATE_NOT_FOUND, "no exchange waits for this IKE_FOLLOWUP_KE"));
+            return Err(IkeError::Temporary(Conflict::NoExchange, "no exchange waits for this IKE_FOLLOWUP_KE".into()));
         };
         let mut pending = self.tasks.followups.remove(at);
         if let Purpose::Child { agreement, .. } = &pending.purpose
@@ -143,7 +145,7 @@ impl Established {
         {
             // Another peer was faster.
             pending.abandon(ctx);
-            return Err(Refused::new(NotifyType::TS_UNACCEPTABLE, reason));
+            return Err(IkeError::selectors(reason));
         }
         match self.follow(&mut pending, parts) {
             Ok((method, public)) => {
@@ -164,20 +166,18 @@ impl Established {
         Ok(())
     }
 
-    fn follow(&self, pending: &mut Pending, parts: &Parts<'_>) -> Result<(KeMethod, Vec<u8>), Refused> {
+    fn follow(&self, pending: &mut Pending, parts: &Parts<'_>) -> Result<(KeMethod, Vec<u8>), IkeError> {
         if let Some(reason) = self.overtaken(pending) {
-            return Err(Refused::new(NotifyType::TEMPORARY_FAILURE, reason));
+            return Err(IkeError::busy(reason));
         }
         let (Some(method), Some(ke)) = (pending.left.pop_front(), &parts.ke) else {
-            return Err(Refused::new(NotifyType::INVALID_SYNTAX, "IKE_FOLLOWUP_KE without a KE payload"));
+            return Err(IkeError::violation("IKE_FOLLOWUP_KE without a KE payload"));
         };
         if ke.group != method.id() {
             let reason = format!("the KE payload of IKE_FOLLOWUP_KE is not of {}", method.name());
-            return Err(Refused::new(NotifyType::INVALID_SYNTAX, reason));
+            return Err(IkeError::violation(reason));
         }
-        let (public, secret) = method
-            .respond(ke.data)
-            .map_err(|fault| Refused::new(NotifyType::INVALID_SYNTAX, format!("KE payload: {fault}")))?;
+        let (public, secret) = method.respond(ke.data).map_err(IkeError::ke_payload)?;
         pending.secrets.push(secret);
         Ok((method, public))
     }

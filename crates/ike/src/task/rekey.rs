@@ -14,9 +14,10 @@ use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
 use super::create::{finish_ke, wanted_ke};
 use super::followup::{self, FollowUp, Purpose};
 use super::{Active, RETRY, Task, Tasks, counters, done, jitter, loses, nonce};
-use crate::child::{Parts, Refused};
+use crate::child::Parts;
 use crate::config::AuthMethod;
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Exchanges, Inner};
 use crate::keymat::{self, IkeKeys, Seed};
 use crate::output::{Event, Level};
@@ -110,10 +111,10 @@ impl Established {
         }
         let (suite, spi_r, mut follow_up) = match self.accept_rekeying(&mut rekeying, parts) {
             Ok(good) => good,
-            Err(reason) => return self.rekey_ike_failed(ctx, *rekeying, &reason),
+            Err(error) => return self.rekey_ike_failed(ctx, *rekeying, &error.to_string()),
         };
         match follow_up.next(parts) {
-            Err(reason) => self.rekey_ike_failed(ctx, *rekeying, &reason),
+            Err(error) => self.rekey_ike_failed(ctx, *rekeying, &error.to_string()),
             Ok(Some(inner)) => {
                 rekeying.follow_up = Some((suite, spi_r, follow_up));
                 let active = Active::RekeyIke(rekeying);
@@ -127,16 +128,18 @@ impl Established {
         &self,
         rekeying: &mut Rekeying,
         parts: &Parts<'_>,
-    ) -> Result<(IkeSuite, [u8; 8], FollowUp), String> {
+    ) -> Result<(IkeSuite, [u8; 8], FollowUp), IkeError> {
         if let Some((suite, spi, mut follow_up)) = rekeying.follow_up.take() {
             follow_up.take(parts)?;
             return Ok((suite, spi, follow_up));
         }
-        let sa = parts.sa.as_ref().ok_or("the answer lacks an SA payload")?;
+        let sa = parts.sa.as_ref().ok_or(IkeError::Violation("the answer lacks an SA payload".into()))?;
         let (suite, spi) = proposal::accept_ike(&self.ike_proposals(), sa)?;
-        let spi: [u8; 8] = spi.as_slice().try_into().map_err(|_| format!("an SPI of {} bytes", spi.len()))?;
+        let length = spi.len();
+        let wrong_length = |_| IkeError::violation(format!("an SPI of {length} bytes"));
+        let spi: [u8; 8] = spi.as_slice().try_into().map_err(wrong_length)?;
         if spi == [0; 8] {
-            return Err("the peer's SPI is zero".to_owned());
+            return Err(IkeError::violation("the peer's SPI is zero"));
         }
         let (secret, nonce_r) = finish_ke(rekeying.ke.take(), Some(suite.ke), parts)?;
         let additional = suite.additional.clone();
@@ -155,7 +158,7 @@ impl Established {
         let nonces = (&rekeying.nonce[..], &keys.nonce_r[..]);
         let mut new = match self.successor(ctx, Role::Initiator, spis, suite, nonces, &keys.secrets) {
             Ok(new) => new,
-            Err(reason) => return self.rekey_ike_failed(ctx, rekeying, &reason),
+            Err(error) => return self.rekey_ike_failed(ctx, rekeying, &error.to_string()),
         };
         match self.tasks.rival.take() {
             Some(rival) if loses(nonces, &rival.lowest) => {
@@ -224,8 +227,8 @@ impl Established {
         ctx: &mut Context<'_>,
         parts: &Parts<'_>,
         chain: &mut Chain<'_>,
-    ) -> Result<(), Refused> {
-        let put_off = |reason: &str| Err(Refused::new(NotifyType::TEMPORARY_FAILURE, reason));
+    ) -> Result<(), IkeError> {
+        let put_off = |reason: &'static str| Err(IkeError::busy(reason));
         match &self.tasks.active {
             Some(Active::Create(_) | Active::DeleteChild(..) | Active::DeleteSpi) => {
                 return put_off("this host creates, rekeys or deletes a Child SA");
@@ -239,27 +242,19 @@ impl Established {
             _ => (),
         }
         let (Some(sa), Some(nonce_i)) = (&parts.sa, parts.nonce) else {
-            return Err(Refused::new(NotifyType::INVALID_SYNTAX, "the request lacks SA or nonce"));
+            return Err(IkeError::violation("the request lacks SA or nonce"));
         };
-        let (suite, spi, number) = proposal::choose_ike(&self.ike_proposals(), sa)
-            .map_err(|reason| Refused::new(NotifyType::NO_PROPOSAL_CHOSEN, reason))?;
+        let (suite, spi, number) = proposal::choose_ike(&self.ike_proposals(), sa)?;
         let spi_i: [u8; 8] = spi
             .as_slice()
             .try_into()
             .ok()
             .filter(|spi| *spi != [0; 8])
-            .ok_or_else(|| Refused::new(NotifyType::INVALID_SYNTAX, "an IKE SPI of other than 8 bytes, or zero"))?;
+            .ok_or_else(|| IkeError::violation("an IKE SPI of other than 8 bytes, or zero"))?;
         let Some(ke) = parts.ke.as_ref().filter(|ke| ke.group == suite.ke.id()) else {
-            return Err(Refused {
-                notify: NotifyType::INVALID_KE_PAYLOAD,
-                data: suite.ke.id().to_be_bytes().to_vec(),
-                reason: format!("the KE payload is not of {}, which is wanted here", suite.ke.name()),
-            });
+            return Err(IkeError::wrong_method(suite.ke));
         };
-        let (public, secret) = suite
-            .ke
-            .respond(ke.data)
-            .map_err(|fault| Refused::new(NotifyType::INVALID_SYNTAX, format!("KE payload: {fault}")))?;
+        let (public, secret) = suite.ke.respond(ke.data).map_err(IkeError::ke_payload)?;
         let (mut spi_r, nonce_r) = ([0; 8], nonce(ctx));
         while spi_r == [0; 8] {
             ctx.rng.fill_bytes(&mut spi_r);
@@ -306,11 +301,11 @@ impl Established {
         suite: IkeSuite,
         nonces: (&[u8], &[u8]),
         secrets: &[Secret],
-    ) -> Result<Box<Established>, String> {
+    ) -> Result<Box<Established>, IkeError> {
         let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spi_i: &spis.0, spi_r: &spis.1 };
         let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, &seed);
         let derived = IkeKeys::derive(&suite, &skeyseed, &seed);
-        let (of_initiator, of_responder) = derived.message_keys(&suite).map_err(|error| error.to_string())?;
+        let (of_initiator, of_responder) = derived.message_keys(&suite)?;
         derived.disclose(ctx, self.id, spis, &suite);
         let sk = match role {
             Role::Initiator => SkKeys { seal: of_initiator, open: of_responder },

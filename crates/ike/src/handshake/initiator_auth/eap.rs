@@ -8,6 +8,7 @@ use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
 use super::{Asked, Sent, Session, Start, Step, address_id};
 use crate::config::{AuthMethod, Connection};
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::Inner;
 use crate::output::{EapAnswer, EapStep, Question};
 use crate::sa::Role;
@@ -51,21 +52,22 @@ impl Session {
         connection: &Connection,
         mut conversation: Conversation,
         packet: &EapPacket,
-    ) -> Result<Conversation, String> {
+    ) -> Result<Conversation, IkeError> {
         let alone = is_eap_only(connection) && self.remote_round == 0;
         if self.remote_round == 0 && !alone {
-            return Err("the peer wants EAP before it has authenticated itself".to_owned());
+            return Err(IkeError::violation("the peer wants EAP before it has authenticated itself"));
         }
         self.eap_packets += 1;
         if self.eap_packets > EAP_PACKETS_MAX {
-            return Err("EAP does not come to an end".to_owned());
+            return Err(IkeError::violation("EAP does not come to an end"));
         }
         conversation.last = packet.code;
         if let (Eap::REQUEST, Some(kind)) = (packet.code, packet.method)
             && !EAP_NOT_METHODS.contains(&kind)
         {
             if alone && kind != EAP_TLS {
-                return Err(format!("EAP method {kind} does not authenticate the peer, and nothing else did"));
+                let text = format!("EAP method {kind} does not authenticate the peer, and nothing else did");
+                return Err(IkeError::authentication(text));
             }
             conversation.method = Some(kind);
         }
@@ -82,7 +84,7 @@ impl Session {
     ) -> Step {
         let conversation = match self.check_eap(start.connection(), conversation, &packet) {
             Ok(conversation) => conversation,
-            Err(reason) => return self.fail(ctx, start, reason, true),
+            Err(reason) => return self.fail(ctx, start, &reason, true),
         };
         let step = EapStep {
             connection: start.connection().clone(),
@@ -115,13 +117,13 @@ impl Session {
             // Only a server can switch to another connection.
             EapAnswer::Switch(..) => self.mismatch(ctx, start),
             EapAnswer::Success { .. } if last != Eap::SUCCESS => {
-                self.fail(ctx, start, "EAP succeeded before the peer said so".to_owned(), true)
+                self.fail(ctx, start, &"EAP succeeded before the peer said so", true)
             }
             EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
-                self.fail(ctx, start, "EAP alone has not authenticated the peer".to_owned(), true)
+                self.fail(ctx, start, &"EAP alone has not authenticated the peer", true)
             }
             EapAnswer::Success { msk, .. } => self.sign(ctx, start, Some(EapKey(msk)), None),
-            EapAnswer::Failure(_, refusal) => self.fail(ctx, start, format!("EAP failed: {}", refusal.0), true),
+            EapAnswer::Failure(_, refusal) => self.fail(ctx, start, &format!("EAP failed: {}", refusal.0), true),
         }
     }
 }

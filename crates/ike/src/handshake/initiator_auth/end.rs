@@ -19,7 +19,7 @@ impl Session {
             Err(reason) => {
                 // The peer believes that the IKE SA is up.
                 self.say_goodbye(ctx, start, None);
-                return self.fail(ctx, start, reason, false);
+                return self.fail(ctx, start, &reason, false);
             }
         };
         let mut secured = self.secured;
@@ -90,7 +90,7 @@ impl Session {
         mut self: Box<Self>,
         ctx: &mut Context<'_>,
         start: &mut Start,
-        reason: String,
+        reason: &dyn std::fmt::Display,
         tell: bool,
     ) -> Step {
         if tell {
@@ -102,6 +102,6 @@ impl Session {
         self.abandon(ctx);
         let text = format!("authentication with {} failed: {reason}", start.path.remote);
         ctx.log(Level::Debug, Subsystem::Ike, Some(start.id), text);
-        Step::Over(Box::new(start.over(reason)))
+        Step::Over(Box::new(start.over(reason.to_string())))
     }
 }

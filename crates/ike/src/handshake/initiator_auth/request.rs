@@ -165,7 +165,7 @@ impl Session {
     ) -> Step {
         let inner = match inner {
             Ok(inner) => inner,
-            Err(too_long) => return self.fail(ctx, start, too_long.to_string(), true),
+            Err(too_long) => return self.fail(ctx, start, &too_long, true),
         };
         self.secured.exchanges.request(ctx, &start.path, ExchangeType::IKE_AUTH, inner);
         Step::Wait(Authenticating::Response(self, sent))

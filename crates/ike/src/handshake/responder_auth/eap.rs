@@ -7,9 +7,10 @@ use wire::ike::Eap;
 
 use super::super::auth::{EAP_NOT_METHODS, EAP_PACKETS_MAX, EAP_TLS};
 use super::super::{Secured, counters};
-use super::{AfterEap, Asked, Candidates, Expected, Session, Step, address_id, failed, own_id, refuse_with, wrong};
+use super::{AfterEap, Asked, Candidates, Expected, Session, Step, address_id, own_id, refuse_with};
 use crate::config::AuthMethod;
 use crate::context::Context;
+use crate::error::IkeError;
 use crate::exchange::{Inner, TooLong};
 use crate::output::{EapAnswer, EapStep, Level, Question, Signed, Subsystem};
 use crate::sa::Role;
@@ -62,7 +63,7 @@ impl Session {
             }
             Some((AuthMethod::Eap(_), _)) => {
                 let reason = "the connection authenticates this host by EAP alone, which the peer does not accept";
-                self.refuse(ctx, &failed(reason))
+                self.refuse(ctx, &IkeError::authentication(reason))
             }
             Some(_) => self.sign(ctx, None, Asked::SignForEap),
         }
@@ -106,11 +107,11 @@ impl Session {
         response: Option<EapResponse>,
     ) -> Step {
         let Some(EapResponse { method, packet }) = response else {
-            return self.refuse(ctx, &wrong("an EAP response is missing"));
+            return self.refuse(ctx, &IkeError::violation("an EAP response is missing"));
         };
         conversation.answers += 1;
         if conversation.answers > EAP_PACKETS_MAX {
-            return self.refuse(ctx, &wrong("EAP does not come to an end"));
+            return self.refuse(ctx, &IkeError::violation("EAP does not come to an end"));
         }
         conversation.method = method.filter(|kind| !EAP_NOT_METHODS.contains(kind)).or(conversation.method);
         self.ask_eap(ctx, conversation, packet, None)
@@ -133,8 +134,7 @@ impl Session {
             }
             EapAnswer::Switch(connection, packet) => {
                 if !self.candidates.contains(&connection) {
-                    ctx.internal_error(self.secured.id, "the connection of the EAP identity is no candidate");
-                    return self.refuse(ctx, &failed("the connection of the EAP identity is no candidate"));
+                    return self.internal(ctx, "the connection of the EAP identity is no candidate");
                 }
                 let text = format!(
                     "the EAP identity switches from connection '{}' to '{}'",
@@ -147,11 +147,10 @@ impl Session {
                 self.respond_and_expect(ctx, inner, Expected::Eap(conversation))
             }
             EapAnswer::Success { .. } if answers == 0 => {
-                self.refuse(ctx, &failed("EAP succeeded before the client said anything"))
+                self.refuse(ctx, &IkeError::authentication("EAP succeeded before the client said anything"))
             }
-            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => {
-                self.refuse(ctx, &failed("EAP alone does not authenticate this host with that method"))
-            }
+            EapAnswer::Success { msk, .. } if alone && (msk.is_none() || method != Some(EAP_TLS)) => self
+                .refuse(ctx, &IkeError::authentication("EAP alone does not authenticate this host with that method")),
             EapAnswer::Success { packet, msk, identity } => {
                 self.candidates = Candidates::only(self.candidates.best().clone());
                 self.eap_name = identity;
@@ -163,7 +162,7 @@ impl Session {
                 let reason = format!("EAP failed: {}", refusal.0);
                 match self.eap_response(&packet, answers, signed) {
                     Ok(inner) => refuse_with(ctx, self.secured, self.reply, &inner, reason),
-                    Err(_) => self.refuse(ctx, &failed(reason)),
+                    Err(_) => self.refuse(ctx, &IkeError::authentication(reason)),
                 }
             }
         }

@@ -7,10 +7,11 @@ use wire::ike::NotifyType;
 use super::super::init::{emit_addresses, status};
 use super::super::secured::Ends;
 use super::super::{Up, configure};
-use super::{Proof, Session, Step, address_id, failed};
-use crate::child::{self, Refused};
+use super::{Proof, Session, Step, address_id};
+use crate::child;
 use crate::config::{AuthMethod, Childless, Connection, Unique};
 use crate::context::Context;
+use crate::error::{IkeError, Mismatch};
 use crate::exchange::Inner;
 use crate::output::{Level, Subsystem};
 use crate::pool::Client;
@@ -32,14 +33,14 @@ impl Session {
             && ctx.names.with_peer(&local_id, &who).next().is_some()
         {
             let reason = format!("[{who}] has an IKE SA already, and '{}' keeps that", connection.name);
-            return self.refuse(ctx, &failed(reason));
+            return self.refuse(ctx, &IkeError::authentication(reason));
         }
         // IKE SAs that this one replaces go in any case.
         let replaces = connection.unique == Unique::Replace || initial_contact && connection.unique != Unique::Never;
         let most = ctx.settings.ike_sas_per_identity_max;
         if !replaces && ctx.names.with_peer(&local_id, &who).count() >= most {
             let reason = format!("[{who}] has {most} IKE SAs, which is the limit; set 'unique = replace'");
-            return self.refuse(ctx, &failed(reason));
+            return self.refuse(ctx, &IkeError::authentication(reason));
         }
         let lost = initial_contact && connection.unique != Unique::Never;
         let alone = lost || connection.unique == Unique::Replace;
@@ -95,7 +96,7 @@ impl Session {
                 for (pool, addr) in ends.virtual_remote {
                     ctx.pools.release(&pool, addr);
                 }
-                return self.refuse(ctx, &failed(too_long.to_string()));
+                return self.refuse(ctx, &too_long.into());
             }
         };
         let (nonce_i, nonce_r) = (self.secured.nonce_i.clone(), self.secured.nonce_r.clone());
@@ -132,20 +133,18 @@ fn is_client(connection: &Connection) -> bool {
 }
 
 /// Returns whether a Child SA is to be made (RFC 6023).
-fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, Refused> {
+fn check_childless(connection: &Connection, has_sa: bool) -> Result<bool, IkeError> {
     match (connection.childless, has_sa) {
         (Childless::Force, true) => {
-            Err(Refused::new(NotifyType::NO_ADDITIONAL_SAS, "the connection starts without a Child SA"))
+            Err(IkeError::Configuration(Mismatch::ChildSas, "the connection starts without a Child SA".into()))
         }
-        (Childless::Never, false) => {
-            Err(Refused::new(NotifyType::INVALID_SYNTAX, "a Child SA is missing, and the connection wants one"))
-        }
+        (Childless::Never, false) => Err(IkeError::violation("a Child SA is missing, and the connection wants one")),
         (_, has_sa) => Ok(has_sa),
     }
 }
 
-fn log_childless(ctx: &mut Context<'_>, sa: &Established, refused: &Refused) {
+fn log_childless(ctx: &mut Context<'_>, sa: &Established, refused: &IkeError) {
     ctx.count(crate::task::counters::CHILD_REFUSED);
-    let text = format!("the Child SA was refused with {}, the IKE SA stays: {}", refused.notify, refused.reason);
+    let text = format!("the Child SA was refused with {}, the IKE SA stays: {refused}", refused.notify());
     ctx.log(Level::Warn, Subsystem::Child, Some(sa.id), text);
 }
