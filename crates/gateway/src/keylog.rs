@@ -10,7 +10,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::Path;
 
 use crypto::{CipherKind, EncAlg, IntegAlg, IntegKind};
-use ike::output::{ChildSa, HalfSa, IkeSecrets};
+use ike::output::{ChildSa, HalfSa, IkeSecrets, IkeSpis};
 use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite};
 use zeroize::Zeroizing;
 
@@ -142,7 +142,8 @@ fn esp_line(v6: bool, suite: &ChildSuite, half: &HalfSa) -> Zeroizing<String> {
 /// A row of `ikev2_decryption_table`.
 fn ike_line(secrets: &IkeSecrets) -> Zeroizing<String> {
     let suite = &secrets.suite;
-    let (spi_i, spi_r) = (key("", &secrets.spis.0), key("", &secrets.spis.1));
+    let IkeSpis { initiator, responder } = secrets.spis;
+    let (spi_i, spi_r) = (key("", &initiator.0), key("", &responder.0));
     let Some((enc, integ)) = ike_names(suite) else {
         return Zeroizing::new(format!("# SPIs {} {}: {}", *spi_i, *spi_r, unknown(Some(suite.enc), suite.integ)));
     };
@@ -151,7 +152,7 @@ fn ike_line(secrets: &IkeSecrets) -> Zeroizing<String> {
         line.push_str(if line.is_empty() { "" } else { "," });
         line.push_str(text);
     };
-    for bytes in [&secrets.spis.0[..], &secrets.spis.1, &secrets.sk_e.0, &secrets.sk_e.1] {
+    for bytes in [&initiator.0[..], &responder.0, &secrets.sk_e.0, &secrets.sk_e.1] {
         add(&key("", bytes), &mut line);
     }
     quoted(enc, &mut line);

@@ -52,11 +52,11 @@ pub(crate) struct Names {
     next_child: u32,
     next_ticket: u64,
     /// Inbound SPIs of Child SAs that are in use or were until lately.
-    pub(crate) child_spis: HashMap<u32, ChildId>,
+    pub(crate) child_spis: HashMap<wire::Spi, ChildId>,
     /// Recently used SPIs, and the time until which they are not assigned again.
-    resting_spis: BTreeSet<(Instant, u32)>,
+    resting_spis: BTreeSet<(Instant, wire::Spi)>,
     /// SPIs that other key sources on this host receive with.
-    reserved_spis: HashSet<u32>,
+    reserved_spis: HashSet<wire::Spi>,
     /// IKE SAs that wait for a response.
     pub(crate) tickets: HashMap<Ticket, IkeId>,
     /// Authenticated IKE SAs that are not ending, by the identities of this host and of the peer.
@@ -151,7 +151,7 @@ const SPI_REST: Duration = Duration::from_secs(10);
 impl Names {
     /// A Child SA is over: packets for its inbound SPI may come until `last`.
     pub(crate) fn rest_spi(&mut self, spi: wire::Spi, last: Instant) {
-        self.resting_spis.insert((last + SPI_REST, spi.get()));
+        self.resting_spis.insert((last + SPI_REST, spi));
     }
 
     fn take_spi(&mut self, id: ChildId, class: Option<u32>, mut random: impl FnMut() -> u32) -> wire::Spi {
@@ -162,10 +162,10 @@ impl Names {
                 None => Some(random),
             };
             if let Some(Ok(spi)) = wanted.map(wire::Spi::try_from)
-                && !self.child_spis.contains_key(&spi.get())
-                && !self.reserved_spis.contains(&spi.get())
+                && !self.child_spis.contains_key(&spi)
+                && !self.reserved_spis.contains(&spi)
             {
-                self.child_spis.insert(spi.get(), id);
+                self.child_spis.insert(spi, id);
                 return spi;
             }
         }
@@ -174,7 +174,7 @@ impl Names {
     /// Sets the SPIs that other key sources on this host receive with; previous ones may be
     /// assigned again.
     pub(crate) fn reserve_spis(&mut self, spis: impl IntoIterator<Item = wire::Spi>) {
-        self.reserved_spis = spis.into_iter().map(wire::Spi::get).collect();
+        self.reserved_spis = spis.into_iter().collect();
     }
 
     /// SPIs that have rested may be chosen again.

@@ -7,6 +7,8 @@ use crypto::ike::Prf;
 use rand_core::RngCore;
 use subtle::ConstantTimeEq;
 
+use crate::output::IkeSpi;
+
 /// Lifetime of a secret for new cookies; it verifies them for the same time again.
 const ROTATION: Duration = Duration::from_secs(120);
 /// Bytes of the MAC.
@@ -46,7 +48,7 @@ impl Cookies {
         now: Instant,
         rng: &mut dyn RngCore,
         from: IpAddr,
-        spi_i: &[u8; 8],
+        spi_i: IkeSpi,
         nonce: &[u8],
     ) -> [u8; COOKIE_LEN] {
         self.rotate(now, rng);
@@ -60,7 +62,7 @@ impl Cookies {
         now: Instant,
         rng: &mut dyn RngCore,
         from: IpAddr,
-        spi_i: &[u8; 8],
+        spi_i: IkeSpi,
         nonce: &[u8],
         shown: &[u8],
     ) -> bool {
@@ -79,12 +81,12 @@ impl Cookies {
     }
 }
 
-fn cookie(secret: &[u8; 32], generation: u32, from: IpAddr, spi_i: &[u8; 8], nonce: &[u8]) -> [u8; COOKIE_LEN] {
+fn cookie(secret: &[u8; 32], generation: u32, from: IpAddr, spi_i: IkeSpi, nonce: &[u8]) -> [u8; COOKIE_LEN] {
     let address = match from {
         IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
         IpAddr::V6(ip) => ip.octets(),
     };
-    let mac = Prf::HmacSha256.compute(secret, &[spi_i, &address, nonce]);
+    let mac = Prf::HmacSha256.compute(secret, &[&spi_i.0, &address, nonce]);
     let mut cookie = [0; COOKIE_LEN];
     cookie[..4].copy_from_slice(&generation.to_be_bytes());
     cookie[4..].copy_from_slice(&mac[..MAC_LEN]);
@@ -102,14 +104,14 @@ mod tests {
     #[test]
     fn a_cookie_is_good_for_its_initiator_between_two_and_four_minutes() {
         let (mut cookies, mut rng, start) = (Cookies::default(), ChaCha20Rng::seed_from_u64(1), Instant::now());
-        let (from, spi, nonce) = (IpAddr::from([192, 0, 2, 1]), [7; 8], [9; 32]);
-        let cookie = cookies.make(start, &mut rng, from, &spi, &nonce);
-        let mut check = |after, from, spi: [u8; 8], nonce: [u8; 32], shown: &[u8]| {
-            cookies.check(start + Duration::from_secs(after), &mut rng, from, &spi, &nonce, shown)
+        let (from, spi, nonce) = (IpAddr::from([192, 0, 2, 1]), IkeSpi([7; 8]), [9; 32]);
+        let cookie = cookies.make(start, &mut rng, from, spi, &nonce);
+        let mut check = |after, from, spi: IkeSpi, nonce: [u8; 32], shown: &[u8]| {
+            cookies.check(start + Duration::from_secs(after), &mut rng, from, spi, &nonce, shown)
         };
         assert!(check(0, from, spi, nonce, &cookie));
         assert!(!check(0, IpAddr::from([192, 0, 2, 2]), spi, nonce, &cookie));
-        assert!(!check(0, from, [8; 8], nonce, &cookie) && !check(0, from, spi, [8; 32], &cookie));
+        assert!(!check(0, from, IkeSpi([8; 8]), nonce, &cookie) && !check(0, from, spi, [8; 32], &cookie));
         assert!(!check(0, from, spi, nonce, &cookie[1..]) && !check(0, from, spi, nonce, &[]));
         let mut changed = cookie;
         changed[COOKIE_LEN - 1] ^= 1;
@@ -123,8 +125,8 @@ mod tests {
     fn after_a_long_pause_nothing_old_is_accepted() {
         let (mut cookies, mut rng, start) = (Cookies::default(), ChaCha20Rng::seed_from_u64(1), Instant::now());
         let from = IpAddr::from([192, 0, 2, 1]);
-        let cookie = cookies.make(start, &mut rng, from, &[7; 8], &[9; 32]);
+        let cookie = cookies.make(start, &mut rng, from, IkeSpi([7; 8]), &[9; 32]);
         let later = start + Duration::from_secs(3600);
-        assert!(!cookies.check(later, &mut rng, from, &[7; 8], &[9; 32], &cookie));
+        assert!(!cookies.check(later, &mut rng, from, IkeSpi([7; 8]), &[9; 32], &cookie));
     }
 }

@@ -35,12 +35,9 @@ use crate::context::{Context, Names, Owned, Sources};
 use crate::cookie::Cookies;
 use crate::exchange::{Arrival, Timeout};
 use crate::handshake::{Outcome, Redirects, counters, init};
-use crate::output::{Answer, ChildId, Event, IkeId, Level, Output, Subsystem, Ticket, Transmit};
+use crate::output::{Answer, ChildId, Event, IkeId, IkeSpi, IkeSpis, Level, Output, Subsystem, Ticket, Transmit};
 use crate::pool::Pools;
 use crate::sa::{Birth, Established, IkeSa, Initiation};
-
-/// SPI of an IKE SA.
-type IkeSpi = [u8; 8];
 
 /// An IKE endpoint: every IKE SA of one host.
 pub struct Endpoint<R> {
@@ -126,8 +123,8 @@ impl<R: CryptoRng> Shared<R> {
     /// A random SPI for an IKE SA that `taken` does not know.
     fn ike_spi(&mut self, taken: impl Fn(&IkeSpi) -> bool) -> IkeSpi {
         loop {
-            let spi = self.rng.next_u64().to_be_bytes();
-            if spi != [0; 8] && !taken(&spi) {
+            let spi = IkeSpi(self.rng.next_u64().to_be_bytes());
+            if !spi.is_zero() && !taken(&spi) {
                 return spi;
             }
         }
@@ -195,7 +192,8 @@ impl<R: CryptoRng> Endpoint<R> {
         if header.exchange == ExchangeType::IKE_SA_INIT && !header.is_response() {
             return self.handle_init(now, (local, from), header, body, datagram);
         }
-        let spi = if header.from_initiator() { header.spi_r } else { header.spi_i };
+        // The SPI that this host chose.
+        let spi = IkeSpi(if header.from_initiator() { header.spi_r } else { header.spi_i });
         match self.sas.get(&spi) {
             Some(_) => self.step(now, &spi, |sa, ctx| handle(sa, ctx, (local, from), header, datagram)),
             None => self.refuse_spi(now, (local, from), header, datagram.len()),
@@ -220,7 +218,7 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     fn reply(&mut self, (local, remote): (SocketAddr, SocketAddr), header: &Header, kind: NotifyType) {
-        let (spis, message_id) = ((header.spi_i, header.spi_r), header.message_id.get());
+        let (spis, message_id) = (IkeSpis::of(header), header.message_id.get());
         let role = if header.from_initiator() { 0 } else { Header::FLAG_INITIATOR };
         let flags = role | Header::FLAG_RESPONSE;
         let datagram = init::unprotected(header.exchange, spis, flags, message_id, |chain| {

@@ -20,7 +20,7 @@ pub use self::resend::Unanswered;
 use crate::config::{Connection, Fragmentation, Retransmit};
 use crate::context::Context;
 use crate::handshake::counters;
-use crate::output::{IkeId, Level, Output, Path, Subsystem, Transmit};
+use crate::output::{IkeId, IkeSpi, IkeSpis, Level, Output, Path, Subsystem, Transmit};
 use crate::sa::{PeerSupport, Role, SkKeys};
 
 /// Time between two log lines about messages that did not open.
@@ -136,7 +136,7 @@ struct Answered {
 pub(crate) struct Exchanges {
     id: IkeId,
     role: Role,
-    spis: ([u8; 8], [u8; 8]),
+    spis: IkeSpis,
     keys: SkKeys,
     retransmit: Retransmit,
     dscp: u8,
@@ -166,7 +166,7 @@ impl Exchanges {
         connection: &Connection,
         peer: &PeerSupport,
         role: Role,
-        spis: ([u8; 8], [u8; 8]),
+        spis: IkeSpis,
         keys: SkKeys,
         first_id: u32,
     ) -> Self {
@@ -270,7 +270,7 @@ impl Exchanges {
         accepts: impl Fn(ExchangeType) -> bool,
     ) -> Arrival {
         let from_initiator = self.role == Role::Responder;
-        if (header.spi_i, header.spi_r) != self.spis || header.from_initiator() != from_initiator {
+        if IkeSpis::of(header) != self.spis || header.from_initiator() != from_initiator {
             ctx.count(counters::MISDIRECTED);
             return Arrival::Nothing;
         }
@@ -416,7 +416,7 @@ impl Exchanges {
     }
 
     fn fields(&self, exchange: ExchangeType, message_id: u32, response: bool) -> HeaderFields {
-        let (spi_i, spi_r) = self.spis;
+        let IkeSpis { initiator: IkeSpi(spi_i), responder: IkeSpi(spi_r) } = self.spis;
         let role = if self.role == Role::Initiator { Header::FLAG_INITIATOR } else { 0 };
         let flags = role | if response { Header::FLAG_RESPONSE } else { 0 };
         HeaderFields { spi_i, spi_r, version: Header::VERSION_2, exchange, flags, message_id }

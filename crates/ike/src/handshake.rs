@@ -29,7 +29,7 @@ pub(crate) use self::responder::{Refusing, Responder, accept, candidates};
 pub(crate) use self::secured::Secured;
 use crate::config::Connection;
 use crate::context::Context;
-use crate::output::{Answer, IkeId, Path, Ticket};
+use crate::output::{Answer, IkeId, IkeSpis, Path, Ticket};
 use crate::sa::{ChildRequest, Established, Initiation};
 
 /// An IKE SA before authentication.
@@ -169,7 +169,7 @@ impl Handshake {
     }
 
     /// SPI of the initiator and of the responder; that of the responder may be zero still.
-    pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+    pub(crate) fn spis(&self) -> IkeSpis {
         match self {
             Self::Initiator(initiator) => initiator.spis(),
             Self::Responder(responder) => responder.spis(),

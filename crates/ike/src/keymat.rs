@@ -12,7 +12,7 @@ use wire::ike::{HashId, PayloadType};
 
 use crate::context::Context;
 use crate::identity::Identity;
-use crate::output::{IkeId, IkeSecrets, Output};
+use crate::output::{IkeId, IkeSecrets, IkeSpis, Output};
 use crate::proposal::{ChildSuite, IkeSuite};
 
 /// The keys of one IKE SA (RFC 7296 §2.14).
@@ -39,8 +39,7 @@ pub(crate) struct IkeKeys {
 pub(crate) struct Seed<'a> {
     pub(crate) nonce_i: &'a [u8],
     pub(crate) nonce_r: &'a [u8],
-    pub(crate) spi_i: &'a [u8; 8],
-    pub(crate) spi_r: &'a [u8; 8],
+    pub(crate) spis: IkeSpis,
 }
 
 /// SKEYSEED of IKE_SA_INIT (RFC 7296 §2.14).
@@ -70,7 +69,8 @@ impl IkeKeys {
         let prf_len = suite.prf.key_len();
         let (integ, enc) = (suite.integ.map_or(0, |integ| integ.key_len), suite.enc.material_len());
         let parts = [prf_len, integ, integ, enc, enc, prf_len, prf_len];
-        let input = [seed.nonce_i, seed.nonce_r, seed.spi_i, seed.spi_r];
+        let IkeSpis { initiator, responder } = &seed.spis;
+        let input = [seed.nonce_i, seed.nonce_r, &initiator.0, &responder.0];
         let [sk_d, sk_ai, sk_ar, sk_ei, sk_er, sk_pi, sk_pr] = expand(suite.prf, skeyseed, &input, parts);
         Self { sk_d, sk_ai, sk_ar, sk_ei, sk_er, sk_pi, sk_pr }
     }
@@ -92,7 +92,7 @@ impl IkeKeys {
     }
 
     /// Reports new keys for debugging, if requested.
-    pub(crate) fn disclose(&self, ctx: &mut Context<'_>, ike: IkeId, spis: ([u8; 8], [u8; 8]), suite: &IkeSuite) {
+    pub(crate) fn disclose(&self, ctx: &mut Context<'_>, ike: IkeId, spis: IkeSpis, suite: &IkeSuite) {
         if ctx.settings.log_secrets {
             let (sk_e, sk_a) = ((self.sk_ei.clone(), self.sk_er.clone()), (self.sk_ai.clone(), self.sk_ar.clone()));
             let secrets = IkeSecrets { ike, spis, suite: suite.clone(), sk_e, sk_a };
@@ -227,6 +227,7 @@ pub(crate) fn parse_signature_hashes(data: &[u8]) -> Vec<HashId> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
+    use crate::output::IkeSpi;
     use crate::proposal::{ChildProposal, ChildProtocol, SequenceNumbers};
 
     pub(crate) fn unhex(text: &str) -> Vec<u8> {
@@ -272,12 +273,14 @@ pub(crate) mod tests {
     const GIR_NEW: &str = "52f00ab174c25d5b7139ae5ff4e8e9eddee5992d2e36adf8a559ffd90dab1442e4fbe429d320c0f33552a17d1557fa41\
         ea70e8fb916c4fa27ed52b5f8ebd8461afa78f1159159a64055ac5f6319e29c28eae58cbc6847770f32c3fed1d047504\
         84f854790f95e9ec01bc5bc461f24966462e359511329305038e94deb6dd42c2";
-    const SPI_I: [u8; 8] = [0x8e, 0x5c, 0x3a, 0xe5, 0x07, 0x22, 0x16, 0x84];
-    const SPI_R: [u8; 8] = [0xb1, 0xf2, 0x01, 0xbb, 0x15, 0x5c, 0x3a, 0xcd];
+    const SPIS: IkeSpis = IkeSpis {
+        initiator: IkeSpi([0x8e, 0x5c, 0x3a, 0xe5, 0x07, 0x22, 0x16, 0x84]),
+        responder: IkeSpi([0xb1, 0xf2, 0x01, 0xbb, 0x15, 0x5c, 0x3a, 0xcd]),
+    };
 
     fn with_seed<T>(test: impl FnOnce(&Seed<'_>) -> T) -> T {
         let (ni, nr) = (unhex(NI), unhex(NR));
-        test(&Seed { nonce_i: &ni, nonce_r: &nr, spi_i: &SPI_I, spi_r: &SPI_R })
+        test(&Seed { nonce_i: &ni, nonce_r: &nr, spis: SPIS })
     }
 
     fn all(keys: &IkeKeys) -> Vec<u8> {
@@ -345,7 +348,7 @@ pub(crate) mod tests {
     #[test]
     fn old_aes_functions_take_64_bits_of_each_nonce() {
         let (ni, nr) = ([1; 32], [2; 20]);
-        let seed = Seed { nonce_i: &ni, nonce_r: &nr, spi_i: &SPI_I, spi_r: &SPI_R };
+        let seed = Seed { nonce_i: &ni, nonce_r: &nr, spis: SPIS };
         for prf in [Prf::AesXcbc, Prf::AesCmac] {
             let key = [[1; 8], [2; 8]].concat();
             assert!(skeyseed(prf, &seed, b"shared") == prf.compute(&key, &[b"shared"]));

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use crypto::ike::Hash;
 use wire::ike::{Chain, NotifyType, ProtocolId};
 
-use crate::output::Path;
+use crate::output::{IkeSpi, IkeSpis, Path};
 
 /// The port on which IKE and ESP in UDP share a NAT mapping (RFC 3948).
 pub(crate) const NAT_PORT: u16 = 4500;
@@ -14,11 +14,11 @@ pub(crate) const IKE_PORT: u16 = 500;
 
 /// Data of a NAT_DETECTION notify: SHA-1(SPIi | SPIr | address | port). The RFC requires SHA-1;
 /// nothing is secret here.
-pub(crate) fn hash(spis: ([u8; 8], [u8; 8]), addr: SocketAddr) -> [u8; 20] {
+pub(crate) fn hash(spis: IkeSpis, addr: SocketAddr) -> [u8; 20] {
     let port = addr.port().to_be_bytes();
     let digest = match addr.ip() {
-        IpAddr::V4(ip) => Hash::Sha1.digest(&[&spis.0, &spis.1, &ip.octets(), &port]),
-        IpAddr::V6(ip) => Hash::Sha1.digest(&[&spis.0, &spis.1, &ip.octets(), &port]),
+        IpAddr::V4(ip) => Hash::Sha1.digest(&[&spis.initiator.0, &spis.responder.0, &ip.octets(), &port]),
+        IpAddr::V6(ip) => Hash::Sha1.digest(&[&spis.initiator.0, &spis.responder.0, &ip.octets(), &port]),
     };
     let mut data = [0; 20];
     data.copy_from_slice(&digest[..20]);
@@ -27,10 +27,11 @@ pub(crate) fn hash(spis: ([u8; 8], [u8; 8]), addr: SocketAddr) -> [u8; 20] {
 
 /// Writes both notifies. With `fake` the source matches nothing, so that the peer sees a NAT here and
 /// both put ESP in UDP.
-pub(crate) fn emit(chain: &mut Chain<'_>, spis: ([u8; 8], [u8; 8]), path: &Path, fake: bool) {
+pub(crate) fn emit(chain: &mut Chain<'_>, spis: IkeSpis, path: &Path, fake: bool) {
     let mut source = hash(spis, path.local);
     if fake {
-        source = hash((source[..8].try_into().unwrap_or_default(), spis.1), path.local);
+        let other = IkeSpi(source[..8].try_into().unwrap_or_default());
+        source = hash(IkeSpis::new(other, spis.responder), path.local);
     }
     chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_SOURCE_IP, &source);
     chain.notify(ProtocolId::NONE, &[], NotifyType::NAT_DETECTION_DESTINATION_IP, &hash(spis, path.remote));
@@ -47,7 +48,7 @@ pub(crate) struct Detection {
 
 impl Detection {
     /// Takes a notify of the peer in.
-    pub(crate) fn take(&mut self, kind: NotifyType, data: &[u8], spis: ([u8; 8], [u8; 8]), path: &Path) {
+    pub(crate) fn take(&mut self, kind: NotifyType, data: &[u8], spis: IkeSpis, path: &Path) {
         match kind {
             NotifyType::NAT_DETECTION_SOURCE_IP => {
                 self.sources += 1;
@@ -89,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    const SPIS: ([u8; 8], [u8; 8]) = ([1; 8], [2; 8]);
+    const SPIS: IkeSpis = IkeSpis { initiator: IkeSpi([1; 8]), responder: IkeSpi([2; 8]) };
 
     fn path(local: &str, remote: &str) -> Path {
         Path { local: local.parse().unwrap(), remote: remote.parse().unwrap(), encap: false }

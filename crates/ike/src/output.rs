@@ -1,5 +1,6 @@
 //! What comes out of an [`Endpoint`](crate::Endpoint), and the answers to its questions.
 
+use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,6 +15,47 @@ use crate::proposal::{ChildSuite, IkeSuite};
 /// Names an IKE SA for as long as the endpoint lives, across rekeyings (`uniqueid` of vici).
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct IkeId(pub u32);
+
+/// SPI of an IKE SA (RFC 7296 §3.1), chosen by one of its ends; zero until that end has chosen.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct IkeSpi(pub [u8; 8]);
+
+impl IkeSpi {
+    /// The peer has not chosen yet.
+    pub const ZERO: Self = Self([0; 8]);
+
+    /// The end has not chosen yet.
+    pub fn is_zero(self) -> bool {
+        self == Self::ZERO
+    }
+}
+
+impl fmt::Display for IkeSpi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", u64::from_be_bytes(self.0))
+    }
+}
+
+/// Both SPIs of an IKE SA.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct IkeSpis {
+    /// Of the end that sent the first IKE_SA_INIT, or that started the rekeying.
+    pub initiator: IkeSpi,
+    /// Of the other end.
+    pub responder: IkeSpi,
+}
+
+impl IkeSpis {
+    /// Both SPIs; without the second one nothing was answered.
+    pub(crate) fn new(initiator: IkeSpi, responder: IkeSpi) -> Self {
+        Self { initiator, responder }
+    }
+
+    /// The SPIs in the header of a message.
+    pub(crate) fn of(header: &wire::ike::Header) -> Self {
+        Self::new(IkeSpi(header.spi_i), IkeSpi(header.spi_r))
+    }
+}
 
 /// Names a Child SA; a rekeyed one gets a new name.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -322,7 +364,7 @@ pub struct IkeSecrets {
     /// The IKE SA.
     pub ike: IkeId,
     /// SPIs of the initiator and of the responder.
-    pub spis: ([u8; 8], [u8; 8]),
+    pub spis: IkeSpis,
     /// Algorithms.
     pub suite: IkeSuite,
     /// SK_ei and SK_er, with their salts.

@@ -10,7 +10,7 @@ use crate::config::Connection;
 use crate::exchange::Exchanges;
 use crate::handshake::Handshake;
 use crate::identity::Identity;
-use crate::output::{IkeId, Path, Virtual};
+use crate::output::{IkeId, IkeSpis, Path, Virtual};
 use crate::proposal::IkeSuite;
 use crate::task::Tasks;
 
@@ -115,7 +115,7 @@ pub(crate) struct Established {
     /// Role in the exchange that made this IKE SA.
     pub(crate) role: Role,
     /// SPI of the initiator and of the responder.
-    pub(crate) spis: ([u8; 8], [u8; 8]),
+    pub(crate) spis: IkeSpis,
     /// Addresses.
     pub(crate) path: Path,
     /// Algorithms.

@@ -124,7 +124,7 @@ impl World {
         Ok(())
     }
 
-    fn ends(&self, host: usize, peer: usize) -> Vec<([u8; 8], [u8; 8])> {
+    fn ends(&self, host: usize, peer: usize) -> Vec<ike::output::IkeSpis> {
         let names = self.hosts[host].ikes(peer);
         let sas = self.hosts[host].endpoint.ike_sas().filter(|sa| names.contains(&sa.id));
         let mut spis: Vec<_> = sas.map(|sa| sa.spis).collect();

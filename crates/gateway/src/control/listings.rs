@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use ike::config::{Action, Auth, AuthMethod, ChildConfig, ChildMode, Connection, EapType, Host, Revocation, Unique};
+use ike::output::IkeSpi;
 use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite, SequenceNumbers};
 use ike::{ChildView, IkeState, IkeView};
 use ipsec::SaCounters;
@@ -35,7 +36,7 @@ fn seconds_to(now: Instant, at: Instant) -> i64 {
 /// An IKE SA with its Child SAs.
 pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) -> IkeSaListing {
     let id = |id: Option<&ike::identity::Identity>| id.map_or_else(|| "%any".to_owned(), ToString::to_string);
-    let spi = |spi: [u8; 8]| u64::from_be_bytes(spi);
+    let spi = |spi: IkeSpi| u64::from_be_bytes(spi.0);
     IkeSaListing {
         name: view.connection.map_or_else(|| "(unnamed)".to_owned(), |connection| connection.name.clone()),
         unique_id: view.id.0,
@@ -53,8 +54,8 @@ pub(super) fn ike_sa(view: &IkeView<'_>, negotiated: &Negotiated, now: Instant) 
         remote_id: id(view.remote_id),
         remote_eap_id: view.eap_name.map(str::to_owned),
         initiator: view.initiator,
-        initiator_spi: spi(view.spis.0),
-        responder_spi: spi(view.spis.1),
+        initiator_spi: spi(view.spis.initiator),
+        responder_spi: spi(view.spis.responder),
         nat_local: view.nat.0,
         nat_remote: view.nat.1,
         nat_fake: view.path.encap && view.nat == (false, false),

@@ -2,7 +2,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crypto::ike::{KeMethod, Prf, Secret, SkKey, SkSuite};
-use ike::output::IkeId;
+use ike::output::{IkeId, IkeSpi};
 use ike::proposal::SequenceNumbers;
 
 use super::*;
@@ -169,13 +169,13 @@ fn tshark_decrypts_ikev2_with_these_tables() {
         let sk_e = (secret(0x20, suite.enc.material_len()), secret(0x60, suite.enc.material_len()));
         let integ_len = suite.integ.map_or(0, |integ| integ.key_len);
         let sk_a = (secret(0xa0, integ_len), secret(0xd0, integ_len));
-        let spis = (*b"initiatr", *b"respondr");
+        let spis = IkeSpis { initiator: IkeSpi(*b"initiatr"), responder: IkeSpi(*b"respondr") };
         let sk = SkSuite::new(suite.enc, suite.integ).unwrap();
         let sealing = SkKey::new(sk, &sk_e.0, &sk_a.0).unwrap();
         // INITIAL_CONTACT.
         let inner = [0, 0, 0, 8, 0, 0, 0x40, 0x00];
         let body = sealing.sealed_len(inner.len());
-        let mut message = [&spis.0[..], &spis.1, &[46, 0x20, 37, 0x08, 0, 0, 0, 2]].concat();
+        let mut message = [&spis.initiator.0[..], &spis.responder.0, &[46, 0x20, 37, 0x08, 0, 0, 0, 2]].concat();
         message.extend((32 + body as u32).to_be_bytes());
         message.extend([41, 0]);
         message.extend((4 + body as u16).to_be_bytes());
@@ -202,7 +202,8 @@ fn what_wireshark_does_not_know_is_a_comment() {
     assert!(esp_line(false, &iiv, &half).starts_with('#') && !esp_line(false, &iiv, &half).contains("010203"));
     let suite = ike_suite("chacha20poly1305", None);
     let (sk_e, sk_a) = ((half.enc.clone(), half.enc), (half.integ.clone(), half.integ));
-    let line = ike_line(&IkeSecrets { ike: IkeId(1), spis: ([1; 8], [2; 8]), suite, sk_e, sk_a });
+    let spis = IkeSpis { initiator: IkeSpi([1; 8]), responder: IkeSpi([2; 8]) };
+    let line = ike_line(&IkeSecrets { ike: IkeId(1), spis, suite, sk_e, sk_a });
     assert!(line.starts_with("# SPIs 0101010101010101 0202020202020202: chacha20poly1305"), "{}", *line);
 }
 

@@ -104,7 +104,7 @@ impl Agreement {
 
     /// Gives its SPI back when it is not installed.
     pub(crate) fn abandon(self, ctx: &mut Context<'_>) {
-        ctx.names.child_spis.remove(&self.spi_in.get());
+        ctx.names.child_spis.remove(&self.spi_in);
     }
 
     /// A Child SA of another peer that uses the same selectors. A successor has those of the one that it replaces.

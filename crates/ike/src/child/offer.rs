@@ -160,7 +160,7 @@ impl Offer {
 
     /// Gives the SPI back.
     pub(crate) fn abandon(self, ctx: &mut Context<'_>) {
-        ctx.names.child_spis.remove(&self.spi.get());
+        ctx.names.child_spis.remove(&self.spi);
     }
 
     /// Is what the peer chose within what was offered?

@@ -15,7 +15,7 @@ use super::{Endpoint, IkeSpi, Slot};
 use crate::child::Parts;
 use crate::error::IkeError;
 use crate::handshake::{Handshake, Refusing, accept, counters, init};
-use crate::output::{Level, Output, Transmit};
+use crate::output::{IkeSpis, Level, Output, Transmit};
 use crate::sa::IkeSa;
 
 /// Counts of half-open IKE SAs.
@@ -65,17 +65,18 @@ impl<R: CryptoRng> Endpoint<R> {
         datagram: &[u8],
     ) {
         self.shared.count(counters::INIT_RECEIVED);
+        let spis = IkeSpis::of(header);
         let fits = header.from_initiator()
             && header.message_id.get() == 0
-            && header.spi_r == [0; 8]
-            && header.spi_i != [0; 8]
+            && spis.responder.is_zero()
+            && !spis.initiator.is_zero()
             && datagram.len() <= init::INIT_MAX
             // A reflected request of this host.
-            && !self.sas.contains_key(&header.spi_i);
+            && !self.sas.contains_key(&spis.initiator);
         if !fits {
             return self.shared.count(counters::INIT_INVALID);
         }
-        let key = (path.1, header.spi_i);
+        let key = (path.1, spis.initiator);
         if let Some(response) = self.repeated(&key, datagram) {
             self.shared.count(counters::ANSWERED_AGAIN);
             return self.transmit(path, response);
@@ -85,13 +86,13 @@ impl<R: CryptoRng> Endpoint<R> {
             Err(refused) => {
                 self.shared.count(counters::INIT_INVALID);
                 if matches!(refused, IkeError::Unsupported(_)) && self.replies.allows(now) {
-                    let answer = init::message((header.spi_i, [0; 8]), true, |chain| refused.emit(chain));
+                    let answer = init::message(spis, true, |chain| refused.emit(chain));
                     self.transmit(path, answer);
                 }
                 return;
             }
         };
-        if !self.admit(now, path, header, &parts) || self.hold_for_names(now, path, header.spi_i, datagram) {
+        if !self.admit(now, path, header, &parts) || self.hold_for_names(now, path, spis.initiator, datagram) {
             return;
         }
         // The initiator restarts under its SPI (for example after a spoofed cookie): one half-open
@@ -159,15 +160,16 @@ impl<R: CryptoRng> Endpoint<R> {
         let (cookies, rng) = (&mut self.cookies, &mut self.shared.rng);
         if all >= settings.cookie_threshold || here >= settings.cookie_threshold_per_address {
             let Some(nonce) = parts.nonce else { return false };
+            let spi_i = IkeSpi(header.spi_i);
             let shown = parts.notify(NotifyType::COOKIE);
-            let good = shown.is_some_and(|shown| cookies.check(now, rng, path.1.ip(), &header.spi_i, nonce, shown));
+            let good = shown.is_some_and(|shown| cookies.check(now, rng, path.1.ip(), spi_i, nonce, shown));
             if !good {
-                let cookie = cookies.make(now, rng, path.1.ip(), &header.spi_i, nonce);
+                let cookie = cookies.make(now, rng, path.1.ip(), spi_i, nonce);
                 if shown.is_some() {
                     self.shared.count(counters::COOKIE_WRONG);
                 }
                 self.shared.count(counters::COOKIE_SENT);
-                let answer = init::message((header.spi_i, [0; 8]), true, |chain| {
+                let answer = init::message(IkeSpis::of(header), true, |chain| {
                     chain.notify(wire::ike::ProtocolId::NONE, &[], NotifyType::COOKIE, &cookie);
                 });
                 self.transmit(path, answer);

@@ -24,8 +24,8 @@ pub(super) const LATER_MAX: usize = 16_384;
 /// The SPI that this host chose.
 fn own_spi(sa: &Established) -> IkeSpi {
     match sa.role {
-        Role::Initiator => sa.spis.0,
-        Role::Responder => sa.spis.1,
+        Role::Initiator => sa.spis.initiator,
+        Role::Responder => sa.spis.responder,
     }
 }
 

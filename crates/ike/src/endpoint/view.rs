@@ -13,7 +13,7 @@ use crate::config::{ChildConfig, ChildMode, Connection};
 use crate::exchange::Unanswered;
 use crate::handshake::Handshake;
 use crate::identity::Identity;
-use crate::output::{ChildId, IkeId, Path, Virtual};
+use crate::output::{ChildId, IkeId, IkeSpis, Path, Virtual};
 use crate::proposal::{ChildSuite, IkeSuite};
 use crate::sa::{Ending, Established, IkeSa, Role};
 
@@ -57,7 +57,7 @@ pub struct IkeView<'a> {
     /// This host started it.
     pub initiator: bool,
     /// SPIs of the initiator and of the responder.
-    pub spis: ([u8; 8], [u8; 8]),
+    pub spis: IkeSpis,
     pub path: Path,
     pub local_id: Option<&'a Identity>,
     pub remote_id: Option<&'a Identity>,

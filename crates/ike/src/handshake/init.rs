@@ -12,7 +12,7 @@ use crate::config::{AuthMethod, Connection, Fragmentation};
 use crate::context::Context;
 use crate::keymat;
 use crate::nat::Detection;
-use crate::output::Path;
+use crate::output::{IkeSpi, IkeSpis, Path};
 use crate::sa::PeerSupport;
 
 /// Bytes of an IKE_SA_INIT message beyond which it is dropped: the largest public values (MODP-8192 and
@@ -52,7 +52,7 @@ impl Requested {
 }
 
 impl Announced {
-    pub(super) fn read(parts: &Parts<'_>, payloads: Payloads<'_>, spis: ([u8; 8], [u8; 8]), path: &Path) -> Self {
+    pub(super) fn read(parts: &Parts<'_>, payloads: Payloads<'_>, spis: IkeSpis, path: &Path) -> Self {
         let mut said = Self {
             peer: PeerSupport::default(),
             hashes: Vec::new(),
@@ -135,7 +135,7 @@ pub(super) fn status(chain: &mut Chain<'_>, kind: NotifyType, data: &[u8]) {
 }
 
 /// A whole IKE_SA_INIT message.
-pub(crate) fn message(spis: ([u8; 8], [u8; 8]), response: bool, write: impl FnOnce(&mut Chain<'_>)) -> Vec<u8> {
+pub(crate) fn message(spis: IkeSpis, response: bool, write: impl FnOnce(&mut Chain<'_>)) -> Vec<u8> {
     let flags = if response { Header::FLAG_RESPONSE } else { Header::FLAG_INITIATOR };
     unprotected(ExchangeType::IKE_SA_INIT, spis, flags, 0, write)
 }
@@ -143,12 +143,12 @@ pub(crate) fn message(spis: ([u8; 8], [u8; 8]), response: bool, write: impl FnOn
 /// A message without SK.
 pub(crate) fn unprotected(
     exchange: ExchangeType,
-    spis: ([u8; 8], [u8; 8]),
+    spis: IkeSpis,
     flags: u8,
     message_id: u32,
     write: impl FnOnce(&mut Chain<'_>),
 ) -> Vec<u8> {
-    let (spi_i, spi_r) = spis;
+    let IkeSpis { initiator: IkeSpi(spi_i), responder: IkeSpi(spi_r) } = spis;
     let mut message = Vec::new();
     begin_message(
         &mut message,

@@ -21,7 +21,7 @@ use crate::error::IkeError;
 use crate::exchange::{Exchanges, Resend, Unanswered, send};
 use crate::keymat::{self, IkeKeys, IntAuth, Seed};
 use crate::nat;
-use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
+use crate::output::{Answer, IkeId, IkeSpi, IkeSpis, Level, Path, Subsystem, Ticket};
 use crate::proposal::{self, IkeSuite};
 use crate::sa::{ChildRequest, Initiation, Role};
 
@@ -43,7 +43,7 @@ pub(super) struct Start {
     pub(super) id: IkeId,
     pub(super) initiation: Initiation,
     pub(super) redirects: Redirects,
-    pub(super) spi: [u8; 8],
+    pub(super) spi: IkeSpi,
     pub(super) path: Path,
 }
 
@@ -78,7 +78,7 @@ impl Initiator {
     pub(crate) fn start(
         ctx: &mut Context<'_>,
         id: IkeId,
-        spi: [u8; 8],
+        spi: IkeSpi,
         path: Path,
         initiation: Initiation,
         redirects: Redirects,
@@ -243,9 +243,9 @@ impl Initiator {
         self.start.path
     }
 
-    pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+    pub(crate) fn spis(&self) -> IkeSpis {
         match &self.phase {
-            Phase::Init(_) | Phase::Over => (self.start.spi, [0; 8]),
+            Phase::Init(_) | Phase::Over => IkeSpis::new(self.start.spi, IkeSpi::ZERO),
             Phase::Auth(auth) => auth.spis(),
         }
     }
@@ -365,7 +365,7 @@ struct Accepted<'a> {
     ke: &'a [u8],
     nonce_r: &'a [u8],
     announced: Announced,
-    spi_r: [u8; 8],
+    spi_r: IkeSpi,
 }
 
 impl Init {
@@ -373,7 +373,7 @@ impl Init {
     fn send(&mut self, ctx: &mut Context<'_>, start: &Start) {
         let connection = start.connection();
         let ke = &self.ke;
-        let spis = (start.spi, [0; 8]);
+        let spis = IkeSpis::new(start.spi, IkeSpi::ZERO);
         self.message = init::message(spis, false, |chain| {
             if let Some(cookie) = &self.cookie {
                 status(chain, NotifyType::COOKIE, cookie);
@@ -427,7 +427,8 @@ impl Init {
                 return Next::Wait(self);
             }
         };
-        if let (Some(cookie), [0, 0, 0, 0, 0, 0, 0, 0]) = (parts.notify(NotifyType::COOKIE), response.header.spi_r) {
+        let spi_r = IkeSpi(response.header.spi_r);
+        if let Some(cookie) = parts.notify(NotifyType::COOKIE).filter(|_| spi_r.is_zero()) {
             self.take_cookie(ctx, start, cookie);
         } else if let Some(data) = parts.notify(NotifyType::INVALID_KE_PAYLOAD) {
             self.change_method(ctx, start, data);
@@ -494,7 +495,8 @@ impl Init {
         let (Some(sa), Some(ke), Some(nonce_r)) = (&parts.sa, &parts.ke, parts.nonce) else {
             return Err(IkeError::violation("the answer to IKE_SA_INIT lacks SA, KE or nonce"));
         };
-        if response.header.spi_r == [0; 8] {
+        let spi_r = IkeSpi(response.header.spi_r);
+        if spi_r.is_zero() {
             return Err(IkeError::violation("the peer's SPI is zero"));
         }
         let (suite, _) = proposal::accept_ike(proposals, sa)?;
@@ -504,12 +506,12 @@ impl Init {
         }
         // The address that the peer sees may differ from the one that this host does not know yet.
         start.path.local.set_ip(response.from.0.ip());
-        let spis = (start.spi, response.header.spi_r);
+        let spis = IkeSpis::new(start.spi, spi_r);
         let announced = Announced::read(parts, response.payloads(), spis, &start.path);
         if !suite.additional.is_empty() && !announced.peer.intermediate {
             return Err(IkeError::violation("the peer chose additional key exchanges without IKE_INTERMEDIATE"));
         }
-        Ok(Accepted { suite, ke: ke.data, nonce_r, announced, spi_r: response.header.spi_r })
+        Ok(Accepted { suite, ke: ke.data, nonce_r, announced, spi_r })
     }
 
     /// Computes the keys, which uses the key pair up.
@@ -522,9 +524,9 @@ impl Init {
     ) -> Result<Next, IkeError> {
         let Self { ke, nonce: nonce_i, message, .. } = *self;
         let Accepted { suite, ke: public, nonce_r, announced: said, spi_r } = accepted;
-        let (connection, spis) = (start.connection().clone(), (start.spi, spi_r));
+        let (connection, spis) = (start.connection().clone(), IkeSpis::new(start.spi, spi_r));
         let shared = ke.finish(public).map_err(IkeError::ke_payload)?;
-        let keys = derive(&suite, &nonce_i, nonce_r, &spis, &shared);
+        let keys = derive(&suite, &nonce_i, nonce_r, spis, &shared);
         let nat = said.nat.nat();
         if said.nat.supported() && (nat.0 || nat.1 || connection.encap || connection.mobike) {
             nat::float(&mut start.path);
@@ -560,14 +562,8 @@ impl Init {
 }
 
 /// The first keys of an IKE SA.
-pub(super) fn derive(
-    suite: &IkeSuite,
-    nonce_i: &[u8],
-    nonce_r: &[u8],
-    spis: &([u8; 8], [u8; 8]),
-    shared: &Secret,
-) -> IkeKeys {
-    let seed = Seed { nonce_i, nonce_r, spi_i: &spis.0, spi_r: &spis.1 };
+pub(super) fn derive(suite: &IkeSuite, nonce_i: &[u8], nonce_r: &[u8], spis: IkeSpis, shared: &Secret) -> IkeKeys {
+    let seed = Seed { nonce_i, nonce_r, spis };
     IkeKeys::derive(suite, &keymat::skeyseed(suite.prf, &seed, shared), &seed)
 }
 

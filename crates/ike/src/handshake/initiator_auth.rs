@@ -30,7 +30,7 @@ use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Arrival, Inner, Plain, Timeout, Unanswered};
 use crate::identity::{IdPattern, Identity};
-use crate::output::{Answer, Question, Signed, Ticket, Verified, Virtual};
+use crate::output::{Answer, IkeSpis, Question, Signed, Ticket, Verified, Virtual};
 use crate::sa::{ChildRequest, Role};
 
 /// The initiator with keys, by what it waits for.
@@ -196,7 +196,7 @@ impl Authenticating {
         }
     }
 
-    pub(super) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+    pub(super) fn spis(&self) -> IkeSpis {
         self.session().secured.spis
     }
 

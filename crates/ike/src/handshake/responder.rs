@@ -23,7 +23,7 @@ use crate::exchange::{Arrival, Exchanges};
 use crate::hosts::Hosts;
 use crate::keymat::IntAuth;
 use crate::nat;
-use crate::output::{Answer, IkeId, Level, Path, Subsystem, Ticket};
+use crate::output::{Answer, IkeId, IkeSpi, IkeSpis, Level, Path, Subsystem, Ticket};
 use crate::proposal::{self, IkeProposal, IkeSuite};
 use crate::sa::{PeerSupport, Role};
 
@@ -33,7 +33,7 @@ const REFUSED_LINGER: Duration = Duration::from_secs(10);
 /// The responder of an IKE SA that is not authenticated.
 pub(crate) struct Responder {
     id: IkeId,
-    spis: ([u8; 8], [u8; 8]),
+    spis: IkeSpis,
     path: Path,
     /// Time of IKE_SA_INIT.
     began: Instant,
@@ -86,24 +86,25 @@ pub(crate) enum Refusing {
 pub(crate) fn accept(
     ctx: &mut Context<'_>,
     id: IkeId,
-    spi_r: [u8; 8],
+    spi_r: IkeSpi,
     from: (SocketAddr, SocketAddr),
     datagram: &[u8],
     parts: &Parts<'_>,
 ) -> Result<(Responder, Arc<Connection>), (Refusing, String)> {
     let silently = |reason: &str| (Refusing::Silently, reason.to_owned());
     let (header, body) = Header::parse(datagram).map_err(|error| silently(&error.to_string()))?;
-    let spis = (header.spi_i, spi_r);
+    let unanswered = IkeSpis::new(IkeSpi(header.spi_i), IkeSpi::ZERO);
+    let spis = IkeSpis { responder: spi_r, ..unanswered };
     let path = Path { local: from.0, remote: from.1, encap: false };
     let refuse = |kind: NotifyType, data: &[u8]| {
-        Refusing::With(init::message((header.spi_i, [0; 8]), true, |chain| status(chain, kind, data)))
+        Refusing::With(init::message(unanswered, true, |chain| status(chain, kind, data)))
     };
     let (Some(sa), Some(ke), Some(nonce_i)) = (&parts.sa, &parts.ke, parts.nonce) else {
         ctx.count(counters::INIT_INVALID);
         return Err(silently("SA, KE or nonce is missing"));
     };
     // The request does not know this host's SPI: NAT detection goes with zero (RFC 7296 §2.23).
-    let said = Announced::read(parts, Payloads::new(header.next, body), (header.spi_i, [0; 8]), &path);
+    let said = Announced::read(parts, Payloads::new(header.next, body), unanswered, &path);
     let connections = candidates(ctx.connections, &ctx.names.hosts, &path);
     let Some(best) = connections.first() else {
         ctx.count(counters::INIT_NO_CONNECTION);
@@ -316,7 +317,7 @@ impl Responder {
         connections.retain(|connection| admits(connection, &suite));
         let candidates =
             Candidates::new(connections).ok_or_else(|| IkeError::authentication("its connection was unloaded"))?;
-        let keys = derive(&suite, &nonce_i, &nonce_r, &self.spis, &shared);
+        let keys = derive(&suite, &nonce_i, &nonce_r, self.spis, &shared);
         let sk = Secured::sk_keys(Role::Responder, &keys, &suite)?;
         keys.disclose(ctx, self.id, self.spis, &suite);
         let exchanges = Exchanges::new(self.id, candidates.best(), &peer, Role::Responder, self.spis, sk, 1);
@@ -427,7 +428,7 @@ impl Responder {
         self.path
     }
 
-    pub(crate) fn spis(&self) -> ([u8; 8], [u8; 8]) {
+    pub(crate) fn spis(&self) -> IkeSpis {
         self.spis
     }
 }

@@ -14,7 +14,7 @@ use crate::error::IkeError;
 use crate::exchange::Exchanges;
 use crate::identity::Identity;
 use crate::keymat::{IkeKeys, IntAuth, Seed};
-use crate::output::{Event, IkeId, Level, Path, SignRequest, Subsystem, VerifyRequest, Virtual};
+use crate::output::{Event, IkeId, IkeSpis, Level, Path, SignRequest, Subsystem, VerifyRequest, Virtual};
 use crate::proposal::IkeSuite;
 use crate::sa::{DeriveKeys, Ending, Established, PeerSupport, Role, SkKeys, eap_or_ike_id};
 use crate::task::Tasks;
@@ -23,7 +23,7 @@ use crate::task::Tasks;
 pub(crate) struct Secured {
     pub(crate) id: IkeId,
     pub(crate) role: Role,
-    pub(crate) spis: ([u8; 8], [u8; 8]),
+    pub(crate) spis: IkeSpis,
     pub(crate) path: Path,
     pub(crate) nat: (bool, bool),
     pub(crate) peer: PeerSupport,
@@ -60,7 +60,7 @@ pub(super) struct Claim<'a> {
 
 impl Secured {
     pub(super) fn seed(&self) -> Seed<'_> {
-        Seed { nonce_i: &self.nonce_i, nonce_r: &self.nonce_r, spi_i: &self.spis.0, spi_r: &self.spis.1 }
+        Seed { nonce_i: &self.nonce_i, nonce_r: &self.nonce_r, spis: self.spis }
     }
 
     /// SK_p of a side, with the PPK in it or without.

@@ -13,7 +13,7 @@ use super::{Active, Task, counters};
 use crate::child::Parts;
 use crate::context::Context;
 use crate::nat;
-use crate::output::{Event, Level, Output, Path};
+use crate::output::{Event, IkeSpis, Level, Output, Path};
 use crate::sa::{Ending, Established, Role};
 
 /// Bytes of the COOKIE2 data that this host sends.
@@ -42,7 +42,7 @@ pub(super) struct Addresses {
 pub(super) struct NatProbe(Option<Path>);
 
 impl NatProbe {
-    pub(super) fn emit(&self, chain: &mut Chain<'_>, spis: ([u8; 8], [u8; 8]), fake: bool) {
+    pub(super) fn emit(&self, chain: &mut Chain<'_>, spis: IkeSpis, fake: bool) {
         if let Some(path) = &self.0 {
             nat::emit(chain, spis, path, fake);
         }

@@ -20,25 +20,25 @@ use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Exchanges, Inner};
 use crate::keymat::{self, IkeKeys, Seed};
-use crate::output::{Event, Level};
+use crate::output::{Event, IkeSpi, IkeSpis, Level};
 use crate::proposal::{self, IkeProposal, IkeSuite};
 use crate::sa::{Birth, ChildRequest, DeriveKeys, Ending, Established, Initiation, Role, SkKeys};
 
 /// A rekeying of the IKE SA that is out.
 pub(super) struct Rekeying {
-    spi: [u8; 8],
+    spi: IkeSpi,
     nonce: Vec<u8>,
     ke: Option<KeInitiator>,
     tried: Vec<KeMethod>,
     attempt: u32,
     command: Option<u64>,
-    follow_up: Option<(IkeSuite, [u8; 8], FollowUp)>,
+    follow_up: Option<(IkeSuite, IkeSpi, FollowUp)>,
 }
 
 /// State of a responder before the last key exchange.
 pub(super) struct Answered {
     suite: IkeSuite,
-    spis: ([u8; 8], [u8; 8]),
+    spis: IkeSpis,
 }
 
 /// The peer's rekeying, answered while that of this host is out.
@@ -53,6 +53,15 @@ impl Rekeying {
     }
 }
 
+/// A random SPI for the successor of an IKE SA.
+fn fresh_spi(ctx: &mut Context<'_>) -> IkeSpi {
+    let mut spi = [0; 8];
+    while spi == [0; 8] {
+        ctx.rng.fill_bytes(&mut spi);
+    }
+    IkeSpi(spi)
+}
+
 impl Established {
     /// Rekeys, or reauthenticates.
     pub(crate) fn rekey(&mut self, ctx: &mut Context<'_>, reauth: bool, command: Option<u64>) {
@@ -63,10 +72,7 @@ impl Established {
     }
 
     pub(super) fn start_rekey_ike(&mut self, ctx: &mut Context<'_>, command: Option<u64>, attempt: u32) {
-        let mut spi = [0; 8];
-        while spi == [0; 8] {
-            ctx.rng.fill_bytes(&mut spi);
-        }
+        let spi = fresh_spi(ctx);
         let rekeying =
             Rekeying { spi, nonce: Vec::new(), ke: None, tried: Vec::new(), attempt, command, follow_up: None };
         // The method in use was good for both; else the first of the connection.
@@ -93,7 +99,7 @@ impl Established {
         rekeying.tried.push(method);
         let proposals = self.ike_proposals();
         let inner = Inner::new(|chain| {
-            proposal::emit_ike_offer(chain, &proposals, &rekeying.spi);
+            proposal::emit_ike_offer(chain, &proposals, &rekeying.spi.0);
             chain.nonce(&rekeying.nonce).ke(method.id(), ke.public());
         });
         let inner = match inner {
@@ -128,7 +134,7 @@ impl Established {
         &self,
         rekeying: &mut Rekeying,
         parts: &Parts<'_>,
-    ) -> Result<(IkeSuite, [u8; 8], FollowUp), IkeError> {
+    ) -> Result<(IkeSuite, IkeSpi, FollowUp), IkeError> {
         if let Some((suite, spi, mut follow_up)) = rekeying.follow_up.take() {
             follow_up.take(parts)?;
             return Ok((suite, spi, follow_up));
@@ -137,8 +143,8 @@ impl Established {
         let (suite, spi) = proposal::accept_ike(&self.ike_proposals(), sa)?;
         let length = spi.len();
         let wrong_length = |_| IkeError::violation(format!("an SPI of {length} bytes"));
-        let spi: [u8; 8] = spi.as_slice().try_into().map_err(wrong_length)?;
-        if spi == [0; 8] {
+        let spi = IkeSpi(spi.as_slice().try_into().map_err(wrong_length)?);
+        if spi.is_zero() {
             return Err(IkeError::violation("the peer's SPI is zero"));
         }
         let (secret, nonce_r) = finish_ke(rekeying.ke.take(), Some(suite.ke), parts)?;
@@ -151,10 +157,10 @@ impl Established {
         ctx: &mut Context<'_>,
         rekeying: Rekeying,
         suite: IkeSuite,
-        spi_r: [u8; 8],
+        spi_r: IkeSpi,
         keys: &FollowUp,
     ) {
-        let spis = (rekeying.spi, spi_r);
+        let spis = IkeSpis::new(rekeying.spi, spi_r);
         let nonces = (&rekeying.nonce[..], &keys.nonce_r[..]);
         let mut new = match self.successor(ctx, Role::Initiator, spis, suite, nonces, &keys.secrets) {
             Ok(new) => new,
@@ -245,24 +251,19 @@ impl Established {
             return Err(IkeError::violation("the request lacks SA or nonce"));
         };
         let (suite, spi, number) = proposal::choose_ike(&self.ike_proposals(), sa)?;
-        let spi_i: [u8; 8] = spi
-            .as_slice()
-            .try_into()
-            .ok()
-            .filter(|spi| *spi != [0; 8])
-            .ok_or_else(|| IkeError::violation("an IKE SPI of other than 8 bytes, or zero"))?;
+        let spi_i = <[u8; 8]>::try_from(spi.as_slice()).ok().map(IkeSpi).filter(|spi| !spi.is_zero());
+        let Some(spi_i) = spi_i else {
+            return Err(IkeError::violation("an IKE SPI of other than 8 bytes, or zero"));
+        };
         let Some(ke) = parts.ke.as_ref().filter(|ke| ke.group == suite.ke.id()) else {
             return Err(IkeError::wrong_method(suite.ke));
         };
         let (public, secret) = suite.ke.respond(ke.data).map_err(IkeError::ke_payload)?;
-        let (mut spi_r, nonce_r) = ([0; 8], nonce(ctx));
-        while spi_r == [0; 8] {
-            ctx.rng.fill_bytes(&mut spi_r);
-        }
-        proposal::emit_ike_choice(chain, &suite, number, &spi_r);
+        let (spi_r, nonce_r) = (fresh_spi(ctx), nonce(ctx));
+        proposal::emit_ike_choice(chain, &suite, number, &spi_r.0);
         chain.nonce(&nonce_r).ke(suite.ke.id(), &public);
         let additional = suite.additional.clone();
-        let answered = Answered { suite, spis: (spi_i, spi_r) };
+        let answered = Answered { suite, spis: IkeSpis::new(spi_i, spi_r) };
         if additional.is_empty() {
             self.answered_rekey_ike(ctx, answered, (nonce_i, &nonce_r), &[secret]);
         } else {
@@ -297,12 +298,12 @@ impl Established {
         &self,
         ctx: &mut Context<'_>,
         role: Role,
-        spis: ([u8; 8], [u8; 8]),
+        spis: IkeSpis,
         suite: IkeSuite,
         nonces: (&[u8], &[u8]),
         secrets: &[Secret],
     ) -> Result<Box<Established>, IkeError> {
-        let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spi_i: &spis.0, spi_r: &spis.1 };
+        let seed = Seed { nonce_i: nonces.0, nonce_r: nonces.1, spis };
         let skeyseed = keymat::skeyseed_rekey(self.suite.prf, &self.keys.sk_d, secrets, &seed);
         let derived = IkeKeys::derive(&suite, &skeyseed, &seed);
         let (of_initiator, of_responder) = derived.message_keys(&suite)?;
@@ -375,8 +376,9 @@ impl Established {
         self.over_at = Some(ctx.now + super::end::REPLACED);
         ctx.count(counters::IKE_REKEYED);
         ctx.event(Event::IkeRekeyed(self.id));
-        let ([i, r], role) = ([new.spis.0, new.spis.1].map(u64::from_be_bytes), new.role);
-        self.log(ctx, Level::Info, format!("IKE SA rekeyed as {role:?}: SPIs {i:016x} and {r:016x}, {}", new.suite));
+        let (IkeSpis { initiator, responder }, role) = (new.spis, new.role);
+        let text = format!("IKE SA rekeyed as {role:?}: SPIs {initiator} and {responder}, {}", new.suite);
+        self.log(ctx, Level::Info, text);
         ctx.born.push(Birth::Rekeyed(new));
     }
 

@@ -19,7 +19,7 @@ use crate::context::{Context, Names};
 use crate::endpoint::Settings;
 use crate::exchange::{Arrival, Exchanges, Inner, Timeout};
 use crate::identity::Identity;
-use crate::output::{ChildId, Event, IkeId, Output, Path};
+use crate::output::{ChildId, Event, IkeId, IkeSpi, IkeSpis, Output, Path};
 use crate::pool::Pools;
 use crate::proposal::{ChildProposal, ChildProtocol, ChildSuite, IkeProposal, IkeSuite, SequenceNumbers};
 use crate::sa::{Birth, DeriveKeys, Ending, Established, Initiation, PeerSupport, Role, SkKeys};
@@ -323,7 +323,7 @@ impl Pair {
         let (role, peer) = if index == A { (Role::Initiator, B) } else { (Role::Responder, A) };
         let sk = |byte: u8| SkKey::new(SkSuite::new(aes(), None).expect("AEAD"), &[byte; 20], &[]).expect("key");
         let (seal, open) = if index == A { (sk(1), sk(2)) } else { (sk(2), sk(1)) };
-        let spis = ([0xa; 8], [0xb; 8]);
+        let spis = IkeSpis::new(IkeSpi([0xa; 8]), IkeSpi([0xb; 8]));
         let support = PeerSupport {
             fragmentation: true,
             intermediate: true,
@@ -414,7 +414,7 @@ impl Pair {
         let (from, bytes) = ((flying.at, flying.from), &flying.bytes);
         self.step(flying.to, |ctx, sas| {
             let (header, _) = Header::parse(bytes).expect("sent by us");
-            let spis = (header.spi_i, header.spi_r);
+            let spis = IkeSpis::of(header);
             let Some(sa) = sas.iter_mut().find(|sa| sa.spis == spis) else { return };
             match sa.exchanges.receive(ctx, from, header, bytes, |_| true) {
                 Arrival::Nothing => (),
@@ -504,7 +504,7 @@ fn first_child(host: &mut Host, config: &Arc<ChildConfig>, index: usize, number:
     let id = host.names.child();
     let spis = [0x1000 + number, 0x2000 + number].map(|spi| wire::Spi::try_from(spi).expect("not reserved"));
     let (spi_in, spi_out) = if index == A { (spis[0], spis[1]) } else { (spis[1], spis[0]) };
-    host.names.child_spis.insert(spi_in.get(), id);
+    host.names.child_spis.insert(spi_in, id);
     let key = |spi: wire::Spi| Secret::new(spi.get().to_be_bytes().to_vec());
     let suite = ChildSuite {
         protocol: config.proposals[0].protocol,

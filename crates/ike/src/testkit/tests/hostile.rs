@@ -7,6 +7,7 @@ use wire::ike::{ExchangeType, Header, NotifyType, PayloadType};
 
 use super::*;
 use crate::handshake::init;
+use crate::output::{IkeSpi, IkeSpis};
 
 /// Datagrams on the wire so far.
 type Seen = Rc<RefCell<Vec<Transmit>>>;
@@ -219,8 +220,8 @@ fn error_notifies_in_the_clear_are_waited_out() {
             let seen = record(&mut net);
             initiate(&mut net);
             net.pump();
-            let spi: [u8; 8] = seen.borrow()[0].datagram[..8].try_into().expect("eight bytes");
-            let datagram = init::message((spi, [0; 8]), true, |chain| {
+            let spi = IkeSpi(seen.borrow()[0].datagram[..8].try_into().expect("eight bytes"));
+            let datagram = init::message(IkeSpis::new(spi, IkeSpi::ZERO), true, |chain| {
                 chain.notify(wire::ike::ProtocolId::NONE, &[], kind, &[]);
             });
             net.inject(Transmit { local: port_500(2), remote: port_500(1), datagram, dscp: 0 });
@@ -255,9 +256,9 @@ fn a_redirection_is_followed_with_the_right_nonce_only() {
                 if !right {
                     nonce[0] ^= 1;
                 }
-                let spi: [u8; 8] = bytes[..8].try_into().expect("eight bytes");
+                let spi = IkeSpi(bytes[..8].try_into().expect("eight bytes"));
                 let data = [gateway, &nonce].concat();
-                datagram.datagram = init::message((spi, [0; 8]), true, |chain| {
+                datagram.datagram = init::message(IkeSpis::new(spi, IkeSpi::ZERO), true, |chain| {
                     chain.notify(wire::ike::ProtocolId::NONE, &[], NotifyType::REDIRECT, &data);
                 });
             }
