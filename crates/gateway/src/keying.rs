@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use ike::config::{ChildConfig, ChildMode, Connection, Host, PoolConfig};
+use ike::hosts::ResolveError;
 use ike::output::{Event, Level, Output, Subsystem, Transmit};
 use ike::{Endpoint, Settings};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd};
@@ -120,7 +121,7 @@ pub(crate) struct Keying {
     addresses: Vec<IpAddr>,
     names: Names,
     /// Answers about names that the key service of PSP requested.
-    pub(crate) found: Vec<(u64, Result<Vec<IpAddr>, String>)>,
+    pub(crate) found: Vec<(u64, Result<Vec<IpAddr>, ResolveError>)>,
 }
 
 impl Keying {

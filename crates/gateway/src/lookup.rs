@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::Context;
+use ike::hosts::ResolveError;
 
 use crate::config;
 
@@ -33,6 +34,8 @@ const ADDRESSES_MAX: usize = 64;
 const LINE_MAX: u64 = 8192;
 /// Longest wait for an answer. Resolvers give up earlier.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Reason that nothing is resolved any more.
+const ENDED: &str = "the helper process that resolves names has ended: restart weir";
 /// First line of the helper.
 const READY: &str = "ready";
 
@@ -51,7 +54,7 @@ struct Helper {
 struct Link {
     /// `None`: the helper has ended.
     requests: Option<ChildStdin>,
-    waiting: HashMap<u64, SyncSender<Result<Vec<IpAddr>, String>>>,
+    waiting: HashMap<u64, SyncSender<Result<Vec<IpAddr>, ResolveError>>>,
     last: u64,
 }
 
@@ -107,20 +110,20 @@ impl Lookup {
 }
 
 impl Helper {
-    fn ask(&self, name: &str) -> Result<Vec<IpAddr>, String> {
+    fn ask(&self, name: &str) -> Result<Vec<IpAddr>, ResolveError> {
         if !is_name(name) {
-            return Err("not a host name".into());
+            return Err(ResolveError::NotAName);
         }
         let (id, answer) = {
             let mut link = lock(&self.link);
             if link.waiting.len() >= REQUESTS_MAX {
-                return Err("too many names are being resolved already".into());
+                return Err(ResolveError::Busy);
             }
             link.last += 1;
             let id = link.last;
             let sent = link.requests.as_mut().map(|requests| requests.write_all(format!("{id} {name}\n").as_bytes()));
             if !matches!(sent, Some(Ok(()))) {
-                return Err("the helper process that resolves names has ended: restart weir".into());
+                return Err(ResolveError::Resolver(ENDED.to_owned()));
             }
             let (sender, answer) = sync_channel(1);
             link.waiting.insert(id, sender);
@@ -128,7 +131,7 @@ impl Helper {
         };
         answer.recv_timeout(PATIENCE).unwrap_or_else(|_| {
             lock(&self.link).waiting.remove(&id);
-            Err("timed out".into())
+            Err(ResolveError::TimedOut)
         })
     }
 
@@ -139,7 +142,7 @@ impl Helper {
                 let _ = sender.try_send(outcome);
             }
         }
-        tracing::error!(target: "control", "the helper process that resolves names has ended: restart weir");
+        tracing::error!(target: "control", "{ENDED}");
         let mut link = lock(&self.link);
         link.requests = None;
         // Whoever waits is released.
@@ -163,14 +166,15 @@ fn line(input: &mut impl BufRead) -> Option<String> {
     (read > 0).then(|| String::from_utf8_lossy(bytes.strip_suffix(b"\n").unwrap_or(&bytes)).into_owned())
 }
 
-fn parse_answer(line: &str) -> Option<(u64, Result<Vec<IpAddr>, String>)> {
+fn parse_answer(line: &str) -> Option<(u64, Result<Vec<IpAddr>, ResolveError>)> {
     let (id, rest) = line.split_once(' ')?;
     let id = id.parse().ok()?;
     if let Some(why) = rest.strip_prefix('!') {
-        return Some((id, Err(why.trim().chars().filter(|c| !c.is_control()).take(256).collect())));
+        let why = why.trim().chars().filter(|c| !c.is_control()).take(256).collect();
+        return Some((id, Err(ResolveError::Resolver(why))));
     }
     let addresses: Result<Vec<IpAddr>, _> = rest.split_whitespace().take(ADDRESSES_MAX).map(str::parse).collect();
-    Some((id, addresses.map_err(|_| "malformed answer of the helper process".to_owned())))
+    Some((id, addresses.map_err(|_| ResolveError::Resolver("malformed answer of the helper process".to_owned()))))
 }
 
 /// Life of the helper: answers each line that it reads, until there are no more.
@@ -201,11 +205,11 @@ pub(crate) fn run(
         let refused = if is_name(name) {
             match requests.try_send((id, name.to_owned())) {
                 Ok(()) => continue,
-                Err(TrySendError::Full(_)) => "too many names are being resolved already",
+                Err(TrySendError::Full(_)) => ResolveError::Busy,
                 Err(TrySendError::Disconnected(_)) => return Ok(()),
             }
         } else {
-            "not a host name"
+            ResolveError::NotAName
         };
         say(&output, &answer(id, Err(io::Error::other(refused))));
     }
@@ -271,7 +275,7 @@ mod tests {
         let parsed = |line: &str| parse_answer(line);
         assert_eq!(parsed("7 192.0.2.1 ::1"), Some((7, Ok(vec![[192, 0, 2, 1].into(), "::1".parse().unwrap()]))));
         assert_eq!(parsed("7 "), Some((7, Ok(Vec::new()))));
-        assert_eq!(parsed("7 ! gone\u{1b}[2J"), Some((7, Err("gone[2J".into()))));
+        assert_eq!(parsed("7 ! gone\u{1b}[2J"), Some((7, Err(ResolveError::Resolver("gone[2J".into())))));
         assert!(matches!(parsed("7 192.0.2.1 x"), Some((7, Err(_)))));
         for malformed in ["", "7", "x 192.0.2.1", "-1 192.0.2.1"] {
             assert_eq!(parsed(malformed), None, "{malformed}");

@@ -63,6 +63,23 @@ impl Known {
     }
 }
 
+/// Reason a name has no addresses.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum ResolveError {
+    /// It cannot be the name of a host.
+    #[error("not a host name")]
+    NotAName,
+    /// As many names as may be are being resolved.
+    #[error("too many names are being resolved already")]
+    Busy,
+    /// No answer within the time that the caller waits.
+    #[error("timed out")]
+    TimedOut,
+    /// The resolver's own reason.
+    #[error("{0}")]
+    Resolver(String),
+}
+
 impl Hosts {
     /// Replaces the names. Those that were there keep their addresses.
     pub fn keep<'a>(&mut self, names: impl IntoIterator<Item = &'a str>) {
@@ -103,7 +120,7 @@ impl Hosts {
     }
 
     /// Takes the answer to a request; `None` when there was none of that number.
-    pub fn answer(&mut self, now: Instant, number: u64, found: Result<Vec<IpAddr>, String>) -> Option<Answered> {
+    pub fn answer(&mut self, now: Instant, number: u64, found: Result<Vec<IpAddr>, ResolveError>) -> Option<Answered> {
         let name = self.asked.remove(&number)?;
         let known = self.by_name.get_mut(&name)?;
         (known.pending, known.answered) = (false, Some(now));
@@ -205,7 +222,7 @@ mod tests {
         assert!(hosts.answer(now, first, Ok(vec![addr(1)])).unwrap().changed);
         now += AGE;
         let second = hosts.ask(now, "gw", AGE).unwrap();
-        let answered = hosts.answer(now, second, Err("timed out".to_owned())).unwrap();
+        let answered = hosts.answer(now, second, Err(ResolveError::TimedOut)).unwrap();
         assert_eq!(answered.failure, Some(("'gw' has no address: timed out".to_owned(), true)));
         hosts.keep(["gw"]);
         assert_eq!(hosts.ranges(&gw).unwrap()[0].start, addr(1));
@@ -224,7 +241,7 @@ mod tests {
         hosts.keep(["gw"]);
         for wait_s in [5, 10, 20, 40, 80, 160, 300, 300] {
             let number = hosts.ask(now, "gw", AGE).unwrap();
-            hosts.answer(now, number, Err("refused".to_owned())).unwrap();
+            hosts.answer(now, number, Err(ResolveError::Resolver("refused".to_owned()))).unwrap();
             assert_eq!(hosts.deadline(), Some(now + Duration::from_secs(wait_s)));
             assert!(hosts.due(now).is_empty());
             now += Duration::from_secs(wait_s);

@@ -21,6 +21,7 @@ use wire::{AddrRange, PortRange};
 pub use self::answers::{Credentials, EapFake};
 pub use self::fuzz::drive;
 use crate::config::*;
+use crate::hosts::ResolveError;
 use crate::identity::{IdPattern, Identity};
 use crate::output::{Answer, ChildId, ChildSa, Event, IkeId, Level, Output, Question, Ticket, Transmit, Virtual};
 use crate::proposal::{ChildProposal, ChildProtocol, IkeProposal};
@@ -292,7 +293,12 @@ impl Host {
     /// Answers a request of the resolver.
     pub fn resolve(&mut self, now: Instant, number: u64, host: &str) {
         let of_net = || host.strip_prefix("gw").and_then(|last| last.parse().ok()).map(|last| vec![last]);
-        let found = self.names.get(host).cloned().or_else(of_net).ok_or_else(|| format!("there is no {host}"));
+        let found = self
+            .names
+            .get(host)
+            .cloned()
+            .or_else(of_net)
+            .ok_or_else(|| ResolveError::Resolver(format!("there is no {host}")));
         let found = found.map(|found| found.into_iter().map(addr).collect());
         self.endpoint.resolved(now, number, found);
     }

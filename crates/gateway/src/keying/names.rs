@@ -8,6 +8,8 @@ use std::net::IpAddr;
 use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ike::hosts::ResolveError;
+
 /// Names that are resolved at the same time: one that times out does not hold up the others.
 const THREADS: usize = 4;
 /// Requests that wait, of at most 253 bytes each.
@@ -23,7 +25,7 @@ pub(crate) enum Client {
 }
 
 /// An answer: client, number of its request, addresses or the reason that there are none.
-pub(super) type Found = (Client, u64, Result<Vec<IpAddr>, String>);
+pub(super) type Found = (Client, u64, Result<Vec<IpAddr>, ResolveError>);
 
 /// The threads.
 pub(super) struct Names {
@@ -64,14 +66,22 @@ impl Names {
     ///
     /// # Errors
     /// Too many requests wait already.
-    pub(super) fn find(&self, client: Client, number: u64, host: String) -> Result<(), String> {
+    pub(super) fn find(&self, client: Client, number: u64, host: String) -> Result<(), ResolveError> {
         let sent = self.requests.try_send((client, number, host));
-        sent.map_err(|_| "too many names are being resolved already".to_owned())
+        sent.map_err(|_| ResolveError::Busy)
     }
 
     /// Answers since the last call.
     pub(super) fn found(&self) -> impl Iterator<Item = Found> {
         self.found.try_iter()
+    }
+}
+
+/// Reason of the host's resolver, or of the helper process that calls it.
+fn resolve_error(error: io::Error) -> ResolveError {
+    match error.downcast::<ResolveError>() {
+        Ok(error) => error,
+        Err(error) => ResolveError::Resolver(error.to_string()),
     }
 }
 
@@ -86,7 +96,7 @@ fn serve(
         // The lock is held while this thread waits for a request, and not while it resolves.
         let next = waiting.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok((client, number, host)) = next else { return };
-        if answers.send((client, number, resolve(&host).map_err(|error| error.to_string()))).is_err() {
+        if answers.send((client, number, resolve(&host).map_err(resolve_error))).is_err() {
             return;
         }
         wake();
@@ -129,7 +139,7 @@ mod tests {
         found.sort_by_key(|(_, number, _)| *number);
         let wanted = [
             (Client::Psp, 2, Ok(vec![IpAddr::from([192, 0, 2, 2])])),
-            (Client::Ike, 3, Err("no such host".to_owned())),
+            (Client::Ike, 3, Err(ResolveError::Resolver("no such host".to_owned()))),
         ];
         assert_eq!(found, wanted);
         release.send(()).unwrap();

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use crypto::KeyTable;
 use ike::config::{StartAction, TsConfig};
-use ike::hosts::Hosts;
+use ike::hosts::{Hosts, ResolveError};
 use ike::identity::{IdPattern, Identity};
 use rustix::event::{EventfdFlags, eventfd};
 use wire::{AddrRange, TrafficSelector};
@@ -428,7 +428,7 @@ impl PspService {
         &mut self,
         now: Instant,
         number: u64,
-        found: Result<Vec<IpAddr>, String>,
+        found: Result<Vec<IpAddr>, ResolveError>,
         fabric: &mut dyn Fabric,
     ) -> Vec<String> {
         let Some(answered) = self.hosts.answer(now, number, found) else { return Vec::new() };

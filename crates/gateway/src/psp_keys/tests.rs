@@ -351,7 +351,12 @@ fn a_peer_whose_name_has_no_address_is_closed_until_it_has_one() {
         let requests = end.service.requests();
         assert_eq!(requests.len(), 1);
         assert_eq!(end.bench.associations.captured().count(), 1, "closed before there is an answer");
-        let failed = end.service.resolved(Instant::now(), requests[0].0, Err("timed out".into()), &mut end.bench);
+        let failed = end.service.resolved(
+            Instant::now(),
+            requests[0].0,
+            Err(ike::hosts::ResolveError::TimedOut),
+            &mut end.bench,
+        );
         assert_eq!(failed, ["'other.test' has no address: timed out"]);
         assert_eq!((end.bench.associations.captured().count(), end.bench.take(&there, true)), (1, None));
         // A reload asks again, and so does time.
@@ -370,7 +375,7 @@ fn a_peer_whose_name_has_no_address_is_closed_until_it_has_one() {
     std::thread::sleep(Duration::from_millis(1100));
     a.load();
     let request = a.service.requests().remove(0);
-    a.service.resolved(Instant::now(), request.0, Err("timed out".into()), &mut a.bench);
+    a.service.resolved(Instant::now(), request.0, Err(ike::hosts::ResolveError::TimedOut), &mut a.bench);
     assert!(a.sends());
 }
 

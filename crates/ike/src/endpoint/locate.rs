@@ -15,6 +15,7 @@ use wire::AddrRange;
 use super::{Endpoint, IkeSpi};
 use crate::config::{Connection, Host};
 use crate::handshake::{Redirects, candidates};
+use crate::hosts::ResolveError;
 use crate::nat::IKE_PORT;
 use crate::output::{Event, Level, Output, Path};
 use crate::sa::Initiation;
@@ -40,7 +41,7 @@ pub(super) struct Held {
 
 impl<R: CryptoRng> Endpoint<R> {
     /// Answers [`Output::Resolve`]: addresses of the host, or why there are none.
-    pub fn resolved(&mut self, now: Instant, number: u64, found: Result<Vec<IpAddr>, String>) {
+    pub fn resolved(&mut self, now: Instant, number: u64, found: Result<Vec<IpAddr>, ResolveError>) {
         if let Some((initiation, redirects)) = self.naming.remove(&number) {
             return self.resolved_gateway(now, initiation, redirects, found);
         }
@@ -62,14 +63,15 @@ impl<R: CryptoRng> Endpoint<R> {
         now: Instant,
         mut initiation: Initiation,
         redirects: Redirects,
-        found: Result<Vec<IpAddr>, String>,
+        found: Result<Vec<IpAddr>, ResolveError>,
     ) {
-        match found.and_then(|found| found.first().copied().ok_or_else(|| "the gateway has no address".to_owned())) {
-            Ok(addr) => {
+        match found.map(|found| found.first().copied()) {
+            Ok(Some(addr)) => {
                 initiation.remote = Some((addr, IKE_PORT).into());
                 self.initiate_now(now, initiation, redirects);
             }
-            Err(reason) => self.fail_initiation(&initiation, reason),
+            Ok(None) => self.fail_initiation(&initiation, "the gateway has no address".to_owned()),
+            Err(error) => self.fail_initiation(&initiation, error.to_string()),
         }
     }
 

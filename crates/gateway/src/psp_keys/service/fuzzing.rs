@@ -478,7 +478,7 @@ impl End {
             12 => {
                 for (number, _) in self.service.requests() {
                     let found = match which & 3 {
-                        0 => Err("timed out".to_owned()),
+                        0 => Err(ike::hosts::ResolveError::TimedOut),
                         1 => Ok(NAMED.map(addr).to_vec()),
                         at => Ok(vec![addr(NAMED[usize::from(at & 1)])]),
                     };
