@@ -35,7 +35,7 @@ use crate::context::{Context, Names, Owned, Sources};
 use crate::cookie::Cookies;
 use crate::exchange::{Arrival, Timeout};
 use crate::handshake::{Outcome, Redirects, counters, init};
-use crate::output::{Answer, ChildId, Event, IkeId, IkeSpi, IkeSpis, Level, Output, Subsystem, Ticket, Transmit};
+use crate::output::{Answer, ChildId, Event, IkeId, IkeSpi, IkeSpis, Level, Output, Path, Subsystem, Ticket, Transmit};
 use crate::pool::Pools;
 use crate::sa::{Birth, Established, IkeSa, Initiation};
 
@@ -183,25 +183,26 @@ impl<R: CryptoRng> Endpoint<R> {
     /// Takes one UDP payload, without non-ESP marker. `local` is where it arrived, `from` its sender.
     /// Nothing that can arrive makes this panic.
     pub fn handle_datagram(&mut self, now: Instant, local: SocketAddr, from: SocketAddr, datagram: &[u8]) {
+        let path = Path::of_datagram(local, from);
         let Ok((header, body)) = Header::parse(datagram) else {
             return self.shared.count(counters::MALFORMED);
         };
         if header.major() != Header::VERSION_2 >> 4 {
-            return self.refuse_version(now, (local, from), header);
+            return self.refuse_version(now, &path, header);
         }
         if header.exchange == ExchangeType::IKE_SA_INIT && !header.is_response() {
-            return self.handle_init(now, (local, from), header, body, datagram);
+            return self.handle_init(now, &path, header, body, datagram);
         }
         // The SPI that this host chose.
         let spi = IkeSpi(if header.from_initiator() { header.spi_r } else { header.spi_i });
         match self.sas.get(&spi) {
-            Some(_) => self.step(now, &spi, |sa, ctx| handle(sa, ctx, (local, from), header, datagram)),
-            None => self.refuse_spi(now, (local, from), header, datagram.len()),
+            Some(_) => self.step(now, &spi, |sa, ctx| handle(sa, ctx, &path, header, datagram)),
+            None => self.refuse_spi(now, &path, header, datagram.len()),
         }
     }
 
     /// RFC 7296 §2.5: a higher major version receives the supported one.
-    fn refuse_version(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header) {
+    fn refuse_version(&mut self, now: Instant, path: &Path, header: &Header) {
         self.shared.count(counters::VERSION);
         if header.major() > 2 && !header.is_response() && self.replies.allows(now) {
             self.reply(path, header, NotifyType::INVALID_MAJOR_VERSION);
@@ -209,7 +210,7 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     /// RFC 7296 §2.21.4: a request for an unknown IKE SA receives a notify, a response never does.
-    fn refuse_spi(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header, len: usize) {
+    fn refuse_spi(&mut self, now: Instant, path: &Path, header: &Header, len: usize) {
         const REPLY_LEN: usize = Header::LEN + 8;
         self.shared.count(counters::UNKNOWN_SPI);
         if !header.is_response() && len >= REPLY_LEN && self.replies.allows(now) {
@@ -217,13 +218,14 @@ impl<R: CryptoRng> Endpoint<R> {
         }
     }
 
-    fn reply(&mut self, (local, remote): (SocketAddr, SocketAddr), header: &Header, kind: NotifyType) {
+    fn reply(&mut self, path: &Path, header: &Header, kind: NotifyType) {
         let (spis, message_id) = (IkeSpis::of(header), header.message_id.get());
         let role = if header.from_initiator() { 0 } else { Header::FLAG_INITIATOR };
         let flags = role | Header::FLAG_RESPONSE;
         let datagram = init::unprotected(header.exchange, spis, flags, message_id, |chain| {
             chain.notify(wire::ike::ProtocolId::NONE, &[], kind, &[]);
         });
+        let Path { local, remote, .. } = *path;
         self.shared.out.push_back(Output::Transmit(Transmit { local, remote, datagram, dscp: 0 }));
     }
 
@@ -335,13 +337,7 @@ impl<R: CryptoRng> Endpoint<R> {
 }
 
 /// A datagram for an IKE SA.
-fn handle(
-    sa: &mut IkeSa,
-    ctx: &mut Context<'_>,
-    from: (SocketAddr, SocketAddr),
-    header: &Header,
-    datagram: &[u8],
-) -> Outcome {
+fn handle(sa: &mut IkeSa, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
     match sa {
         IkeSa::Handshake(handshake) => handshake.handle(ctx, from, header, datagram),
         IkeSa::Established(sa) => {
@@ -351,13 +347,7 @@ fn handle(
     }
 }
 
-fn handle_established(
-    sa: &mut Established,
-    ctx: &mut Context<'_>,
-    from: (SocketAddr, SocketAddr),
-    header: &Header,
-    datagram: &[u8],
-) {
+fn handle_established(sa: &mut Established, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
     let accepts = |exchange| {
         matches!(exchange, ExchangeType::CREATE_CHILD_SA | ExchangeType::INFORMATIONAL | ExchangeType::IKE_FOLLOWUP_KE)
     };

@@ -216,21 +216,15 @@ impl Exchanges {
         let message_id = self.next_request;
         self.next_request = self.next_request.saturating_add(1);
         let datagrams = self.seal(ctx, path.remote, exchange, message_id, false, &inner);
-        send(ctx, (path.local, path.remote), self.dscp, &datagrams);
+        send(ctx, path, self.dscp, &datagrams);
         let resend = Resend::new(ctx.now, &self.retransmit, datagrams);
         self.outstanding = Some(Outstanding { exchange, message_id, resend });
     }
 
     /// Answers the request that [`Exchanges::receive`] gave last, and remembers the answer.
-    pub(crate) fn respond(
-        &mut self,
-        ctx: &mut Context<'_>,
-        to: (SocketAddr, SocketAddr),
-        request: (ExchangeType, u32),
-        inner: &Inner,
-    ) {
+    pub(crate) fn respond(&mut self, ctx: &mut Context<'_>, to: &Path, request: (ExchangeType, u32), inner: &Inner) {
         let (exchange, message_id) = request;
-        let response = self.seal(ctx, to.1, exchange, message_id, true, inner);
+        let response = self.seal(ctx, to.remote, exchange, message_id, true, inner);
         send(ctx, to, self.dscp, &response);
         if let Some(answered) = &mut self.answered {
             answered.response = response;
@@ -245,7 +239,7 @@ impl Exchanges {
     /// Sends the request that is out once more at once, to where `path` leads now (RFC 4555 §3.5).
     pub(crate) fn resend_now(&mut self, ctx: &mut Context<'_>, path: &Path) {
         if let Some(out) = &self.outstanding {
-            send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
+            send(ctx, path, self.dscp, out.resend.datagrams());
         }
     }
 
@@ -259,12 +253,12 @@ impl Exchanges {
         true
     }
 
-    /// Takes a datagram with this IKE SA's SPIs. `from` is (local, remote); `accepts` lists the
+    /// Takes a datagram with this IKE SA's SPIs. `from` has its addresses; `accepts` lists the
     /// exchanges that may be requested in the state of the SA.
     pub(crate) fn receive(
         &mut self,
         ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
+        from: &Path,
         header: &Header,
         datagram: &[u8],
         accepts: impl Fn(ExchangeType) -> bool,
@@ -311,13 +305,7 @@ impl Exchanges {
 
     /// Answers a retransmitted request from the cache. One that is not the same bytes (smaller
     /// fragments, RFC 7383 §2.5.2) has to be authentic.
-    fn answer_again(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        header: &Header,
-        datagram: &[u8],
-    ) {
+    fn answer_again(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) {
         let first = match skf(header, datagram) {
             Some(skf) => skf.number == 1,
             None => true,
@@ -410,7 +398,7 @@ impl Exchanges {
             return Timeout::GaveUp;
         }
         ctx.count(counters::RETRANSMISSIONS);
-        send(ctx, (path.local, path.remote), self.dscp, out.resend.datagrams());
+        send(ctx, path, self.dscp, out.resend.datagrams());
         out.resend.log(ctx, self.id, path.remote, &self.retransmit);
         Timeout::Nothing
     }
@@ -517,9 +505,9 @@ fn digest(datagram: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Sends datagrams from `path.0` to `path.1`.
-pub(crate) fn send(ctx: &mut Context<'_>, path: (SocketAddr, SocketAddr), dscp: u8, datagrams: &[Vec<u8>]) {
-    let (local, remote) = path;
+/// Sends datagrams along `path`.
+pub(crate) fn send(ctx: &mut Context<'_>, path: &Path, dscp: u8, datagrams: &[Vec<u8>]) {
+    let Path { local, remote, .. } = *path;
     for datagram in datagrams {
         ctx.out.push_back(Output::Transmit(Transmit { local, remote, datagram: datagram.clone(), dscp }));
     }

@@ -17,7 +17,6 @@ mod responder;
 mod responder_auth;
 mod secured;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -89,15 +88,8 @@ impl Outcome {
 }
 
 impl Handshake {
-    /// Takes a datagram with this IKE SA's SPIs that is not a request of IKE_SA_INIT. `from` is
-    /// (local, remote).
-    pub(crate) fn handle(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        header: &Header,
-        datagram: &[u8],
-    ) -> Outcome {
+    /// Takes a datagram with this IKE SA's SPIs that is not a request of IKE_SA_INIT. `from` has its addresses.
+    pub(crate) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
         match self {
             Self::Initiator(initiator) => initiator.handle(ctx, from, header, datagram),
             Self::Responder(responder) => responder.handle(ctx, from, header, datagram),

@@ -124,6 +124,18 @@ pub struct Path {
     pub encap: bool,
 }
 
+impl Path {
+    /// The addresses of one IKE datagram, which says nothing about ESP.
+    pub(crate) const fn of_datagram(local: SocketAddr, remote: SocketAddr) -> Self {
+        Self { local, remote, encap: false }
+    }
+
+    /// The same addresses for ESP in UDP, or for ESP alone.
+    pub(crate) const fn with_encap(self, encap: bool) -> Self {
+        Self { encap, ..self }
+    }
+}
+
 /// A question to the holder of credentials.
 #[cfg_attr(not(feature = "exhaustive"), non_exhaustive)]
 pub enum Question {

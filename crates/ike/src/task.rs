@@ -22,7 +22,6 @@ pub(crate) mod reload;
 mod tests;
 
 use std::collections::VecDeque;
-use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use wire::Spi;
@@ -32,7 +31,7 @@ use crate::child::{Child, ChildFault, Parent, Parts};
 use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Inner, Plain};
-use crate::output::{ChildId, Event, IkeId, Level, Subsystem};
+use crate::output::{ChildId, Event, IkeId, Level, Path, Subsystem};
 use crate::sa::{ChildRequest, Ending, Established, Role};
 
 /// Tasks that wait on one IKE SA; about 100 bytes each.
@@ -225,13 +224,8 @@ impl Active {
 /// Interface for the owner of an `Established`. `handle_*` take what [`crate::exchange::Exchanges`]
 /// has authenticated and put in order; `start_next` is harmless at any time.
 impl Established {
-    /// Answers a new request. `from` is (local, remote) of its datagram.
-    pub(crate) fn handle_request(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        request: &Plain,
-    ) -> Inner {
+    /// Answers a new request. `from` has the addresses of its datagram.
+    pub(crate) fn handle_request(&mut self, ctx: &mut Context<'_>, from: &Path, request: &Plain) -> Inner {
         self.heard = ctx.now;
         self.follow_nat(ctx, from);
         let mut fatal = false;
@@ -261,7 +255,7 @@ impl Established {
     fn answer(
         &mut self,
         ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
+        from: &Path,
         request: &Plain,
         chain: &mut Chain<'_>,
     ) -> Result<(), IkeError> {
@@ -289,7 +283,7 @@ impl Established {
     }
 
     /// Takes the response to the request that is out.
-    pub(crate) fn handle_response(&mut self, ctx: &mut Context<'_>, from: (SocketAddr, SocketAddr), response: &Plain) {
+    pub(crate) fn handle_response(&mut self, ctx: &mut Context<'_>, from: &Path, response: &Plain) {
         self.heard = ctx.now;
         self.follow_nat(ctx, from);
         self.path_works(ctx);

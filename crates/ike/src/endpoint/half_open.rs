@@ -15,7 +15,7 @@ use super::{Endpoint, IkeSpi, Slot};
 use crate::child::Parts;
 use crate::error::IkeError;
 use crate::handshake::{Handshake, Refusing, accept, counters, init};
-use crate::output::{IkeSpis, Level, Output, Transmit};
+use crate::output::{IkeSpis, Level, Output, Path, Transmit};
 use crate::sa::IkeSa;
 
 /// Counts of half-open IKE SAs.
@@ -56,14 +56,7 @@ impl HalfOpen {
 
 impl<R: CryptoRng> Endpoint<R> {
     /// A request of IKE_SA_INIT.
-    pub(super) fn handle_init(
-        &mut self,
-        now: Instant,
-        path: (SocketAddr, SocketAddr),
-        header: &Header,
-        body: &[u8],
-        datagram: &[u8],
-    ) {
+    pub(super) fn handle_init(&mut self, now: Instant, path: &Path, header: &Header, body: &[u8], datagram: &[u8]) {
         self.shared.count(counters::INIT_RECEIVED);
         let spis = IkeSpis::of(header);
         let fits = header.from_initiator()
@@ -76,7 +69,7 @@ impl<R: CryptoRng> Endpoint<R> {
         if !fits {
             return self.shared.count(counters::INIT_INVALID);
         }
-        let key = (path.1, spis.initiator);
+        let key = (path.remote, spis.initiator);
         if let Some(response) = self.repeated(&key, datagram) {
             self.shared.count(counters::ANSWERED_AGAIN);
             return self.transmit(path, response);
@@ -120,7 +113,7 @@ impl<R: CryptoRng> Endpoint<R> {
             }
             Err((refusing, reason)) => {
                 if self.lines.allows(now) {
-                    let text = format!("IKE_SA_INIT of {} is not accepted: {reason}", path.1);
+                    let text = format!("IKE_SA_INIT of {} is not accepted: {reason}", path.remote);
                     self.shared.log(Level::Warn, None, text);
                 }
                 if let Refusing::With(answer) = refusing {
@@ -152,8 +145,8 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     /// Cookies and limits: may this request make state?
-    fn admit(&mut self, now: Instant, path: (SocketAddr, SocketAddr), header: &Header, parts: &Parts<'_>) -> bool {
-        let (all, here) = (self.half_open.len(), self.half_open.from(path.1.ip()));
+    fn admit(&mut self, now: Instant, path: &Path, header: &Header, parts: &Parts<'_>) -> bool {
+        let (all, here) = (self.half_open.len(), self.half_open.from(path.remote.ip()));
         let settings = &self.shared.settings;
         let blocked =
             here >= settings.block_threshold || all >= settings.half_open_max || self.sas.len() >= settings.ike_sas_max;
@@ -162,9 +155,9 @@ impl<R: CryptoRng> Endpoint<R> {
             let Some(nonce) = parts.nonce else { return false };
             let spi_i = IkeSpi(header.spi_i);
             let shown = parts.notify(NotifyType::COOKIE);
-            let good = shown.is_some_and(|shown| cookies.check(now, rng, path.1.ip(), spi_i, nonce, shown));
+            let good = shown.is_some_and(|shown| cookies.check(now, rng, path.remote.ip(), spi_i, nonce, shown));
             if !good {
-                let cookie = cookies.make(now, rng, path.1.ip(), spi_i, nonce);
+                let cookie = cookies.make(now, rng, path.remote.ip(), spi_i, nonce);
                 if shown.is_some() {
                     self.shared.count(counters::COOKIE_WRONG);
                 }
@@ -183,7 +176,8 @@ impl<R: CryptoRng> Endpoint<R> {
         true
     }
 
-    fn transmit(&mut self, (local, remote): (SocketAddr, SocketAddr), datagram: Vec<u8>) {
+    fn transmit(&mut self, path: &Path, datagram: Vec<u8>) {
+        let Path { local, remote, .. } = *path;
         self.shared.out.push_back(Output::Transmit(Transmit { local, remote, datagram, dscp: 0 }));
     }
 }

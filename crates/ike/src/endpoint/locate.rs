@@ -5,7 +5,7 @@
 //! [`Hosts`](crate::hosts::Hosts) schedules the retry. An IKE_SA_INIT from an unknown address waits
 //! in `held`, because its peer may have moved to it (dynamic DNS).
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -33,8 +33,7 @@ const HELD_MAX: usize = 16;
 
 /// An IKE_SA_INIT request that waits for names.
 pub(super) struct Held {
-    local: SocketAddr,
-    from: SocketAddr,
+    path: Path,
     spi_i: IkeSpi,
     datagram: Vec<u8>,
 }
@@ -191,17 +190,11 @@ impl<R: CryptoRng> Endpoint<R> {
     }
 
     /// Resolves names again for an IKE_SA_INIT. True when it waits for them, because no connection fits so far.
-    pub(super) fn hold_for_names(
-        &mut self,
-        now: Instant,
-        (local, from): (SocketAddr, SocketAddr),
-        spi_i: IkeSpi,
-        datagram: &[u8],
-    ) -> bool {
+    pub(super) fn hold_for_names(&mut self, now: Instant, path: &Path, spi_i: IkeSpi, datagram: &[u8]) -> bool {
         if self.shared.names.hosts.is_empty() {
             return false;
         }
-        let fits = self.fits(local, from);
+        let fits = self.fits(path);
         let age = if fits { KNOWN_PEER } else { UNKNOWN_PEER };
         let mut pending = false;
         for connection in self.shared.connections.clone() {
@@ -215,28 +208,27 @@ impl<R: CryptoRng> Endpoint<R> {
         if fits || !pending {
             return false;
         }
-        self.held.retain(|held| (held.from, held.spi_i) != (from, spi_i));
+        self.held.retain(|held| (held.path.remote, held.spi_i) != (path.remote, spi_i));
         if self.held.len() >= HELD_MAX {
             self.held.pop_front();
         }
-        self.held.push_back(Held { local, from, spi_i, datagram: datagram.to_vec() });
+        self.held.push_back(Held { path: *path, spi_i, datagram: datagram.to_vec() });
         true
     }
 
     /// Returns whether a connection is between these addresses.
-    fn fits(&self, local: SocketAddr, remote: SocketAddr) -> bool {
-        let path = Path { local, remote, encap: false };
-        !candidates(&self.shared.connections, &self.shared.names.hosts, &path).is_empty()
+    fn fits(&self, path: &Path) -> bool {
+        !candidates(&self.shared.connections, &self.shared.names.hosts, path).is_empty()
     }
 
     /// Handles IKE_SA_INIT messages that need not wait any more.
     fn release(&mut self, now: Instant) {
         let pending = self.shared.connections.iter().any(|connection| self.is_pending(connection));
         for held in std::mem::take(&mut self.held) {
-            if pending && !self.fits(held.local, held.from) {
+            if pending && !self.fits(&held.path) {
                 self.held.push_back(held);
             } else {
-                self.handle_datagram(now, held.local, held.from, &held.datagram);
+                self.handle_datagram(now, held.path.local, held.path.remote, &held.datagram);
             }
         }
     }

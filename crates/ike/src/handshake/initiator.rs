@@ -113,26 +113,20 @@ impl Initiator {
         Ok(Self { start, phase: Phase::Init(Box::new(init)) })
     }
 
-    pub(crate) fn handle(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        header: &Header,
-        datagram: &[u8],
-    ) -> Outcome {
+    pub(crate) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
         match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Init(init) => {
                 let expected = header.exchange == ExchangeType::IKE_SA_INIT
                     && header.is_response()
                     && !header.from_initiator()
                     && header.message_id.get() == 0
-                    && from.1 == self.start.path.remote;
+                    && from.remote == self.start.path.remote;
                 if !expected {
                     ctx.count(counters::OUT_OF_ORDER);
                     self.phase = Phase::Init(init);
                     return Outcome::Pending;
                 }
-                match init.handle(ctx, &mut self.start, Response { from, header, datagram }) {
+                match init.handle(ctx, &mut self.start, Response { from: *from, header, datagram }) {
                     Next::Wait(init) => {
                         self.phase = Phase::Init(init);
                         Outcome::Pending
@@ -337,8 +331,8 @@ impl Start {
 /// A datagram that answers IKE_SA_INIT.
 #[derive(Clone, Copy)]
 struct Response<'a> {
-    /// Local and remote address.
-    from: (SocketAddr, SocketAddr),
+    /// Addresses of the datagram.
+    from: Path,
     header: &'a Header,
     datagram: &'a [u8],
 }
@@ -392,7 +386,7 @@ impl Init {
             }
         });
         let datagrams = vec![self.message.clone()];
-        send(ctx, (start.path.local, start.path.remote), connection.dscp, &datagrams);
+        send(ctx, &start.path, connection.dscp, &datagrams);
         self.resend = Resend::new(ctx.now, &connection.retransmit, datagrams);
         self.failure = None;
     }
@@ -408,9 +402,8 @@ impl Init {
         let connection = start.connection();
         if self.resend.again(ctx.now, &connection.retransmit) {
             ctx.count(counters::RETRANSMISSIONS);
-            let path = (start.path.local, start.path.remote);
-            send(ctx, path, connection.dscp, self.resend.datagrams());
-            self.resend.log(ctx, start.id, path.1, &connection.retransmit);
+            send(ctx, &start.path, connection.dscp, self.resend.datagrams());
+            self.resend.log(ctx, start.id, start.path.remote, &connection.retransmit);
             return None;
         }
         Some(match self.failure.take() {
@@ -505,7 +498,7 @@ impl Init {
             return Err(IkeError::violation("the peer's KE payload is not of the chosen method"));
         }
         // The address that the peer sees may differ from the one that this host does not know yet.
-        start.path.local.set_ip(response.from.0.ip());
+        start.path.local.set_ip(response.from.local.ip());
         let spis = IkeSpis::new(start.spi, spi_r);
         let announced = Announced::read(parts, response.payloads(), spis, &start.path);
         if !suite.additional.is_empty() && !announced.peer.intermediate {

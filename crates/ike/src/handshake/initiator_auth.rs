@@ -30,7 +30,7 @@ use crate::context::Context;
 use crate::error::IkeError;
 use crate::exchange::{Arrival, Inner, Plain, Timeout, Unanswered};
 use crate::identity::{IdPattern, Identity};
-use crate::output::{Answer, IkeSpis, Question, Signed, Ticket, Verified, Virtual};
+use crate::output::{Answer, IkeSpis, Path, Question, Signed, Ticket, Verified, Virtual};
 use crate::sa::{ChildRequest, Role};
 
 /// The initiator with keys, by what it waits for.
@@ -224,7 +224,7 @@ impl Authenticating {
         mut self,
         ctx: &mut Context<'_>,
         start: &mut Start,
-        from: (SocketAddr, SocketAddr),
+        from: &Path,
         header: &Header,
         datagram: &[u8],
     ) -> Step {

@@ -4,7 +4,6 @@
 //! sent from an address, perhaps not even that. What it keeps is bounded ([`super::init::INIT_MAX`]),
 //! and the expensive half of the key exchange waits for the first encrypted message.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -87,7 +86,7 @@ pub(crate) fn accept(
     ctx: &mut Context<'_>,
     id: IkeId,
     spi_r: IkeSpi,
-    from: (SocketAddr, SocketAddr),
+    path: &Path,
     datagram: &[u8],
     parts: &Parts<'_>,
 ) -> Result<(Responder, Arc<Connection>), (Refusing, String)> {
@@ -95,7 +94,7 @@ pub(crate) fn accept(
     let (header, body) = Header::parse(datagram).map_err(|error| silently(&error.to_string()))?;
     let unanswered = IkeSpis::new(IkeSpi(header.spi_i), IkeSpi::ZERO);
     let spis = IkeSpis { responder: spi_r, ..unanswered };
-    let path = Path { local: from.0, remote: from.1, encap: false };
+    let path = path.with_encap(false);
     let refuse = |kind: NotifyType, data: &[u8]| {
         Refusing::With(init::message(unanswered, true, |chain| status(chain, kind, data)))
     };
@@ -108,7 +107,7 @@ pub(crate) fn accept(
     let connections = candidates(ctx.connections, &ctx.names.hosts, &path);
     let Some(best) = connections.first() else {
         ctx.count(counters::INIT_NO_CONNECTION);
-        let reason = format!("no connection is between {} and {}", from.0.ip(), from.1.ip());
+        let reason = format!("no connection is between {} and {}", path.local.ip(), path.remote.ip());
         return Err((refuse(NotifyType::NO_PROPOSAL_CHOSEN, &[]), reason));
     };
     let mut reasons = Vec::new();
@@ -173,7 +172,8 @@ pub(crate) fn accept(
         hashes: said.hashes,
         nat,
     };
-    let text = format!("IKE_SA_INIT from {} answered: {}, NAT here {}, there {}", from.1, half.suite, nat.0, nat.1);
+    let text =
+        format!("IKE_SA_INIT from {} answered: {}, NAT here {}, there {}", path.remote, half.suite, nat.0, nat.1);
     ctx.log(Level::Debug, Subsystem::Ike, Some(id), text);
     let until = ctx.now + ctx.settings.half_open_timeout;
     let path = Path { encap, ..path };
@@ -264,13 +264,7 @@ impl Responder {
         &self.response
     }
 
-    pub(crate) fn handle(
-        &mut self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        header: &Header,
-        datagram: &[u8],
-    ) -> Outcome {
+    pub(crate) fn handle(&mut self, ctx: &mut Context<'_>, from: &Path, header: &Header, datagram: &[u8]) -> Outcome {
         let mut answering = match std::mem::replace(&mut self.phase, Phase::Over) {
             Phase::Half(half) if !is_first_encrypted(header) => {
                 self.phase = Phase::Half(half);
@@ -279,7 +273,7 @@ impl Responder {
             }
             Phase::Half(half) => match self.make_keys(ctx, *half) {
                 Ok(answering) => answering,
-                Err(reason) => return Outcome::over(format!("{}: {reason}", from.1)),
+                Err(reason) => return Outcome::over(format!("{}: {reason}", from.remote)),
             },
             Phase::Auth(answering) => answering,
             Phase::Refused(mut exchanges) => {
@@ -293,7 +287,7 @@ impl Responder {
         let expected = answering.expected();
         match answering.exchanges().receive(ctx, from, header, datagram, |exchange| expected.contains(&exchange)) {
             Arrival::Request(request) => {
-                self.path = Path { local: from.0, remote: from.1, encap: self.path.encap };
+                self.path = from.with_encap(self.path.encap);
                 let step = answering.handle(ctx, from, self.path, request);
                 self.take(ctx, step)
             }

@@ -11,7 +11,6 @@ mod candidates;
 mod eap;
 mod finish;
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -89,7 +88,7 @@ pub(super) struct Session {
 /// Destination of the response to the current request, and its exchange and message ID.
 #[derive(Clone, Copy)]
 pub(super) struct Reply {
-    to: (SocketAddr, SocketAddr),
+    to: Path,
     request: (ExchangeType, u32),
 }
 
@@ -218,14 +217,8 @@ impl Answering {
     }
 
     /// Takes a request of one of the [expected](Self::expected) exchanges.
-    pub(super) fn handle(
-        self,
-        ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
-        path: Path,
-        request: Plain,
-    ) -> Step {
-        let reply = Reply { to: from, request: (request.exchange, request.message_id) };
+    pub(super) fn handle(self, ctx: &mut Context<'_>, from: &Path, path: Path, request: Plain) -> Step {
+        let reply = Reply { to: *from, request: (request.exchange, request.message_id) };
         match self {
             Self::Credentials(session, ticket, asked) => {
                 ctx.internal_error(session.secured.id, "a request while another one is in hand");
@@ -285,7 +278,7 @@ fn refuse(ctx: &mut Context<'_>, secured: Secured, reply: Reply, refused: &IkeEr
 
 /// Sends the last response of a handshake that ends.
 fn refuse_with(ctx: &mut Context<'_>, mut secured: Secured, reply: Reply, inner: &Inner, reason: String) -> Step {
-    secured.exchanges.respond(ctx, reply.to, reply.request, inner);
+    secured.exchanges.respond(ctx, &reply.to, reply.request, inner);
     Step::Refused(Box::new(secured.exchanges), reason)
 }
 
@@ -304,7 +297,7 @@ impl Keyed {
         };
         secured.note_request(request.message_id, request.first, &request.bytes);
         secured.note_response(request.message_id, (inner.first, &inner.bytes));
-        secured.exchanges.respond(ctx, reply.to, reply.request, &inner);
+        secured.exchanges.respond(ctx, &reply.to, reply.request, &inner);
         match secured.update_keys(ctx, &shared) {
             Ok(()) => Step::Wait(Answering::after_intermediate(self, index + 1)),
             Err(error) => Step::Over(error.to_string()),
@@ -578,7 +571,7 @@ impl Session {
             Ok(inner) => inner,
             Err(too_long) => return self.refuse(ctx, &too_long.into()),
         };
-        self.secured.exchanges.respond(ctx, self.reply.to, self.reply.request, &inner);
+        self.secured.exchanges.respond(ctx, &self.reply.to, self.reply.request, &inner);
         Step::Wait(Answering::Request(self, expected))
     }
 

@@ -4,7 +4,7 @@
 //! announces its own. Without it a host without a NAT follows a peer with one, by authentic new
 //! messages and packets only.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::time::Instant;
 
 use wire::ike::{Chain, ExchangeType, NotifyType, ProtocolId};
@@ -185,7 +185,7 @@ impl Established {
     pub(super) fn answer_addresses(
         &mut self,
         ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
+        from: &Path,
         parts: &Parts<'_>,
         chain: &mut Chain<'_>,
     ) {
@@ -196,7 +196,7 @@ impl Established {
         let update = parts.notify(NotifyType::UPDATE_SA_ADDRESSES).is_some();
         if update && self.tasks.origin == Role::Responder {
             let old = self.path;
-            self.path = Path { local: from.0, remote: from.1, encap: old.encap };
+            self.path = from.with_encap(old.encap);
             self.detect_nat(parts);
             if self.path != old {
                 self.moved(ctx);
@@ -205,7 +205,7 @@ impl Established {
             }
         }
         if parts.notify(NotifyType::NAT_DETECTION_SOURCE_IP).is_some() {
-            let path = Path { local: from.0, remote: from.1, encap: false };
+            let path = from.with_encap(false);
             nat::emit(chain, self.spis, &path, self.connection.encap);
         }
     }
@@ -261,7 +261,8 @@ impl Established {
     }
 
     /// Without MOBIKE: the mapping of the NAT of the peer has changed.
-    pub(super) fn follow_nat(&mut self, ctx: &mut Context<'_>, (_, remote): (SocketAddr, SocketAddr)) {
+    pub(super) fn follow_nat(&mut self, ctx: &mut Context<'_>, from: &Path) {
+        let remote = from.remote;
         let follows = !self.peer.mobike && self.nat == (false, true) && self.ending == Ending::No;
         if follows && remote != self.path.remote {
             self.path.remote = remote;

@@ -10,7 +10,7 @@ use super::{Active, Task, counters};
 use crate::child::Parts;
 use crate::context::Context;
 use crate::handshake::{Gateway, redirection};
-use crate::output::Level;
+use crate::output::{Level, Path};
 use crate::sa::{Ending, Established, Role};
 
 /// Bytes of COOKIE2 data (RFC 4555 §4.2.5).
@@ -21,7 +21,7 @@ impl Established {
     pub(super) fn answer_informational(
         &mut self,
         ctx: &mut Context<'_>,
-        from: (SocketAddr, SocketAddr),
+        from: &Path,
         parts: &Parts<'_>,
         chain: &mut Chain<'_>,
     ) {

@@ -7,7 +7,7 @@ use super::end::Cause;
 use super::{Task, earlier, jitter};
 use crate::child::{Child, ChildState};
 use crate::context::Context;
-use crate::output::{ChildId, Level, Output};
+use crate::output::{ChildId, Level, Output, Path};
 use crate::sa::{Ending, Established, Role};
 
 /// A peer's AUTH_LIFETIME is honoured this much before its end, so that there is time for it.
@@ -174,7 +174,7 @@ impl Established {
             self.use_outbound(ctx, child);
         }
         if let Some(remote) = from.filter(|_| self.path.encap) {
-            self.follow_nat(ctx, (self.path.local, remote));
+            self.follow_nat(ctx, &Path { remote, ..self.path });
         }
     }
 }

@@ -25,7 +25,7 @@ impl Session {
         connection: &Arc<Connection>,
         proof: &Proof,
     ) -> Step {
-        let local_id = self.local_id.clone().unwrap_or_else(|| address_id(self.reply.to.0));
+        let local_id = self.local_id.clone().unwrap_or_else(|| address_id(self.reply.to.local));
         let who = self.eap_name.clone().unwrap_or_else(|| self.remote_id.id.clone());
         let initial_contact = self.wishes.initial_contact;
         if connection.unique == Unique::Keep
@@ -44,7 +44,7 @@ impl Session {
         }
         let lost = initial_contact && connection.unique != Unique::Never;
         let alone = lost || connection.unique == Unique::Replace;
-        let client = Client { identity: &who, from: self.reply.to.1, alone };
+        let client = Client { identity: &who, from: self.reply.to.remote, alone };
         let leases = configure::assign(ctx, connection, client, &self.wishes.addresses);
         let mobike = self.wishes.mobike && connection.mobike;
         self.secured.peer.mobike = mobike;
@@ -115,7 +115,7 @@ impl Session {
             Ok(None) => (),
             Err(refused) => log_childless(ctx, &sa, &refused),
         }
-        sa.exchanges.respond(ctx, self.reply.to, self.reply.request, &inner);
+        sa.exchanges.respond(ctx, &self.reply.to, self.reply.request, &inner);
         Step::Up(Box::new(Up {
             sa,
             children: Vec::new(),

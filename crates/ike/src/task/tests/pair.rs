@@ -411,19 +411,19 @@ impl Pair {
     }
 
     pub(super) fn receive(&mut self, flying: &Flying) {
-        let (from, bytes) = ((flying.at, flying.from), &flying.bytes);
+        let (from, bytes) = (Path::of_datagram(flying.at, flying.from), &flying.bytes);
         self.step(flying.to, |ctx, sas| {
             let (header, _) = Header::parse(bytes).expect("sent by us");
             let spis = IkeSpis::of(header);
             let Some(sa) = sas.iter_mut().find(|sa| sa.spis == spis) else { return };
-            match sa.exchanges.receive(ctx, from, header, bytes, |_| true) {
+            match sa.exchanges.receive(ctx, &from, header, bytes, |_| true) {
                 Arrival::Nothing => (),
                 Arrival::Request(plain) => {
-                    let inner: Inner = sa.handle_request(ctx, from, &plain);
+                    let inner: Inner = sa.handle_request(ctx, &from, &plain);
                     assert_ne!(inner.first, PayloadType::SK);
-                    sa.exchanges.respond(ctx, from, (plain.exchange, plain.message_id), &inner);
+                    sa.exchanges.respond(ctx, &from, (plain.exchange, plain.message_id), &inner);
                 }
-                Arrival::Response(plain) => sa.handle_response(ctx, from, &plain),
+                Arrival::Response(plain) => sa.handle_response(ctx, &from, &plain),
             }
         });
     }

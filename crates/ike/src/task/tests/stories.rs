@@ -574,8 +574,8 @@ fn ask(pair: &mut Pair, exchange: ExchangeType, write: impl FnOnce(&mut Chain<'_
     let plain = Plain { exchange, message_id: 0, first, bytes };
     let mut answer = None;
     pair.act(B, |ctx, sa| {
-        let from = (sa.path.local, sa.path.remote);
-        answer = Some(sa.handle_request(ctx, from, &plain));
+        let from = sa.path;
+        answer = Some(sa.handle_request(ctx, &from, &plain));
     });
     answer.expect("it is there")
 }
@@ -778,7 +778,8 @@ proptest! {
                 let plain = Plain { exchange: ExchangeType::INFORMATIONAL, message_id: 0, first, bytes };
                 pair.act(B, |ctx, sa| {
                     sa.exchanges.forget_request();
-                    sa.handle_response(ctx, (sa.path.local, sa.path.remote), &plain);
+                    let from = sa.path;
+                    sa.handle_response(ctx, &from, &plain);
                 });
             } else {
                 let exchange = [ExchangeType::CREATE_CHILD_SA, ExchangeType::INFORMATIONAL, ExchangeType::IKE_FOLLOWUP_KE, ExchangeType::IKE_AUTH][step];
