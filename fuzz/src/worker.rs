@@ -54,14 +54,13 @@ fn bytes(batch: &Batch) -> Vec<Vec<u8>> {
     batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
 }
 
-/// The form of a packet that an SA of [`Tables`] protects: protocol, addresses and SPI. What UDP carries to the ports of
-/// protected packets is none by that alone.
+/// The form of a packet that an SA of [`Tables`] protects: protocol and SPI. What UDP carries to the ports of protected
+/// packets is none by that alone. Addresses say nothing: the policies here are for any, and transport mode keeps them.
 fn is_protected(packet: &[u8]) -> bool {
     let Ok(ip) = IpPacket::parse(packet) else { return false };
-    let between = [false, true].map(addresses).contains(&(ip.src, ip.dst));
-    if !between || ip.fragment.is_some() {
-        // A fragment may be one of a protected packet.
-        return between;
+    if ip.fragment.is_some() {
+        // It may be one of a protected packet, which is fragmented in tunnel mode only.
+        return [false, true].map(addresses).contains(&(ip.src, ip.dst));
     }
     let is_spi = |at: usize| packet.get(at..at + 4).is_some_and(|bytes| bytes == SPI.to_be_bytes());
     let port = packet.get(ip.upper_at + 2..ip.upper_at + 4).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
