@@ -79,7 +79,7 @@ impl User {
         Ok(Self { name: name.to_owned(), uid, gid, groups })
     }
 
-    /// Whether this process runs as the user already.
+    /// Returns whether this process runs as the user already.
     pub(crate) fn is_current(&self) -> bool {
         rustix::process::geteuid().as_raw() == self.uid
     }
@@ -137,7 +137,7 @@ impl User {
         let failed = |error| (folder.to_owned(), error);
         let there = folder.is_dir();
         fs::DirBuilder::new().recursive(true).mode(mode).create(folder).map_err(failed)?;
-        // Of links on the way to it; what it holds is not followed.
+        // Owner of the links on the path; the target is checked separately.
         let folder = folder.canonicalize().map_err(failed)?;
         let failed = |error| (folder.clone(), error);
         let meta = fs::metadata(&folder).map_err(failed)?;
@@ -149,7 +149,7 @@ impl User {
             fs::read_dir(&folder).map_err(failed)?.flatten().map(|entry| entry.path()).collect();
         let known = |path: &PathBuf| path.file_name().is_some_and(|name| ours(&name.to_string_lossy()));
         if !entries.iter().all(known) {
-            // It belongs to others as well. Whoever opens a file in it reports what is missing.
+            // It belongs to others as well. Opening a file in it reports missing permissions.
             return Ok(());
         }
         for entry in entries {
@@ -170,8 +170,9 @@ impl User {
         lchown(path, Some(self.uid), Some(self.gid)).map_err(failed)
     }
 
-    /// Those of `files` that the user cannot read and of `folders` that the user cannot list, with the reason. The
-    /// thread that tries them becomes the user, so that groups and access control lists count as they will later.
+    /// Returns the `files` that the user cannot read and the `folders` that the user cannot list,
+    /// with the reason. The thread that checks them switches to the user, so that groups and access
+    /// control lists apply as they will later.
     ///
     /// # Errors
     /// This process cannot become the user.
@@ -182,12 +183,12 @@ impl User {
                 self.fall_to()?;
                 Ok(unreadable(files, folders))
             });
-            attempt.join().unwrap_or_else(|_| Err(io::Error::other("the thread that looks at files ended")))
+            attempt.join().unwrap_or_else(|_| Err(io::Error::other("the thread that checks files ended")))
         })
     }
 }
 
-/// Those of `files` that this thread cannot read and of `folders` that it cannot list.
+/// Returns the `files` that this thread cannot read and the `folders` that it cannot list.
 pub(crate) fn unreadable(files: &[PathBuf], folders: &[PathBuf]) -> Vec<(PathBuf, io::Error)> {
     let files = files.iter().map(|file| (file, File::open(file).map(drop)));
     let folders = folders.iter().map(|folder| (folder, fs::read_dir(folder).map(drop)));

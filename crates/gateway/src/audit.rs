@@ -33,7 +33,7 @@ impl AuditLog {
         }
     }
 
-    /// Tells how much was held back in periods that are over.
+    /// Reports the number of events suppressed in periods that are over.
     pub(crate) fn flush(&mut self, now: Instant) {
         for reason in Drop::ALL {
             if let Some(count) = self.settle(now, *reason) {

@@ -13,12 +13,12 @@ use wire::AddrRange;
 use crate::guard::{Guard, GuardPolicy, Rules};
 use crate::routes::Routes;
 
-/// How long after a failure a change is tried again.
+/// Delay before a failed change is retried.
 const AGAIN: Duration = Duration::from_secs(1);
-/// How often the networks on this host's links are looked at.
+/// Interval at which the networks on this host's links are read.
 const LINKS_EVERY: Duration = Duration::from_secs(3);
 
-/// What routes and guard have in common.
+/// Common interface of routes and guard.
 pub(crate) trait Closes {
     /// Restores what another program changed.
     fn tick(&mut self, now: Instant);
@@ -65,7 +65,7 @@ pub(crate) struct Border<P = Routes, F = Guard> {
     changed: bool,
     /// Connections are being loaded.
     loading: bool,
-    /// When a change that failed is tried again.
+    /// Time of the next retry of a failed change.
     again: Option<Instant>,
     /// The gateway ends, and what is protected stays closed.
     frozen: bool,
@@ -80,7 +80,7 @@ impl<P: Paths, F: Filter> Border<P, F> {
         Self { routes, guard, changed: false, loading: false, again: None, frozen: false, links }
     }
 
-    /// Whether a change has an effect.
+    /// Returns whether a change has an effect.
     pub(crate) fn changes(&self) -> bool {
         !self.frozen && (self.routes.is_some() || self.guard.is_some())
     }
@@ -101,7 +101,7 @@ impl<P: Paths, F: Filter> Border<P, F> {
         std::mem::take(&mut self.loading)
     }
 
-    /// Whether routes and guard have to be set now.
+    /// Returns whether routes and guard have to be set now.
     pub(crate) fn is_due(&self) -> bool {
         self.changed && !self.loading
     }
@@ -149,7 +149,7 @@ impl<P: Paths, F: Filter> Border<P, F> {
         &self.links.0
     }
 
-    /// What passes by itself: changes by other programs, links that come and go, changes that failed.
+    /// Periodic work: restores changes by other programs, follows links, retries failed changes.
     pub(crate) fn tick(&mut self, now: Instant, bypass_lan: bool, look: impl FnOnce() -> Vec<AddrRange>) {
         if self.frozen {
             return;
@@ -170,7 +170,7 @@ impl<P: Paths, F: Filter> Border<P, F> {
         self.guard.iter_mut().for_each(F::stay);
     }
 
-    /// Whether what is protected stays closed after the end.
+    /// Returns whether what is protected stays closed after the end.
     pub(crate) fn is_frozen(&self) -> bool {
         self.frozen
     }
@@ -196,7 +196,7 @@ impl Border {
     }
 }
 
-/// What becomes of rules in the kernel when their owner is dropped.
+/// Fate of rules in the kernel when their owner is dropped.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Legacy {
     /// An earlier gateway left them, and was not to open what they close.
@@ -220,7 +220,8 @@ impl Legacy {
         self.stays = self.adopted;
     }
 
-    /// Whether they are removed. A thread that panics removes nothing: a fault leaves traffic closed.
+    /// Returns whether they are removed. A thread that panics removes nothing: a fault leaves
+    /// traffic closed.
     pub(crate) fn is_removed(self, panics: bool) -> bool {
         !self.stays && !panics
     }

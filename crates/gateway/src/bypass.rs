@@ -1,7 +1,7 @@
-//! Interfaces whose packets go past the kernel's stack (AF_XDP), from the configuration to the ports.
+//! Interfaces that use AF_XDP (kernel bypass), from the configuration to the ports.
 //!
 //! They are opened before the process confines itself: bpf(2), and locking memory, are among what it gives up. So one that
-//! goes later does not come back before the next start; its packets go by sockets.
+//! goes later does not come back before the next start; sockets are used for it.
 
 use std::net::IpAddr;
 
@@ -10,7 +10,7 @@ use wire::IpProto;
 
 use crate::config::Config;
 use crate::routes;
-use crate::status::PastStackStatus;
+use crate::status::XdpStatus;
 use crate::up::Listening;
 
 /// The interfaces in use, as the control side sees them.
@@ -18,8 +18,8 @@ use crate::up::Listening;
 pub(crate) struct Bypass(Vec<Watch>);
 
 impl Bypass {
-    /// What the interfaces of the configuration gave. One that could not be opened is missing: its packets go by sockets,
-    /// and the log says why.
+    /// Opens the configured interfaces. An interface that cannot be opened is missing from the
+    /// result: sockets are used for it, and the log states the reason.
     pub(crate) fn open(config: &Config) -> (Self, Vec<Interface>) {
         let (mut watches, mut opened) = (Vec::new(), Vec::new());
         if config.gateway.xdp.is_empty() {
@@ -33,34 +33,35 @@ impl Bypass {
                     watches.push(watch);
                     opened.push(interface);
                 }
-                Err(error) => tracing::warn!(target: "net", "AF_XDP: {name}: {error}; its packets go by sockets"),
+                Err(error) => tracing::warn!(target: "net", "AF_XDP: {name}: {error}; sockets are used for it"),
             }
         }
         (Self(watches), opened)
     }
 
-    /// Tells of interfaces that went.
+    /// Logs interfaces that have disappeared.
     pub(crate) fn look(&mut self) {
         for watch in &mut self.0 {
             if let Some(trouble) = watch.trouble() {
                 let name = watch.name();
-                tracing::warn!(target: "net", "AF_XDP: {name}: {trouble}; packets go by sockets until the next start");
+                tracing::warn!(target: "net", "AF_XDP: {name}: {trouble}; sockets are used until the next start");
             }
         }
     }
 
     /// Each interface with what went past the stack there.
-    pub(crate) fn status(&self) -> Vec<PastStackStatus> {
+    pub(crate) fn status(&self) -> Vec<XdpStatus> {
         let of = |watch: &Watch| {
             let PastStack { received, sent, lost } = watch.read();
             let (interface, queues) = (watch.name().to_owned(), watch.queues() as u64);
-            PastStackStatus { interface, queues, zero_copy: watch.zero_copy(), received, sent, lost }
+            XdpStatus { interface, queues, zero_copy: watch.zero_copy(), received, sent, lost }
         };
         self.0.iter().map(of).collect()
     }
 }
 
-/// What is to be taken out before the stack. Where every address of this host is listened to, those that it has at the start.
+/// Packets to receive by AF_XDP before the kernel's stack. A wildcard listener stands for the
+/// addresses that this host has at the start.
 fn wanted(config: &Config, listening: &Listening, of_host: impl FnOnce() -> Vec<IpAddr>) -> Wanted {
     let points = config.gateway.code_points;
     let everywhere = listening.local.iter().any(IpAddr::is_unspecified);

@@ -31,7 +31,7 @@ pub(crate) fn read(path: &Path) -> Result<Config, Problems> {
     Ok(config)
 }
 
-/// What the daemon would log about keys, certificates and secrets.
+/// Warnings that the daemon would log about keys, certificates and secrets.
 fn credentials(config: &Config, folder: &Path) -> Vec<String> {
     let mut store = Store::default();
     let mut faults = Loaded::new(config.keyed.clone(), folder.to_owned()).fill(&mut store);
@@ -43,7 +43,7 @@ fn credentials(config: &Config, folder: &Path) -> Vec<String> {
     faults
 }
 
-/// What is in a configuration, for people.
+/// Renders a configuration as text for an operator.
 pub(crate) fn render(config: &Config) -> String {
     let keyed = &config.keyed;
     let mut text = String::new();
@@ -55,7 +55,7 @@ pub(crate) fn render(config: &Config) -> String {
         text.push_str(&format!("connection {}: {}\n", connection.name, named("child", "children", &children)));
     }
     for name in &keyed.unresolved {
-        text.push_str(&format!("connection {name}: waits for the address of a name\n"));
+        text.push_str(&format!("connection {name}: waits for name resolution\n"));
     }
     for psp in &keyed.psp {
         let children: Vec<&str> = psp.children.iter().map(|child| child.name.as_str()).collect();
@@ -165,7 +165,7 @@ mod tests {
         {
             assert!(shown.contains(line), "{line}: {shown}");
         }
-        assert!(shown.contains("secrets.rsa-a: there is no file 'a.pem'"), "{shown}");
+        assert!(shown.contains("secrets.rsa-a: no file 'a.pem'"), "{shown}");
         let json = to_json(&Ok(config));
         assert_eq!((&json["valid"], &json["connections"][0]["children"][1]), (&json!(true), &json!("c")));
     }
@@ -221,18 +221,18 @@ mod tests {
             warnings(name, "auth = pubkey\n id = sun", "auth = pubkey\n id = moon", "", fill)
         };
         let nothing = told("nothing", &|_| {});
-        assert!(nothing.contains("connections.a.local: no certificate with its private key"), "{nothing}");
-        assert!(nothing.contains("connections.a.remote: there is no CA certificate"), "{nothing}");
+        assert!(nothing.contains("connections.a.local: no certificate with a private key"), "{nothing}");
+        assert!(nothing.contains("connections.a.remote: no CA certificate"), "{nothing}");
         let garbage = told("garbage", &|folder| std::fs::write(folder.join("private/a.pem"), "garbage").unwrap());
         assert!(garbage.contains("private/a.pem: "), "{garbage}");
         let old = "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\nMAMC\nAQU=\n\
                    -----END RSA PRIVATE KEY-----\n";
         let old = told("old", &|folder| std::fs::write(folder.join("private/a.pem"), old).unwrap());
-        assert!(old.contains("encrypted in an old, weak way"), "{old}");
+        assert!(old.contains("encrypted with a weak legacy scheme"), "{old}");
         // PFX: version 3 and a ContentInfo.
         let pfx = [0x30, 8, 2, 1, 3, 0x30, 3, 6, 1, 1];
         let pfx = told("pfx", &|folder| std::fs::write(folder.join("pkcs12/a.p12"), pfx).unwrap());
-        assert!(pfx.contains("it is PKCS #12; convert it"), "{pfx}");
+        assert!(pfx.contains("PKCS #12 is not supported; convert the file"), "{pfx}");
     }
 
     #[test]

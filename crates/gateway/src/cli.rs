@@ -14,7 +14,7 @@ use crate::remote::{self, Remote, Where};
 use crate::resolver::{self, Resolver};
 use crate::{check, config, doctor, status, up};
 
-/// Where the configuration is unless another file is named.
+/// Default path of the configuration.
 pub(crate) const DEFAULT_CONFIG: &str = "/etc/weir/weir.conf";
 /// Packets were refused, or something is not healthy.
 const UNHEALTHY: u8 = 1;
@@ -28,7 +28,7 @@ const UNUSABLE: u8 = 2;
 pub enum Command {
     /// Run a gateway in the foreground
     ///
-    /// Protects traffic as the configuration says until SIGTERM or SIGINT; SIGHUP reads it again.
+    /// Protects traffic according to the configuration until SIGTERM or SIGINT; SIGHUP reloads it.
     #[command(after_help = "Example:\n  weir up /etc/weir/weir.conf\n\nThe format of the file: docs/configuration.md")]
     Up(UpArgs),
     /// Stop a gateway and let what it protected leave in clear text again
@@ -40,12 +40,12 @@ pub enum Command {
     Down(DownArgs),
     /// Check a configuration without starting anything
     #[command(after_help = "Example:\n  weir check /etc/weir/weir.conf\n  \
-        weir check --schema | jq -r '.sections[].keys[].name'\n\nExit status 2 when something is wrong with it.")]
+        weir check --schema | jq -r '.sections[].keys[].name'\n\nExit status 2 if the file has errors.")]
     Check(CheckArgs),
     /// Show connections, SAs, policies, counters and drop reasons of a running gateway
     #[command(
         after_help = "Examples:\n  weir status\n  weir status --json | jq '.connections[] | select(.state != \"up\") | .name'\n\n\
-        Exit status 0: healthy. 1: a worker stopped or hangs, or a connection that should be up is not. 2: no answer."
+        Exit status 0: healthy. 1: a worker stopped or hangs, or a connection that should be up is down. 2: no response."
     )]
     Status(StatusArgs),
     /// Commands for a gateway that runs
@@ -64,7 +64,7 @@ pub enum Command {
     #[command(hide = true)]
     LookUpNames,
     /// Check this host: privileges, kernel features, ports, engine
-    #[command(after_help = "Example:\n  weir doctor\n\nExit status 1 when weir up cannot work here.")]
+    #[command(after_help = "Example:\n  weir doctor\n\nExit status 1 if weir up cannot run on this host.")]
     Doctor(DoctorArgs),
 }
 
@@ -105,7 +105,7 @@ pub struct UpArgs {
     log_json: bool,
     /// Write the keys of all SAs into a folder, for Wireshark
     ///
-    /// For debugging only: whoever has the files reads the traffic.
+    /// For debugging only: the files decrypt the traffic.
     #[arg(long, value_name = "DIR")]
     log_secrets: Option<PathBuf>,
 }
@@ -192,7 +192,7 @@ pub enum Pcap {
         weir pcap open --mirror --sa sun.conf sealed.pcap clear.pcap\n\n\
         Exit status 1 and one line per packet when packets were refused.")]
     Open(TransformArgs),
-    /// Show what stands in the clear on each packet
+    /// Show the cleartext fields of each packet
     #[command(after_help = "Example:\n  weir pcap inspect sealed.pcap")]
     Inspect(InspectArgs),
 }
@@ -232,7 +232,7 @@ pub struct InspectArgs {
 }
 
 impl Command {
-    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    /// Runs the command, prints errors, and returns the exit status.
     pub fn run(self) -> ExitCode {
         ExitCode::from(match self {
             Self::Up(args) => run_up(&args),
@@ -282,9 +282,9 @@ fn run_down(args: DownArgs) -> u8 {
     match down::run(args.file.existing().as_deref(), args.socket) {
         Ok(Removed { running, left }) => {
             crate::log::say(match (running, left) {
-                (true, _) => format_args!("weir: stopped; what it protected leaves in clear text"),
-                (false, true) => format_args!("weir: not running; removed what it had left closed"),
-                (false, false) => format_args!("weir: not running, and nothing was left closed"),
+                (true, _) => format_args!("weir: stopped; protected traffic now leaves in clear text"),
+                (false, true) => format_args!("weir: not running; removed its remaining guard and routes"),
+                (false, false) => format_args!("weir: not running; no guard or routes left"),
             });
             0
         }

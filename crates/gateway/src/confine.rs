@@ -1,10 +1,11 @@
 //! What the process may still do once it runs: privileges, files, system calls.
 //!
-//! [`enter`] is called once, after the configuration is read and before the first thread starts: capabilities and Landlock
-//! belong to a thread, and threads and children inherit them from the one that makes them. From then on the process
-//! cannot take anything back. What the kernel lacks is said once, and the rest is done all the same.
-//! docs/decisions/0007-confined-before-the-first-thread.md says why it is done this way, and
-//! docs/decisions/0018-a-user-of-its-own.md what changes with a user of its own ([`become_user`]).
+//! [`enter`] is called once, after the configuration is read and before the first thread starts:
+//! capabilities and Landlock belong to a thread, and threads and children inherit them from the
+//! thread that creates them. The restrictions are permanent. Features that the kernel lacks are
+//! logged once, and the rest is applied. docs/decisions/0007-confined-before-the-first-thread.md
+//! has the reasons, and docs/decisions/0018-a-user-of-its-own.md describes the unprivileged user
+//! ([`become_user`]).
 
 mod calls;
 mod files;
@@ -24,7 +25,7 @@ pub(crate) use calls::available as calls_available;
 pub(crate) use files::available as files_available;
 pub(crate) use memory::lock as lock_memory;
 
-/// Folders beside the configuration whose files a reload reads again.
+/// Directories beside the configuration that a reload reads again.
 const FOLDERS: [&str; 10] =
     ["x509", "x509ca", "x509aa", "x509crl", "pubkey", "private", "rsa", "ecdsa", "pkcs8", "pkcs12"];
 
@@ -44,8 +45,8 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// What a gateway with this configuration needs, now and when it reads its configuration again: the folder of the
-    /// file, those of included files, and those of certificates and keys that are named by a path of their own.
+    /// Files that a gateway with this configuration needs, now and on a reload: the directory of
+    /// the file, those of included files, and those of certificates and keys with an explicit path.
     pub(crate) fn of(path: &Path, config: &Config) -> Self {
         let mut needs = Self::default();
         needs.file(path);
@@ -96,18 +97,19 @@ fn folder_of(path: &Path) -> PathBuf {
     }
 }
 
-/// How much of one kind of confinement is in force.
+/// State of one kind of confinement.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Part {
     /// All of it; in words.
     Full(String),
-    /// What this kernel knows of it; what is missing.
+    /// Partly supported by this kernel; the text names what is missing.
     Partial(String),
     /// None of it; why.
     Absent(String),
 }
 
-/// What is in force. Has to live as long as the process: it holds what the rules about files stand on.
+/// Confinement in force. Must live as long as the process: it holds the file descriptors that the
+/// file rules refer to.
 pub(crate) struct Confinement {
     pub(crate) privileges: Part,
     pub(crate) files: Part,
@@ -127,20 +129,20 @@ pub(crate) fn become_user(user: &User) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Confines the helper process that resolves names: no capability, no program, nothing to write, and user nobody where root
-/// started it. To be called by the only thread.
+/// Confines the helper process that resolves names: no capabilities, no exec, no write access, and
+/// the user `nobody` if started by root. Must be called while the process has one thread.
 pub(crate) fn enter_lookup() -> [Part; 3] {
     // In a user namespace there may be no such user.
     let changed = !rustix::process::geteuid().is_root() || privileges::fall_to(&User::nobody()).is_ok();
     let privileges = match privileges::drop_all() {
         Ok(()) if changed => Part::Full("none".into()),
         Ok(()) => Part::Partial("the user stays root without capabilities".into()),
-        Err(error) => Part::Absent(format!("capabilities cannot be dropped: {error}")),
+        Err(error) => Part::Absent(format!("cannot drop capabilities: {error}")),
     };
     [privileges, files::restrict_lookup(), calls::restrict()]
 }
 
-/// Gives up for good what is not needed any more, and says what is in force.
+/// Drops unneeded privileges permanently and logs what is in force.
 ///
 /// To be called by the only thread. What cannot be confined stays as it was.
 pub(crate) fn enter(needs: &Needs) -> Confinement {
@@ -151,7 +153,7 @@ pub(crate) fn enter(needs: &Needs) -> Confinement {
             threads() - 1
         );
     }
-    // Before its place in the rules is taken; whoever opens it says what is wrong with it.
+    // Create it before the rule refers to it; opening it later reports errors.
     for folder in &needs.write {
         let _ = make_folder(folder);
     }
@@ -200,7 +202,8 @@ fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(1, Iterator::count)
 }
 
-/// What was readable by privilege only is not any more: better said now than found out at a reload.
+/// Files that were readable by privilege only are no longer readable. Warn now, because otherwise
+/// the next reload fails.
 fn warn_about_unreadable(needs: &Needs) {
     for path in &needs.again {
         if let Err(error) = std::fs::File::open(path) {

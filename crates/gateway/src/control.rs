@@ -1,8 +1,8 @@
 //! What clients of the control socket ask for: commands, listings, events.
 //!
-//! The socket speaks vici and has a thread of its own ([`vici::server`]); here, on the control thread, requests are carried out
-//! one by one. A command that takes until peers have answered is remembered and answered when IKE says that
-//! it is done, or when the client's patience is over.
+//! The vici server runs on a separate thread ([`vici::server`]); requests are executed one by one
+//! on the control thread. A command that waits for peers is queued and answered when IKE reports
+//! completion, or when its timeout expires.
 
 pub(crate) mod fuzzing;
 mod listings;
@@ -32,12 +32,12 @@ pub(crate) use loading::Loaded;
 
 /// Requests carried out before packets of IKE get their turn again.
 const REQUESTS_PER_LOOK: usize = 64;
-/// Level of log lines that a client gets unless it says otherwise.
+/// Default level of log lines for a client.
 const USUAL_LEVEL: i8 = 1;
 
-/// The control socket and what is under way for its clients.
+/// The control socket and the pending commands of its clients.
 pub(crate) struct Control {
-    // Dropped first: no more requests.
+    // Dropped first, so that no more requests arrive.
     _server: Option<Server>,
     requests: Requests,
     clients: ViciHandle,
@@ -57,59 +57,59 @@ pub(crate) struct Control {
 /// A request that waits for IKE.
 struct Job {
     client: ClientId,
-    what: What,
+    what: CommandKind,
     matches: usize,
     left: usize,
     succeeded: usize,
     why: Option<String>,
     /// The client has waited long enough.
     timed_out: bool,
-    /// When that is the case.
+    /// Time at which the command times out.
     until: Option<Instant>,
-    /// Least important lines that the client wants to see meanwhile.
+    /// Maximum level of the log lines that the client receives while it waits.
     level: i8,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum What {
+enum CommandKind {
     Initiate,
     Terminate,
 }
 
-/// What requests are carried out on.
-pub(crate) struct Realm<'a> {
+/// State that requests operate on.
+pub(crate) struct ControlContext<'a> {
     pub(crate) keying: &'a mut Keying,
     pub(crate) psp: &'a mut PspService,
     pub(crate) plane: &'a mut Plane,
     pub(crate) loaded: &'a mut Loaded,
 }
 
-impl Realm<'_> {
+impl ControlContext<'_> {
     /// Puts what is loaded in force.
     fn apply(&mut self) {
         self.keying.load(self.loaded.connections(), self.loaded.pools(), self.plane);
     }
 }
 
-/// What a gateway has for its clients.
-pub(crate) enum Reach<'a> {
+/// Capabilities of a gateway for its clients.
+pub(crate) enum ControlBackend<'a> {
     /// Keys are agreed here.
-    Keyed(Realm<'a>),
+    Keyed(ControlContext<'a>),
     /// All keys are set by hand.
     Manual(&'a Plane),
 }
 
-impl Reach<'_> {
+impl ControlBackend<'_> {
     fn plane(&self) -> &Plane {
         match self {
-            Self::Keyed(realm) => realm.plane,
+            Self::Keyed(context) => context.plane,
             Self::Manual(plane) => plane,
         }
     }
 }
 
-/// What the control socket asks of the daemon as a whole.
-pub(crate) enum Wish {
+/// Requests of the control socket that concern the whole daemon.
+pub(crate) enum DaemonRequest {
     /// Read the configuration file again.
     Reload(ClientId),
     /// Stop, and let what was protected leave in clear text.
@@ -159,21 +159,21 @@ impl Control {
     }
 
     /// Carries out what clients ask for. [`Control::release`] has to follow once routes and guard are set.
-    pub(crate) fn turn(&mut self, mut reach: Reach<'_>) -> Vec<Wish> {
-        let mut wishes = Vec::new();
+    pub(crate) fn turn(&mut self, mut backend: ControlBackend<'_>) -> Vec<DaemonRequest> {
+        let mut requests = Vec::new();
         for _ in 0..REQUESTS_PER_LOOK {
             match self.requests.try_next() {
                 Some(Incoming::Request { client, command, message }) => match command {
-                    Command::ReloadSettings => wishes.push(Wish::Reload(client)),
+                    Command::ReloadSettings => requests.push(DaemonRequest::Reload(client)),
                     Command::Stop => {
-                        wishes.push(Wish::Stop);
+                        requests.push(DaemonRequest::Stop);
                         self.clients.reply(client, &listing::success());
                     }
-                    Command::Status => self.status(client, &reach),
+                    Command::Status => self.status(client, &backend),
                     _ => {
-                        let reply = match &mut reach {
-                            Reach::Keyed(realm) => self.carry_out(realm, client, command, &message),
-                            Reach::Manual(plane) => self.without_peers(client, command, plane),
+                        let reply = match &mut backend {
+                            ControlBackend::Keyed(context) => self.carry_out(context, client, command, &message),
+                            ControlBackend::Manual(plane) => self.without_peers(client, command, plane),
                         };
                         let Some(reply) = reply else { continue };
                         if changes_policies(command) {
@@ -188,7 +188,7 @@ impl Control {
             }
         }
         self.give_up(Instant::now());
-        wishes
+        requests
     }
 
     /// Sends the answer that was held back: a client that has it may send packets at once.
@@ -198,8 +198,8 @@ impl Control {
         }
     }
 
-    /// Answers a wish.
-    pub(crate) fn fulfilled(&self, client: ClientId, outcome: Result<(), String>) {
+    /// Answers a request.
+    pub(crate) fn reloaded(&self, client: ClientId, outcome: Result<(), String>) {
         let reply = outcome.map_or_else(|why| listing::failure(&why), |()| listing::success());
         self.clients.reply(client, &reply);
     }
@@ -207,7 +207,7 @@ impl Control {
     /// One request. `None`: its answer comes later, or has been given.
     fn carry_out(
         &mut self,
-        realm: &mut Realm<'_>,
+        context: &mut ControlContext<'_>,
         client: ClientId,
         command: Command,
         request: &Message,
@@ -218,52 +218,52 @@ impl Control {
             Command::Status | Command::ReloadSettings | Command::Stop => return None,
             Command::Version => version(),
             Command::Stats => {
-                let endpoint = &realm.keying.endpoint;
-                self.stats(realm.plane, (endpoint.ike_sas().count() as u64, endpoint.half_open_count() as u64))
+                let endpoint = &context.keying.endpoint;
+                self.stats(context.plane, (endpoint.ike_sas().count() as u64, endpoint.half_open_count() as u64))
             }
-            Command::Initiate => return self.initiate(realm, client, request, now),
-            Command::Terminate => return self.terminate(realm, client, request, now),
-            Command::Rekey => self.rekey(realm, request, now),
-            Command::Redirect => listing::failure("weir follows redirects, it does not give them"),
-            Command::Install | Command::Uninstall => self.install(realm, request, command == Command::Install),
+            Command::Initiate => return self.initiate(context, client, request, now),
+            Command::Terminate => return self.terminate(context, client, request, now),
+            Command::Rekey => self.rekey(context, request, now),
+            Command::Redirect => listing::failure("weir follows redirects but does not issue them"),
+            Command::Install | Command::Uninstall => self.install(context, request, command == Command::Install),
             Command::ListSas => {
                 let items: Vec<Message> =
-                    self.selected(realm, request, now).iter().map(IkeSaListing::list_sa).collect();
+                    self.selected(context, request, now).iter().map(IkeSaListing::list_sa).collect();
                 self.clients.list(client, Event::ListSa, items, Message::new());
                 return None;
             }
             Command::ListConns => {
                 let wanted = request.text("ike").map(str::to_owned);
-                let all = realm.keying.endpoint.connections().iter();
+                let all = context.keying.endpoint.connections().iter();
                 let asked = all.filter(|connection| wanted.as_ref().is_none_or(|name| *name == connection.name));
-                let subjects = realm.keying.credentials.with_store(|store| loading::subjects(store));
+                let subjects = context.keying.credentials.with_store(|store| loading::subjects(store));
                 let items: Vec<Message> =
                     asked.map(|connection| listings::connection(connection, &subjects).list_conn()).collect();
                 self.clients.list(client, Event::ListConn, items, Message::new());
                 return None;
             }
             Command::ListPolicies => {
-                let asked = listings::policies(&realm.plane.negotiated).filter(|policy| policy.is_asked_for(request));
+                let asked = listings::policies(&context.plane.negotiated).filter(|policy| policy.is_asked_for(request));
                 let items: Vec<Message> = asked.map(|policy| policy.list_policy()).collect();
                 self.clients.list(client, Event::ListPolicy, items, Message::new());
                 return None;
             }
             Command::ListCerts => {
-                let items = loading::list_certs(realm, request);
+                let items = loading::list_certs(context, request);
                 self.clients.list(client, Event::ListCert, items, Message::new());
                 return None;
             }
             Command::ListAuthorities => {
-                let items = loading::list_authorities(realm, request);
+                let items = loading::list_authorities(context, request);
                 self.clients.list(client, Event::ListAuthority, items, Message::new());
                 return None;
             }
             Command::GetConns => {
-                listing::names("conns", realm.keying.endpoint.connections().iter().map(|c| c.name.as_str()))
+                listing::names("conns", context.keying.endpoint.connections().iter().map(|c| c.name.as_str()))
             }
             Command::GetPools => {
                 let (only, leases) = (request.text("name"), request.flag("leases").unwrap_or(false));
-                listing::get_pools(&listings::pools(realm.keying.endpoint.pools(), only, leases))
+                listing::get_pools(&listings::pools(context.keying.endpoint.pools(), only, leases))
             }
             Command::GetAlgorithms => loading::algorithms(),
             Command::GetCounters => {
@@ -274,7 +274,7 @@ impl Control {
                 listing::success()
             }
             Command::FlushCerts => {
-                loading::flush_certs(realm, request);
+                loading::flush_certs(context, request);
                 listing::success()
             }
             Command::LoadConn
@@ -292,22 +292,23 @@ impl Control {
             | Command::UnloadAuthority
             | Command::GetAuthorities
             | Command::LoadPool
-            | Command::UnloadPool => loading::carry_out(realm, command, request),
+            | Command::UnloadPool => loading::carry_out(context, command, request),
         })
     }
 
     /// Connections, SAs and policies of whatever origin, and counters.
-    fn status(&self, client: ClientId, reach: &Reach<'_>) {
-        let mut connections = summary::manual(reach.plane());
-        if let Reach::Keyed(realm) = reach {
-            connections.extend(summary::connections(realm, &self.failures, Instant::now()));
+    fn status(&self, client: ClientId, backend: &ControlBackend<'_>) {
+        let mut connections = summary::manual(backend.plane());
+        if let ControlBackend::Keyed(context) = backend {
+            connections.extend(summary::connections(context, &self.failures, Instant::now()));
         }
-        let view = View::of(reach.plane(), self.started.0, connections);
+        let view = View::of(backend.plane(), self.started.0, connections);
         let reply = view.reply();
         self.clients.list(client, Event::StatusEntry, view.entries(), reply);
     }
 
-    /// One request to a gateway whose keys are all set by hand: listings are empty, and there is nothing to negotiate.
+    /// One request to a gateway with manual keys only: listings are empty, and there is nothing to
+    /// negotiate.
     fn without_peers(&self, client: ClientId, command: Command, plane: &Plane) -> Option<Message> {
         let nothing = |event| {
             self.clients.list(client, event, [], Message::new());
@@ -351,7 +352,14 @@ impl Control {
     }
 
     /// Starts a job of `matches` parts; returns the numbers of their commands.
-    fn job(&mut self, client: ClientId, what: What, matches: usize, request: &Message, now: Instant) -> Vec<u64> {
+    fn job(
+        &mut self,
+        client: ClientId,
+        what: CommandKind,
+        matches: usize,
+        request: &Message,
+        now: Instant,
+    ) -> Vec<u64> {
         let (id, numbers) = (self.next, (self.next + 1..).take(matches).collect::<Vec<u64>>());
         self.next += matches as u64 + 1;
         self.jobs_of.extend(numbers.iter().map(|number| (*number, id)));
@@ -366,16 +374,16 @@ impl Control {
 
     fn initiate(
         &mut self,
-        realm: &mut Realm<'_>,
+        context: &mut ControlContext<'_>,
         client: ClientId,
         request: &Message,
         now: Instant,
     ) -> Option<Message> {
-        if let Some(reply) = psp::initiate(realm, request, now) {
+        if let Some(reply) = psp::initiate(context, request, now) {
             return Some(reply);
         }
         let (child, ike) = (request.text("child"), request.text("ike"));
-        let connections = realm.keying.endpoint.connections();
+        let connections = context.keying.endpoint.connections();
         let has = |name: &str| connections.iter().find(|c| c.children.iter().any(|section| section.name == name));
         let connection = match (ike, child) {
             (Some(ike), _) => Some(ike.to_owned()),
@@ -386,8 +394,8 @@ impl Control {
             return Some(listing::failure(&no_child(connections, child.unwrap_or_default())));
         };
         let waits = request.number::<i64>("timeout").unwrap_or(0) >= 0;
-        let number = self.job(client, What::Initiate, 1, request, now)[0];
-        if let Err(why) = realm.keying.endpoint.initiate(now, &connection, child, number) {
+        let number = self.job(client, CommandKind::Initiate, 1, request, now)[0];
+        if let Err(why) = context.keying.endpoint.initiate(now, &connection, child, number) {
             self.forget(number);
             return Some(listing::failure(&why.to_string()));
         }
@@ -406,11 +414,11 @@ impl Control {
     }
 
     /// The SAs that a request names: whole IKE SAs, and Child SAs.
-    fn named(realm: &Realm<'_>, request: &Message) -> (Vec<IkeId>, Vec<ChildId>) {
+    fn named(context: &ControlContext<'_>, request: &Message) -> (Vec<IkeId>, Vec<ChildId>) {
         let (ike, child) = (request.text("ike"), request.text("child"));
         let (ike_id, child_id) = (request.number::<u32>("ike-id"), request.number::<u32>("child-id"));
         let (mut ikes, mut children) = (Vec::new(), Vec::new());
-        for view in realm.keying.endpoint.ike_sas() {
+        for view in context.keying.endpoint.ike_sas() {
             let of_name = ike.is_none_or(|name| view.connection.is_some_and(|connection| connection.name == name));
             let of_id = ike_id.is_none_or(|id| view.id.0 == id);
             if !of_name || !of_id {
@@ -432,28 +440,28 @@ impl Control {
 
     fn terminate(
         &mut self,
-        realm: &mut Realm<'_>,
+        context: &mut ControlContext<'_>,
         client: ClientId,
         request: &Message,
         now: Instant,
     ) -> Option<Message> {
-        if let Some(reply) = psp::terminate(realm, request, now) {
+        if let Some(reply) = psp::terminate(context, request, now) {
             return Some(reply);
         }
-        let (ikes, children) = Self::named(realm, request);
+        let (ikes, children) = Self::named(context, request);
         let matches = ikes.len() + children.len();
         if matches == 0 {
             return Some(listing::terminated(0, 0));
         }
         let force = request.flag("force").unwrap_or(false);
-        let mut numbers = self.job(client, What::Terminate, matches, request, now).into_iter();
+        let mut numbers = self.job(client, CommandKind::Terminate, matches, request, now).into_iter();
         for (ike, number) in ikes.iter().zip(numbers.by_ref()) {
-            if !realm.keying.endpoint.terminate_ike(now, *ike, force, number) {
+            if !context.keying.endpoint.terminate_ike(now, *ike, force, number) {
                 self.done(number, Err("it is gone".into()));
             }
         }
         for (child, number) in children.iter().zip(numbers) {
-            if !realm.keying.endpoint.terminate_child(now, *child, number) {
+            if !context.keying.endpoint.terminate_child(now, *child, number) {
                 self.done(number, Err("it is gone".into()));
             }
         }
@@ -464,40 +472,40 @@ impl Control {
         None
     }
 
-    fn rekey(&mut self, realm: &mut Realm<'_>, request: &Message, now: Instant) -> Message {
-        let psp = psp::rekey(realm, request, now);
-        let (ikes, children) = Self::named(realm, request);
+    fn rekey(&mut self, context: &mut ControlContext<'_>, request: &Message, now: Instant) -> Message {
+        let psp = psp::rekey(context, request, now);
+        let (ikes, children) = Self::named(context, request);
         let reauth = request.flag("reauth").unwrap_or(false);
-        let endpoint = &mut realm.keying.endpoint;
+        let endpoint = &mut context.keying.endpoint;
         let ikes = ikes.into_iter().filter(|ike| endpoint.rekey_ike(now, *ike, reauth, 0)).count();
         let children = children.into_iter().filter(|child| endpoint.rekey_child(now, *child, 0)).count();
         listing::matched(ikes + children + psp, "rekey")
     }
 
     /// Puts the policy of a section in place, or takes it away.
-    fn install(&mut self, realm: &mut Realm<'_>, request: &Message, on: bool) -> Message {
+    fn install(&mut self, context: &mut ControlContext<'_>, request: &Message, on: bool) -> Message {
         let Some(child) = request.text("child") else { return listing::failure("name a child") };
         let ike = request.text("ike");
-        let connections = realm.keying.endpoint.connections().to_vec();
+        let connections = context.keying.endpoint.connections().to_vec();
         let found = connections.iter().filter(|connection| ike.is_none_or(|name| connection.name == name));
         let mut found = found.flat_map(|c| c.children.iter().filter(|s| s.name == child).map(move |s| (c, s)));
         let Some((connection, section)) = found.next() else {
             return listing::failure(&format!("configuration '{child}' not found"));
         };
-        let dynamic = realm.keying.dynamic(connection);
-        realm.plane.stand(connection, section, on, true, dynamic);
+        let dynamic = context.keying.dynamic(connection);
+        context.plane.stand(connection, section, on, true, dynamic);
         listing::success()
     }
 
     /// IKE SAs that a request of `list-sas` wants to see.
-    fn selected(&self, realm: &Realm<'_>, request: &Message, now: Instant) -> Vec<IkeSaListing> {
+    fn selected(&self, context: &ControlContext<'_>, request: &Message, now: Instant) -> Vec<IkeSaListing> {
         let (ike, ike_id) = (request.text("ike"), request.number::<u32>("ike-id"));
         let (child, child_id) = (request.text("child"), request.number::<u32>("child-id"));
-        let sas = realm.keying.endpoint.ike_sas().map(|view| listings::ike_sa(&view, &realm.plane.negotiated, now));
+        let sas = context.keying.endpoint.ike_sas().map(|view| listings::ike_sa(&view, &context.plane.negotiated, now));
         // Newest first, as strongSwan lists them.
         let mut sas: Vec<IkeSaListing> = sas.collect();
         sas.reverse();
-        let all = sas.into_iter().chain(psp::list(realm, now));
+        let all = sas.into_iter().chain(psp::list(context, now));
         all.filter(|sa| ike.is_none_or(|name| sa.name == name) && ike_id.is_none_or(|id| sa.unique_id == id))
             .filter_map(|mut sa| {
                 if child.is_some() || child_id.is_some() {
@@ -512,7 +520,7 @@ impl Control {
             .collect()
     }
 
-    /// Tells clients of what happened.
+    /// Reports events to clients.
     pub(crate) fn tell(&mut self, keying: &Keying, plane: &Plane, event: &IkeEvent) {
         self.note_failure(keying, plane, event);
         match event {
@@ -666,7 +674,7 @@ fn no_child(connections: &[std::sync::Arc<ike::config::Connection>], name: &str)
     }
 }
 
-/// Whether a command changes what is protected.
+/// Returns whether a command changes what is protected.
 fn changes_policies(command: Command) -> bool {
     matches!(command, Command::LoadConn | Command::UnloadConn | Command::Install | Command::Uninstall)
 }
@@ -678,15 +686,15 @@ fn version() -> Message {
 impl Job {
     fn reply(&self) -> Message {
         match (self.what, &self.why) {
-            (What::Initiate, None) => listing::success(),
-            (What::Initiate, Some(why)) => {
+            (CommandKind::Initiate, None) => listing::success(),
+            (CommandKind::Initiate, Some(why)) => {
                 let mut reply = listing::failure(&format!("establishing CHILD_SA failed: {why}"));
                 if self.timed_out {
                     reply.set_flag("timed-out", true);
                 }
                 reply
             }
-            (What::Terminate, _) => listing::terminated(self.matches, self.succeeded),
+            (CommandKind::Terminate, _) => listing::terminated(self.matches, self.succeeded),
         }
     }
 }

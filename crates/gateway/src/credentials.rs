@@ -1,5 +1,5 @@
-//! Who this host is and whom it believes: keys, certificates, shared secrets, passwords, and the
-//! answers that IKE needs from them.
+//! Credentials of this host and of trusted peers: keys, certificates, shared secrets, passwords,
+//! and the operations that IKE requests with them.
 //!
 //! [`Store`] holds them, [`Credentials`] is the task around it. The state machine of IKE, which reads what
 //! strangers send, only ever sees answers: a signature, a verdict, a key that was derived.

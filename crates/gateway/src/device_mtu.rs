@@ -20,7 +20,7 @@ pub(crate) const LEAST_MTU: u32 = 1280;
 
 /// MTU of the device at the start, in bytes: as written, or what fits the narrowest SA of the file.
 pub(crate) fn at_start(config: &Config, tables: &Tables) -> u32 {
-    let narrowest = of_file(tables).min().unwrap_or(plane::USUAL_MTU);
+    let narrowest = of_file(tables).min().unwrap_or(plane::DEFAULT_MTU);
     config.gateway.mtu.unwrap_or_else(|| narrowest.clamp(LEAST_MTU, 65_535))
 }
 
@@ -42,7 +42,7 @@ pub(crate) struct DeviceMtu {
     current: u32,
     /// MTU at the start in bytes, the largest.
     most: u32,
-    /// Whether the MTU follows SAs.
+    /// True if the MTU follows SAs.
     follows: bool,
 }
 
@@ -61,7 +61,7 @@ impl DeviceMtu {
         // A refusal is not repeated at every change of an SA.
         self.current = wanted;
         routes::device_mtu(&self.tun, wanted)?;
-        tracing::info!(target: "routes", "device {} has an MTU of {wanted} bytes now", self.tun);
+        tracing::info!(target: "routes", "MTU of device {} is now {wanted} bytes", self.tun);
         Ok(())
     }
 

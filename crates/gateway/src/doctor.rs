@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::confine;
 
-/// How much a finding matters.
+/// Severity of a finding.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Verdict {
@@ -84,7 +84,7 @@ fn privileges() -> Finding {
         .collect();
     if missing.is_empty() {
         let found = "CAP_NET_ADMIN, CAP_NET_RAW, CAP_NET_BIND_SERVICE";
-        finding("privileges", Verdict::Good, found, "weir up may make its device and sockets")
+        finding("privileges", Verdict::Good, found, "weir up can create its device and sockets")
     } else {
         let meaning = "run weir up as root, or: setcap cap_net_admin,cap_net_raw,cap_net_bind_service+ep weir, with a 'state_dir' and a \
              'socket' of that user; weir pcap and weir bench need nothing";
@@ -94,7 +94,7 @@ fn privileges() -> Finding {
 
 fn tun() -> Finding {
     match fs::File::options().read(true).write(true).open("/dev/net/tun") {
-        Ok(_) => finding("TUN", Verdict::Good, "/dev/net/tun", "clear packets come and go through a device"),
+        Ok(_) => finding("TUN", Verdict::Good, "/dev/net/tun", "cleartext packets pass through a TUN device"),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => finding(
             "TUN",
             Verdict::Bad,
@@ -109,10 +109,10 @@ fn tun_offload() -> Finding {
     let (major, minor) = kernel();
     let found = format!("kernel {major}.{minor}");
     if (major, minor) >= (6, 2) {
-        let meaning = "one call brings or takes many packets of one flow, TCP (TSO) and UDP (USO)";
+        let meaning = "GSO and GRO for TCP (TSO) and UDP (USO)";
         finding("TUN offload", Verdict::Good, found, meaning)
     } else {
-        let meaning = "one call brings or takes many packets of one TCP flow (TSO); UDP (USO) came with Linux 6.2";
+        let meaning = "GSO and GRO for TCP (TSO); UDP (USO) requires Linux 6.2";
         finding("TUN offload", Verdict::Fair, found, meaning)
     }
 }
@@ -120,13 +120,13 @@ fn tun_offload() -> Finding {
 fn tun_queues() -> Finding {
     match FlowSteering::load() {
         Ok(_) => {
-            finding("TUN queues", Verdict::Good, "bpf(2) allowed", "'queues = flows' can keep a flow with one worker")
+            finding("TUN queues", Verdict::Good, "bpf(2) allowed", "'queues = flows' can pin a flow to one worker")
         }
         Err(error) => finding(
             "TUN queues",
             Verdict::Fair,
             error.to_string(),
-            "'queues = flows' takes CAP_BPF; without it the kernel moves flows to the queue of their answers",
+            "'queues = flows' requires CAP_BPF; without it the kernel selects the queue by return traffic",
         ),
     }
 }
@@ -147,9 +147,11 @@ fn raw_sockets() -> Finding {
 fn port(number: u16, of: &'static str) -> Finding {
     let what = if number == 500 { "UDP port 500" } else { "UDP port 4500" };
     match std::net::UdpSocket::bind(("0.0.0.0", number)) {
-        Ok(_) => finding(what, Verdict::Good, "free", format!("{of} can use it; a firewall has to let it in")),
+        Ok(_) => finding(what, Verdict::Good, "free", format!("available for {of}; a firewall must permit it")),
         Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {
-            let meaning = format!("a running weir is fine; otherwise stop what has it: ss -ulpn sport = :{number}");
+            let meaning = format!(
+                "expected while weir is running; otherwise stop the program that uses it: ss -ulpn sport = :{number}"
+            );
             finding(what, Verdict::Fair, "in use", meaning)
         }
         Err(error) => finding(what, Verdict::Bad, error.to_string(), "CAP_NET_BIND_SERVICE is missing: run as root"),
@@ -159,11 +161,15 @@ fn port(number: u16, of: &'static str) -> Finding {
 fn forwarding() -> Finding {
     let on = |path: &str| read(path).trim() == "1";
     let (v4, v6) = (on("/proc/sys/net/ipv4/ip_forward"), on("/proc/sys/net/ipv6/conf/all/forwarding"));
-    let off = "hosts behind this one are not reached: sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1, and \
+    let off = "hosts of networks behind this host are not reached: sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1, and \
                keep it in /etc/sysctl.d; for tunnels of this host alone it is not needed";
     match (v4, v6) {
-        (true, true) => finding("forwarding", Verdict::Good, "IPv4, IPv6", "hosts behind this one can use tunnels"),
-        (true, false) => finding("forwarding", Verdict::Good, "IPv4", "hosts behind this one can use tunnels of IPv4"),
+        (true, true) => {
+            finding("forwarding", Verdict::Good, "IPv4, IPv6", "hosts of networks behind this host can use tunnels")
+        }
+        (true, false) => {
+            finding("forwarding", Verdict::Good, "IPv4", "hosts of networks behind this host can use IPv4 tunnels")
+        }
         (false, true) => finding("forwarding", Verdict::Fair, "IPv6 only", off),
         (false, false) => finding("forwarding", Verdict::Fair, "off", off),
     }
@@ -177,8 +183,8 @@ fn reverse_path() -> Finding {
             "1 (strict)",
             "packets of a peer whose own address is protected are dropped: sysctl -w net.ipv4.conf.all.rp_filter=2",
         ),
-        "" => finding("rp_filter", Verdict::Fair, "unknown", "net.ipv4.conf.all.rp_filter cannot be read"),
-        value => finding("rp_filter", Verdict::Good, value, "the kernel passes packets from tunnels"),
+        "" => finding("rp_filter", Verdict::Fair, "unknown", "cannot read net.ipv4.conf.all.rp_filter"),
+        value => finding("rp_filter", Verdict::Good, value, "the kernel accepts packets from tunnels"),
     }
 }
 
@@ -187,7 +193,7 @@ fn nf_tables() -> Finding {
     if loaded {
         finding("nf_tables", Verdict::Good, "yes", "cleartext packets that a policy protects can be dropped")
     } else {
-        let meaning = "the kernel may load it when it is first used; otherwise: modprobe nf_tables";
+        let meaning = "the kernel loads it on first use; otherwise: modprobe nf_tables";
         finding("nf_tables", Verdict::Fair, "not loaded", meaning)
     }
 }
@@ -231,7 +237,7 @@ fn iproute2() -> Finding {
         Ok(output) if output.status.success() => {
             let version = String::from_utf8_lossy(&output.stdout);
             let version = version.trim().rsplit([' ', ',']).next().unwrap_or_default().to_owned();
-            finding("iproute2", Verdict::Good, version, "the demo and the lab set up their hosts")
+            finding("iproute2", Verdict::Good, version, "used by the demo and the lab")
         }
         _ => finding(
             "iproute2",
@@ -250,11 +256,16 @@ fn runs(program: &str, args: &[&str]) -> bool {
 
 fn namespaces() -> Finding {
     if runs("unshare", &["-n", "true"]) {
-        finding("namespaces", Verdict::Good, "network namespaces", "the demo and the lab run on this host alone")
+        finding(
+            "namespaces",
+            Verdict::Good,
+            "network namespaces",
+            "the demo and the lab can create hosts in namespaces",
+        )
     } else if runs("unshare", &["-Urn", "true"]) {
         finding("namespaces", Verdict::Good, "user and network namespaces", "the demo runs without root")
     } else {
-        let meaning = "no demo and no lab here: run them as root, or allow user namespaces \
+        let meaning = "the demo and the lab cannot run: run them as root, or allow user namespaces \
                        (sysctl user.max_user_namespaces, kernel.apparmor_restrict_unprivileged_userns)";
         finding("namespaces", Verdict::Fair, "none", meaning)
     }
@@ -264,7 +275,7 @@ fn cores() -> Finding {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let verdict = if cores > 1 { Verdict::Good } else { Verdict::Fair };
     let meaning =
-        if cores > 1 { "'workers' may go up to this number" } else { "packets and everything else share a core" };
+        if cores > 1 { "upper limit of 'workers'" } else { "the worker shares its core with everything else" };
     finding("cores", verdict, cores.to_string(), meaning)
 }
 
@@ -276,9 +287,9 @@ fn has(cpu: &str, flag: &str) -> bool {
 
 fn aes(cpu: &str) -> Finding {
     if has(cpu, "aes") {
-        finding("AES instructions", Verdict::Good, "yes", "AES-GCM is the fastest suite here")
+        finding("AES instructions", Verdict::Good, "yes", "AES-GCM is the fastest suite on this host")
     } else {
-        finding("AES instructions", Verdict::Fair, "no", "AES is slow and leaks time: use chacha20poly1305")
+        finding("AES instructions", Verdict::Fair, "no", "AES is slow and not constant-time: use chacha20poly1305")
     }
 }
 
@@ -288,7 +299,7 @@ fn wide(cpu: &str) -> Finding {
         .filter_map(|(flag, name)| has(cpu, flag).then_some(name))
         .collect();
     match found.len() {
-        3 => finding("wide vectors", Verdict::Good, found.join(", "), "AES-GCM works on four blocks at a time"),
+        3 => finding("wide vectors", Verdict::Good, found.join(", "), "AES-GCM processes four blocks at a time"),
         0 => finding("wide vectors", Verdict::Fair, "none", "AES-GCM takes two to three times as long as with VAES"),
         _ => finding(
             "wide vectors",
@@ -304,7 +315,7 @@ fn linked() -> Finding {
     match crypto::IPSEC_MB_LINKED {
         Some(version) => finding("intel-ipsec-mb", Verdict::Good, version, "in this build"),
         None => {
-            let why = "install libipsec-mb-dev (Debian's name) before the build; AWS-LC does the work of this one";
+            let why = "install libipsec-mb-dev (Debian) before the build; this build uses AWS-LC";
             finding("intel-ipsec-mb", Verdict::Fair, "none", why)
         }
     }
@@ -330,11 +341,11 @@ fn socket_buffers() -> Finding {
             "socket buffers",
             Verdict::Fair,
             "unknown",
-            "net.core.rmem_max cannot be read here; root may exceed it",
+            "cannot read net.core.rmem_max; root may exceed it",
         );
     }
     if bytes >= 4 << 20 {
-        finding("socket buffers", Verdict::Good, format!("{bytes} bytes"), "bursts are held")
+        finding("socket buffers", Verdict::Good, format!("{bytes} bytes"), "the receive buffer holds bursts")
     } else {
         let meaning =
             "bursts may be lost: sysctl -w net.core.rmem_max=4194304 (root with CAP_NET_ADMIN exceeds it anyway)";
@@ -354,10 +365,10 @@ fn udp_gso() -> Finding {
     let (major, minor) = kernel();
     let found = format!("kernel {major}.{minor}");
     if (major, minor) >= (5, 0) {
-        let meaning = "one call sends or brings many datagrams of PSP, and of ESP and EESP in UDP";
+        let meaning = "UDP GSO and GRO for PSP, and for ESP and EESP in UDP";
         finding("UDP GSO, GRO", Verdict::Good, found, meaning)
     } else {
-        finding("UDP GSO, GRO", Verdict::Fair, found, "one datagram at a time: GSO came with Linux 4.18, GRO with 5.0")
+        finding("UDP GSO, GRO", Verdict::Fair, found, "one datagram per call: GSO requires Linux 4.18, GRO 5.0")
     }
 }
 
@@ -367,15 +378,10 @@ fn af_xdp() -> Finding {
             "AF_XDP",
             Verdict::Good,
             "yes",
-            "'xdp = INTERFACE' in the section 'gateway' takes ESP, AH and EESP past the kernel's stack; where the driver has \
+            "'xdp = INTERFACE' in the section 'gateway' sends and receives ESP, AH and EESP by AF_XDP; where the driver has \
              zero-copy, UDP too",
         ),
-        Err(error) => finding(
-            "AF_XDP",
-            Verdict::Fair,
-            error.to_string(),
-            "packets go by sockets, also where 'xdp' names an interface",
-        ),
+        Err(error) => finding("AF_XDP", Verdict::Fair, error.to_string(), "sockets are used, even if 'xdp' is set"),
     }
 }
 
@@ -384,16 +390,19 @@ fn kernel_ipsec() -> Finding {
     let modules = read("/proc/modules");
     let esp = modules.lines().any(|line| line.starts_with("esp4 ")) || has_builtin("esp4");
     match (xfrm, esp) {
-        (true, true) => {
-            finding("kernel IPsec", Verdict::Good, "XFRM and ESP", "ip xfrm can be Weir's peer or rival on this host")
-        }
+        (true, true) => finding(
+            "kernel IPsec",
+            Verdict::Good,
+            "XFRM and ESP",
+            "ip xfrm can be Weir's peer or the reference on this host",
+        ),
         (true, false) => finding(
             "kernel IPsec",
             Verdict::Fair,
             "XFRM, ESP not loaded",
             "not needed; for comparisons: modprobe esp4 esp6 ah4 ah6",
         ),
-        (false, _) => finding("kernel IPsec", Verdict::Fair, "none", "not needed: Weir does everything itself"),
+        (false, _) => finding("kernel IPsec", Verdict::Fair, "none", "not needed: Weir does not use XFRM"),
     }
 }
 
@@ -415,20 +424,20 @@ fn landlock() -> Finding {
             "Landlock",
             Verdict::Fair,
             format!("version {version}"),
-            "weir up confines itself to the files it needs, as far as this version goes; signals need version 6 (Linux 6.12)",
+            "weir up is confined to the files it needs; confinement of signals requires version 6 (Linux 6.12)",
         ),
         None => finding(
             "Landlock",
             Verdict::Fair,
             "none",
-            "weir up may reach every file of its user: boot with lsm=landlock,... (Linux 5.13), or confine it by systemd",
+            "weir up can access every file of its user: boot with lsm=landlock,... (Linux 5.13), or confine it by systemd",
         ),
     }
 }
 
 fn seccomp() -> Finding {
     if confine::calls_available() {
-        let meaning = "weir up gives up calls it has no use for: mount, ptrace, bpf, namespaces, modules";
+        let meaning = "weir up blocks unused system calls: mount, ptrace, bpf, namespaces, modules";
         finding("seccomp", Verdict::Good, "yes", meaning)
     } else {
         let meaning = "weir up keeps every system call its privileges allow; use a kernel with CONFIG_SECCOMP_FILTER";
@@ -449,11 +458,8 @@ pub(crate) fn render(findings: &[Finding]) -> String {
         };
         table.add_row([finding.what, mark, &finding.found, &finding.meaning]);
     }
-    let verdict = if healthy(findings) {
-        "This host can run weir up."
-    } else {
-        "This host cannot run weir up as things are; see BAD above."
-    };
+    let verdict =
+        if healthy(findings) { "This host can run weir up." } else { "This host cannot run weir up; see BAD above." };
     format!("{table}\n\n{verdict}\n")
 }
 

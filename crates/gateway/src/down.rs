@@ -14,10 +14,10 @@ use crate::config::problem::Problems;
 use crate::config::{self, Gateway, Purpose};
 use crate::{guard, remote, routes};
 
-/// How long a gateway may take to stop: it takes leave of its peers and saves sequence numbers.
+/// Timeout of a stop: the gateway sends DELETE to its peers and saves sequence numbers.
 const STOP: Duration = Duration::from_secs(30);
 
-/// What was there to take down.
+/// State found by `weir down`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Removed {
     /// A gateway was running.
@@ -26,7 +26,7 @@ pub(crate) struct Removed {
     pub(crate) left: bool,
 }
 
-/// Why something may still be there.
+/// Reason why state may remain.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Config(Problems),
@@ -46,13 +46,14 @@ pub(crate) fn run(file: Option<&Path>, socket: Option<PathBuf>) -> Result<Remove
         None => Gateway::default(),
     };
     let running = stop(&socket.unwrap_or(gateway.socket))?;
-    // A gateway that was asked to stop has removed its own; one that was killed has not.
+    // A gateway that stops in order removes its state; a killed one does not.
     let routes = routes::remove(gateway.route_table)?;
     let guard = guard::remove(&gateway.tun)?;
     Ok(Removed { running, left: routes || guard })
 }
 
-/// Asks the gateway at `socket` to stop and open, and waits until it has ended. False when none is running.
+/// Requests the gateway at `socket` to stop and open, and waits until it has ended. False if none
+/// is running.
 fn stop(socket: &Path) -> anyhow::Result<bool> {
     let mut client = match Client::connect(socket) {
         Ok(client) => client,
@@ -63,7 +64,7 @@ fn stop(socket: &Path) -> anyhow::Result<bool> {
     let reply = reply.map_err(|error| anyhow::Error::msg(remote::explain(&error)))?;
     reply.outcome().map_err(anyhow::Error::msg)?;
     let until = Instant::now() + STOP;
-    // The socket is removed last but one; nobody accepts on it then.
+    // The socket is removed near the end; connections are refused from then on.
     while Client::connect(socket).is_ok() {
         anyhow::ensure!(
             Instant::now() < until,

@@ -1,4 +1,4 @@
-//! Drops clear text that policies protect (RFC 4301 §5.1, §5.2), by an nftables table of its own.
+//! Drops clear text that policies protect (RFC 4301 §5.1, §5.2), by a separate nftables table.
 //!
 //! The TUN device sees only what the routing table leads into it, and the protected side only what
 //! arrives as ESP, AH, EESP or PSP. Everything else passes through the kernel alone, so the kernel
@@ -33,7 +33,7 @@ const AT_ONCE: usize = 64;
 /// Above that, a replacement is followed by a pause of so many times its duration, so that many changes one after the
 /// other cost a fraction of the control thread's time instead of growing with the square of their number.
 const PAUSE: u32 = 10;
-/// How often counters are read: reports may be so old.
+/// Interval at which counters are read: the maximum age of reports.
 const COUNT_EVERY: Duration = Duration::from_millis(500);
 
 /// When a table may be replaced again: that of the guard, and that of packets while connections are loaded one by one.
@@ -59,7 +59,7 @@ impl Pace {
     }
 }
 
-/// What nf_tables refused.
+/// Operation that nf_tables refused.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "cannot {what} the nftables table '{table}': {source}; nf_tables with its fib and inet parts must be in the kernel \
@@ -87,20 +87,20 @@ pub(crate) struct Guard {
     netlink: Netlink,
     monitor: Monitor,
     fixed: Fixed,
-    /// What is in the kernel.
+    /// Rules in the kernel.
     current: Option<Rules>,
     /// Counters as they were last read: they go with the table when another program removes it.
     counted: [(u64, u64); 3],
-    /// When they are read again.
+    /// Time of the next read of the counters.
     count_at: Instant,
     /// Rules in the table, to compare with after notifications were lost.
     rules: usize,
-    /// What is put into the kernel when the pause after the last replacement is over.
+    /// Rules to install once the pause after the last replacement is over.
     waiting: Option<Rules>,
     pace: Pace,
     /// Another program changed the table.
     damaged: bool,
-    /// When it was last restored.
+    /// Time of the last restoration.
     restored: Option<Instant>,
     legacy: Legacy,
 }
@@ -178,9 +178,9 @@ impl Guard {
         Ok(())
     }
 
-    /// Replaces the table. The kernel changes elements of interval sets after the rules of the same
-    /// transaction, and the thread may lose its CPU in between: clear text would pass for that time. So
-    /// a second table with the new rules is there meanwhile.
+    /// Replaces the table. The kernel applies elements of interval sets after the rules of the same
+    /// transaction, and the thread may be preempted in between: clear text would pass during that
+    /// time. So a second table with the new rules exists during the replacement.
     fn install(&mut self, wanted: &Rules) -> Result<(), GuardError> {
         let interim = interim(&self.fixed.table);
         for table in [&interim, &self.fixed.table.clone()] {
@@ -224,7 +224,7 @@ impl Guard {
         }
     }
 
-    /// What was dropped since the start, as of at most [`COUNT_EVERY`] ago.
+    /// Packets dropped since the start, as of at most [`COUNT_EVERY`] ago.
     pub(crate) fn counters(&self) -> Counters {
         let [clear_in, spoofed_in, clear_out] = self.counted;
         Counters { clear_in, spoofed_in, clear_out }

@@ -32,7 +32,7 @@ use crate::updown::Updown;
 use names::{Client, Names};
 use sockets::Sockets;
 
-/// How often the packet side is asked what it has seen.
+/// Polling interval of the data plane's counters.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// Helper processes, which are started before the confinement.
@@ -78,10 +78,10 @@ impl rand_core::CryptoRng for SystemRandom {}
 
 /// Wakes the control thread from another one.
 #[derive(Clone)]
-pub(crate) struct Bell(Arc<OwnedFd>);
+pub(crate) struct Waker(Arc<OwnedFd>);
 
-impl Bell {
-    /// A bell that nobody has rung.
+impl Waker {
+    /// No wake-up is pending.
     ///
     /// # Errors
     /// The operating system has no descriptor left.
@@ -89,12 +89,12 @@ impl Bell {
         Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
     }
 
-    /// Rings; never blocks.
-    pub(crate) fn ring(&self) {
+    /// Wakes the control thread; never blocks.
+    pub(crate) fn wake(&self) {
         let _ = rustix::io::write(&*self.0, &1_u64.to_ne_bytes());
     }
 
-    fn silence(&self) {
+    fn clear(&self) {
         let _ = rustix::io::read(&*self.0, &mut [0; 8]);
     }
 }
@@ -104,12 +104,12 @@ pub(crate) struct Keying {
     pub(crate) endpoint: Endpoint<SystemRandom>,
     pub(crate) credentials: Credentials,
     sockets: Sockets,
-    bell: Bell,
+    waker: Waker,
     look_at: Instant,
-    /// Datagrams that could not be sent since it was last told.
+    /// Datagrams that could not be sent since the last report.
     unsent: u64,
     unsent_told: Instant,
-    /// Where keys are written for Wireshark.
+    /// Wireshark key tables.
     key_log: Option<KeyLog>,
     /// Name servers that peers gave.
     servers: Servers,
@@ -117,7 +117,7 @@ pub(crate) struct Keying {
     updown: Updown,
     /// Mark of the gateway's own packets.
     mark: u32,
-    /// Addresses of this host when they were last told.
+    /// Addresses of this host at the last report.
     addresses: Vec<IpAddr>,
     names: Names,
     /// Answers about names that the key service of PSP requested.
@@ -132,25 +132,25 @@ impl Keying {
     pub(crate) fn open(
         config: &Config,
         credentials: Credentials,
-        bell: Bell,
+        waker: Waker,
         Helpers { servers, updown, lookup }: Helpers,
     ) -> io::Result<Self> {
         let gateway = &config.gateway;
         let sockets = Sockets::open(gateway.ike_port, gateway.code_points.nat_t_port, gateway.fwmark)?;
-        let ring = bell.clone();
-        let names = Names::spawn(move |name| lookup.resolve(name), move || ring.ring())?;
-        Self::with(config, credentials, bell, (servers, updown), (sockets, names))
+        let names_waker = waker.clone();
+        let names = Names::spawn(move |name| lookup.resolve(name), move || names_waker.wake())?;
+        Self::with(config, credentials, waker, (servers, updown), (sockets, names))
     }
 
     /// For fuzzing: nothing is received, sent or resolved.
     pub(crate) fn detached(config: &Config, helpers: (Servers, Updown)) -> io::Result<Self> {
-        Self::with(config, Credentials::spawn(|| ()), Bell::new()?, helpers, (Sockets::none(), Names::none()))
+        Self::with(config, Credentials::spawn(|| ()), Waker::new()?, helpers, (Sockets::none(), Names::none()))
     }
 
     fn with(
         config: &Config,
         credentials: Credentials,
-        bell: Bell,
+        waker: Waker,
         (servers, updown): (Servers, Updown),
         (sockets, names): (Sockets, Names),
     ) -> io::Result<Self> {
@@ -172,7 +172,7 @@ impl Keying {
             endpoint,
             credentials,
             sockets,
-            bell,
+            waker,
             look_at: now,
             unsent: 0,
             unsent_told: now,
@@ -260,8 +260,8 @@ impl Keying {
         }
     }
 
-    /// Addresses that `dynamic` stands for before anything is negotiated: of this host, and of the peer where the peer is one
-    /// host with an address.
+    /// Addresses that `dynamic` denotes before negotiation: those of this host, and that of the
+    /// peer if it is a single host with an address.
     pub(crate) fn dynamic(&self, connection: &Connection) -> Dynamic {
         let single = |hosts: &[Host]| {
             let first = self.endpoint.addresses(hosts)?.first().copied()?;
@@ -272,7 +272,7 @@ impl Keying {
         (local, remote)
     }
 
-    /// A name has other addresses: so has `dynamic` in policies that stand.
+    /// A name has new addresses: so has `dynamic` in installed policies.
     fn resolved(&mut self, name: &str, plane: &mut Plane) {
         for connection in self.endpoint.connections() {
             if connection.host_names().any(|host| host == name) {
@@ -281,7 +281,7 @@ impl Keying {
         }
     }
 
-    /// Certificates changed: what connections trust is asked for anew.
+    /// Certificates changed: trust of connections is evaluated again.
     pub(crate) fn credentials_changed(&mut self) {
         self.endpoint.credentials_changed(Instant::now());
         self.secrets_changed();
@@ -292,7 +292,7 @@ impl Keying {
         self.endpoint.set_has_ppks(self.credentials.with_store(|store| store.has_ppks()));
     }
 
-    /// Tells IKE of the addresses of this host.
+    /// Passes the addresses of this host to IKE.
     pub(crate) fn local_addresses(&mut self, addresses: &[IpAddr], plane: &mut Plane) {
         self.endpoint.local_addresses(Instant::now(), addresses);
         if self.addresses != addresses {
@@ -305,24 +305,24 @@ impl Keying {
         }
     }
 
-    /// Ends every IKE SA; each peer is told.
+    /// Ends every IKE SA; each peer receives a DELETE.
     pub(crate) fn shutdown(&mut self, plane: &mut Plane, mut tell: impl FnMut(Event)) {
         self.endpoint.shutdown(Instant::now());
         self.carry_out(plane, &mut tell);
     }
 
-    /// Waits until something arrives here or at `others`, the bell rings, a time of IKE comes or `longest` has passed.
+    /// Waits until something arrives here or at `others`, a wake-up arrives, a time of IKE comes or `longest` has passed.
     pub(crate) fn wait(&self, others: &[BorrowedFd<'_>], longest: Duration) {
         let until =
             self.endpoint.deadline().map_or(longest, |at| at.saturating_duration_since(Instant::now()).min(longest));
         let timeout = Timespec { tv_sec: until.as_secs() as i64, tv_nsec: until.subsec_nanos().into() };
         let mut fds: Vec<PollFd<'_>> =
             self.sockets.readable().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
-        fds.push(PollFd::from_borrowed_fd(self.bell.0.as_fd(), PollFlags::IN));
+        fds.push(PollFd::from_borrowed_fd(self.waker.0.as_fd(), PollFlags::IN));
         fds.extend(others.iter().map(|fd| PollFd::from_borrowed_fd(*fd, PollFlags::IN)));
         // Interrupted or refused: the next turn looks anyway.
         let _ = rustix::event::poll(&mut fds, Some(&timeout));
-        self.bell.silence();
+        self.waker.clear();
     }
 
     /// Takes what has arrived and carries out what follows. What others want to know goes to `tell`.
@@ -356,8 +356,8 @@ impl Keying {
         self.carry_out(plane, &mut tell);
     }
 
-    /// Carries out everything that the endpoint wants. Peers are told last: as soon as one knows of an SA it
-    /// may use it.
+    /// Executes all outputs of the endpoint. Messages to peers are sent last: a peer may use an SA
+    /// as soon as it has the message.
     fn carry_out(&mut self, plane: &mut Plane, tell: &mut impl FnMut(Event)) {
         let now = Instant::now();
         let mut messages = Vec::new();
@@ -443,8 +443,9 @@ fn sections(connections: &[Arc<Connection>]) -> impl Iterator<Item = (&Arc<Conne
     connections.iter().flat_map(|connection| connection.children.iter().map(move |child| (connection, child)))
 }
 
-/// Whether the traffic of a child is known without a negotiation. A catch-all of a connection that only answers is not:
-/// there it means that the peer chooses, and it would take all traffic of this host.
+/// Returns whether the traffic of a child is known without a negotiation. A catch-all of a
+/// connection that only answers is not: there it means that the peer chooses, and it would take all
+/// traffic of this host.
 fn names_peer(connection: &Connection, child: &ChildConfig) -> bool {
     let is_fixed = |host: &Host| match host {
         Host::Range(range) => range.start == range.end,

@@ -1,8 +1,9 @@
 //! `weir up --log-secrets`: keys for Wireshark, so that a capture can be read while something is being debugged.
 //!
-//! Two tables in the form in which Wireshark keeps its own, `esp_sa` and `ikev2_decryption_table`, grow by a line for each
-//! pair of keys. With `WIRESHARK_CONFIG_DIR` naming the folder, tshark and Wireshark take them as they are. Whoever has
-//! these files reads the traffic: only their owner may, they are never made unless asked for, and it is said aloud.
+//! Writes two tables in Wireshark's format, `esp_sa` and `ikev2_decryption_table`, with one line
+//! per pair of keys. With `WIRESHARK_CONFIG_DIR` set to the directory, tshark and Wireshark read
+//! them directly. These files decrypt the traffic: only their owner can read them, they are written
+//! on request only, and a warning is printed.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -14,7 +15,8 @@ use ike::output::{ChildSa, HalfSa, IkeSecrets, IkeSpis};
 use ike::proposal::{ChildProtocol, ChildSuite, IkeSuite};
 use zeroize::Zeroizing;
 
-/// Most that one table may hold, in bytes: 150,000 SAs. What comes later is not logged, and that is said once.
+/// Maximum size of one table, in bytes: 150,000 SAs. Further SAs are not logged, which is reported
+/// once.
 const MAX_BYTES: u64 = 64 << 20;
 const ESP: &str = "esp_sa";
 const IKE: &str = "ikev2_decryption_table";
@@ -32,12 +34,12 @@ impl KeyLog {
     /// afterwards.
     ///
     /// # Errors
-    /// What the file system says, and files that are not this user's own or that others may read.
+    /// Errors of the file system, and files that belong to another user or are readable by others.
     pub(crate) fn open(folder: &Path) -> io::Result<Self> {
         let explained = |error: io::Error| {
             io::Error::new(
                 error.kind(),
-                format!("--log-secrets {}: {error}; name a folder of your own", folder.display()),
+                format!("--log-secrets {}: {error}; choose a directory that belongs to this user", folder.display()),
             )
         };
         let open = || {
@@ -51,7 +53,7 @@ impl KeyLog {
         };
         let log = open().map_err(explained)?;
         let warning = format!(
-            "KEYS ARE WRITTEN TO {0}: whoever can read {0}/{ESP} and {0}/{IKE} can read all traffic of the SAs in them, now and \
+            "KEYS ARE WRITTEN TO {0}: {0}/{ESP} and {0}/{IKE} decrypt all traffic of their SAs, now and \
              later. For debugging only; remove the files when done",
             folder.display()
         );
@@ -83,14 +85,14 @@ struct Table {
 
 impl Table {
     fn open(path: &Path) -> io::Result<Self> {
-        // Neither a link to elsewhere nor a pipe that somebody listens at.
+        // Neither a symbolic link nor a pipe.
         let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
         let file =
             File::options().create(true).append(true).mode(0o600).custom_flags(flags.bits() as i32).open(path)?;
         let meta = file.metadata()?;
         let own = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.nlink() == 1;
         if !own {
-            let why = format!("{} is no file of this user, or has other names", path.display());
+            let why = format!("{} does not belong to this user, or has other hard links", path.display());
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         file.set_permissions(fs::Permissions::from_mode(0o600))?;
@@ -123,8 +125,9 @@ impl Table {
     }
 }
 
-/// A row of `esp_sa`. Addresses stay open: a capture behind a NAT, or after a move, has others. The columns are those of
-/// Wireshark 4.0, which has none for 64-bit numbers: it decrypts such packets and takes their ICV for wrong.
+/// A row of `esp_sa`. Addresses are wildcards: a capture after a NAT, or after a MOBIKE update, has
+/// others. The columns are those of Wireshark 4.0, which has none for 64-bit numbers: it decrypts
+/// such packets and reports their ICV as wrong.
 fn esp_line(v6: bool, suite: &ChildSuite, half: &HalfSa) -> Zeroizing<String> {
     let spi = half.spi.get();
     let names = esp_names(suite);
@@ -214,7 +217,7 @@ fn esp_names(suite: &ChildSuite) -> Option<(&'static str, &'static str)> {
     Some((cipher, mac))
 }
 
-/// Likewise for an IKE SA, whose names have the length of the key.
+/// Likewise for an IKE SA; its names include the key length.
 fn ike_names(suite: &IkeSuite) -> Option<(&'static str, &'static str)> {
     let enc = match (suite.enc.kind, suite.enc.key_len, suite.enc.icv_len) {
         (CipherKind::AesCbc, 16, _) => "AES-CBC-128 [RFC3602]",

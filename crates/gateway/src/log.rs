@@ -1,7 +1,7 @@
 //! The log: lines on standard error, as text or as JSON.
 //!
-//! Nothing waits for the log and nothing ends with it: lines that are not taken, because the disk behind standard error is full,
-//! are counted, and the first one that is taken again has their number before it.
+//! Logging never blocks and never fails: lines that cannot be written, because the disk for
+//! standard error is full, are counted, and the count precedes the next line that can be written.
 
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
@@ -17,7 +17,7 @@ use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
 use tracing_subscriber::registry::LookupSpan;
 
 const LEVELS: &[&str] = &["error", "warn", "info", "debug", "trace", "off"];
-/// Names in the configuration, and the targets they stand for.
+/// Names in the configuration, with their log targets.
 const SUBSYSTEMS: &[(&str, &str)] = &[
     ("control", "control"),
     ("routes", "routes"),
@@ -39,7 +39,7 @@ pub(crate) fn check_filter(text: &str) -> Result<String, String> {
     for item in text.split(',').map(str::trim) {
         let (subsystem, level) = item.split_once('=').map_or((None, item), |(s, l)| (Some(s.trim()), l.trim()));
         if !LEVELS.contains(&level) {
-            return Err(format!("'{level}' is no level; write one of: {}", LEVELS.join(", ")));
+            return Err(format!("'{level}' is not a log level; write one of: {}", LEVELS.join(", ")));
         }
         match subsystem {
             None => directives.push(level.to_owned()),
@@ -47,7 +47,7 @@ pub(crate) fn check_filter(text: &str) -> Result<String, String> {
                 Some((_, target)) => directives.push(format!("{target}={level}")),
                 None => {
                     let known: Vec<&str> = SUBSYSTEMS.iter().map(|(name, _)| *name).collect();
-                    return Err(format!("'{name}' is no subsystem; write one of: {}", known.join(", ")));
+                    return Err(format!("'{name}' is not a subsystem; write one of: {}", known.join(", ")));
                 }
             },
         }
@@ -58,7 +58,7 @@ pub(crate) fn check_filter(text: &str) -> Result<String, String> {
 /// Starts logging; a second call changes nothing.
 pub(crate) fn init(filter: &str, json: bool) {
     let filter = EnvFilter::try_new(filter).unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| Patient(io::stderr(), &LOST));
+    let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| CountingWriter(io::stderr(), &LOST));
     let (started, set): (_, SetFilter) = if json {
         let builder = builder.event_format(Json).with_filter_reloading();
         let handle = builder.reload_handle();
@@ -84,9 +84,9 @@ pub(crate) fn set_filter(filter: &str) {
     }
 }
 
-/// A line of its own on standard error, beside the log.
+/// Prints a line to standard error, bypassing the log.
 pub(crate) fn say(line: fmt::Arguments<'_>) {
-    let _ = Patient(io::stderr(), &LOST).write_all(format!("{line}\n").as_bytes());
+    let _ = CountingWriter(io::stderr(), &LOST).write_all(format!("{line}\n").as_bytes());
 }
 
 /// The same as a JSON object, for a log in JSON.
@@ -109,16 +109,16 @@ static LOST: AtomicU64 = AtomicU64::new(0);
 
 /// A writer that never fails. With one that does, the library would complain on standard error by a macro that panics
 /// when that fails as well.
-struct Patient<W>(W, &'static AtomicU64);
+struct CountingWriter<W>(W, &'static AtomicU64);
 
-impl<W: Write> Write for Patient<W> {
+impl<W: Write> Write for CountingWriter<W> {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         let Self(out, lost) = self;
         let missing = lost.swap(0, Ordering::Relaxed);
         // The last one may have been cut.
         let told = match missing {
             0 => Ok(()),
-            _ => writeln!(out, "\nweir: {missing} lines of the log are missing here: they could not be written"),
+            _ => writeln!(out, "\nweir: {missing} log lines could not be written and are missing here"),
         };
         if told.and_then(|()| out.write_all(line)).is_err() {
             lost.fetch_add(missing + 1, Ordering::Relaxed);
@@ -204,7 +204,7 @@ mod tests {
     fn a_full_disk_costs_lines_and_says_how_many() {
         static MISSING: AtomicU64 = AtomicU64::new(0);
         let (room, text) = (std::cell::Cell::new(8), std::cell::RefCell::default());
-        let mut log = Patient(Disk { room: &room, text: &text }, &MISSING);
+        let mut log = CountingWriter(Disk { room: &room, text: &text }, &MISSING);
         for line in ["one\n", "second\n", "third\n"] {
             log.write_all(line.as_bytes()).unwrap();
             log.flush().unwrap();
@@ -215,7 +215,7 @@ mod tests {
         let said = String::from_utf8(text.take()).unwrap();
         let lines: Vec<&str> = said.lines().collect();
         assert_eq!((lines[0], lines[1], lines[3], lines[4]), ("one", "seco", "fourth", "fifth"), "{said}");
-        assert!(lines[2].starts_with("weir: 2 lines"), "{said}");
+        assert!(lines[2].starts_with("weir: 2 log lines"), "{said}");
     }
 
     #[test]

@@ -1,10 +1,12 @@
-//! Host names, resolved by a process of its own.
+//! Host names, resolved by a helper process.
 //!
-//! The resolver of the host reads files that other programs replace by a rename (/etc/resolv.conf, /etc/hosts), and
-//! Landlock rules hold the files that were there at the start. It also parses what name servers answer, and loads plug-ins
-//! that connect to sockets of the host. So the confined daemon does not call it. A helper process, started before the
-//! confinement, does: it holds no key and no capability, is user nobody where root started it, may read the folders that
-//! resolvers read, and may write nothing. `docs/decisions/0019-names-by-a-helper.md` has the reasons.
+//! The resolver of the host reads files that other programs replace by a rename (/etc/resolv.conf,
+//! /etc/hosts), and Landlock rules hold the files that were there at the start. It also parses
+//! responses of name servers, and loads plug-ins that connect to sockets of the host. So the
+//! confined daemon does not call it. A helper process, started before the confinement, does: it
+//! holds no keys and no capabilities, runs as user `nobody` if root started it, may read the
+//! directories of the resolver, and may write nothing. `docs/decisions/0019-names-by-a-helper.md`
+//! has the reasons.
 //!
 //! Requests and answers are lines on two pipes: `ID NAME`, and `ID ADDRESS…` or `ID ! REASON`. The helper ends with its
 //! input, and so with the daemon.
@@ -24,7 +26,8 @@ use crate::config;
 
 /// Names that the helper resolves at the same time: one that times out does not hold up the others.
 const THREADS: usize = 8;
-/// Requests under way, of at most [`NAME_MAX`] bytes each; beyond, a request fails at once.
+/// Limit of pending requests, of at most [`NAME_MAX`] bytes each; beyond it a request fails at
+/// once.
 const REQUESTS_MAX: usize = 1024;
 /// Bytes of a name (RFC 1035 §2.3.4).
 const NAME_MAX: usize = 253;
@@ -39,7 +42,7 @@ const ENDED: &str = "the helper process that resolves names has ended: restart w
 /// First line of the helper.
 const READY: &str = "ready";
 
-/// Way to the resolver of the host; clones share it.
+/// Handle of the resolver helper; clones share it.
 #[derive(Clone)]
 pub(crate) struct Lookup(Option<Arc<Helper>>);
 
@@ -79,7 +82,7 @@ impl Lookup {
         let mut answers = BufReader::new(answers.context("the helper process that resolves names has no output")?);
         let first = line(&mut answers);
         if first.as_deref() != Some(READY) {
-            anyhow::bail!("the helper process that resolves names does not start: {}", first.unwrap_or_default());
+            anyhow::bail!("cannot start the helper process that resolves names: {}", first.unwrap_or_default());
         }
         let link = Mutex::new(Link { requests, waiting: HashMap::new(), last: 0 });
         Ok(Self(Some(Arc::new(Helper { link, answers: Mutex::new(Some(answers)), _process: process }))))
@@ -145,7 +148,7 @@ impl Helper {
         tracing::error!(target: "control", "{ENDED}");
         let mut link = lock(&self.link);
         link.requests = None;
-        // Whoever waits is released.
+        // Release all waiting callers.
         link.waiting.clear();
     }
 }
@@ -154,7 +157,7 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether a line can hold the name and a resolver may be given it.
+/// Returns whether a line can hold the name and a resolver may be given it.
 fn is_name(name: &str) -> bool {
     (1..=NAME_MAX).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic())
 }
@@ -174,10 +177,10 @@ fn parse_answer(line: &str) -> Option<(u64, Result<Vec<IpAddr>, ResolveError>)> 
         return Some((id, Err(ResolveError::Resolver(why))));
     }
     let addresses: Result<Vec<IpAddr>, _> = rest.split_whitespace().take(ADDRESSES_MAX).map(str::parse).collect();
-    Some((id, addresses.map_err(|_| ResolveError::Resolver("malformed answer of the helper process".to_owned()))))
+    Some((id, addresses.map_err(|_| ResolveError::Resolver("malformed response of the helper process".to_owned()))))
 }
 
-/// Life of the helper: answers each line that it reads, until there are no more.
+/// Main loop of the helper: responds to each input line until end of file.
 ///
 /// # Errors
 /// Those of the operating system at its start.
@@ -247,7 +250,7 @@ mod tests {
         }
     }
 
-    /// What the helper writes, in the order of the request numbers.
+    /// Output of the helper, sorted by request number.
     fn said(input: &str) -> Vec<String> {
         let (mut from, to) = io::pipe().unwrap();
         run(input.as_bytes(), to, names).unwrap();

@@ -1,8 +1,8 @@
 //! Metrics for Prometheus: what the control side counts, and what it looks up once a second.
 //!
-//! The control thread owns [`Metrics`]: it takes in [events](Metrics::events) as they come and [looks](Metrics::look)
-//! around once a second, which makes a snapshot. The [`server`] turns the newest one into text when somebody asks. Names, units and meanings are in
-//! one table, which docs/metrics.md repeats.
+//! The control thread owns [`Metrics`]: it processes [events](Metrics::events) as they arrive and
+//! [collects](Metrics::look) a snapshot once a second. The [`server`] renders the newest snapshot
+//! on each request. Names, units and meanings are in one table, which docs/metrics.md repeats.
 
 mod server;
 mod table;
@@ -25,14 +25,14 @@ use rand_core::CryptoRng;
 use crate::credentials::FetchCounts;
 use crate::negotiated::{Child, Negotiated};
 use crate::plane::Plane;
-use crate::status::PastStackStatus;
+use crate::status::XdpStatus;
 use crate::tables::Tables;
 use crate::up::Supers;
 
 pub(crate) use server::Server;
 
-/// Connections with series of their own, and as many children in all. What is beyond is counted under [`REST`].
-/// About 2 MB of text at worst.
+/// Limit of connections with separate series, and of children in total. Further ones are counted
+/// under [`REST`]. At most about 2 MB of text.
 const NAMES_MAX: usize = 1024;
 /// Name of all connections beyond [`NAMES_MAX`].
 const REST: &str = "(others)";
@@ -42,7 +42,8 @@ const PERIOD: Duration = Duration::from_secs(1);
 const STATES: [IkeState; 5] =
     [IkeState::Connecting, IkeState::Established, IkeState::Rekeying, IkeState::Rekeyed, IkeState::Deleting];
 
-/// Why an IKE SA or Child SA did not come up or ended against the wish of this host: the words of its message, sorted.
+/// Cause of an IKE SA or Child SA that failed or ended unexpectedly, classified by the words of its
+/// message.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum Cause {
     /// The peer does not answer.
@@ -57,7 +58,7 @@ enum Cause {
     Eap,
     /// A certificate that is not trusted, expired, revoked, missing.
     Certificate,
-    /// Whoever it is, it could not prove who.
+    /// The peer could not authenticate.
     Authentication,
     /// A message that breaks a rule.
     Protocol,
@@ -92,10 +93,10 @@ impl Cause {
         }
     }
 
-    /// Sorts a reason. The first row with a word of it decides: what is special stands before what is general.
+    /// Classifies a reason. The first matching row decides, so specific rows precede general ones.
     fn of(reason: &str) -> Self {
         const WORDS: [(&[&str], Cause); 8] = [
-            (&["not answer", "timed out", "no answer"], Cause::Timeout),
+            (&["not answer", "timed out", "no answer", "no response"], Cause::Timeout),
             (&["proposal", "invalid_ke"], Cause::Proposal),
             (&["ts_unacceptable", "selector"], Cause::Selectors),
             (&["post-quantum", "ppk"], Cause::Ppk),
@@ -166,19 +167,19 @@ struct Snapshot {
     events: BTreeMap<&'static str, u64>,
     totals: Totals,
     supers: SuperCounts,
-    past_stack: Vec<PastStackStatus>,
+    xdp: Vec<XdpStatus>,
     fetches: FetchCounts,
     guard: Option<crate::guard::Counters>,
     connections: BTreeMap<String, Connection>,
-    /// Names without series of their own.
+    /// Number of names without separate series.
     folded: u64,
 }
 
-/// The newest snapshot, for whoever asks.
+/// The newest snapshot, shared with the server.
 #[derive(Clone)]
-struct Board(Arc<Mutex<Arc<Snapshot>>>);
+struct SharedSnapshot(Arc<Mutex<Arc<Snapshot>>>);
 
-impl Board {
+impl SharedSnapshot {
     fn newest(&self) -> Arc<Snapshot> {
         Arc::clone(&self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -187,12 +188,13 @@ impl Board {
 /// Counters of the control side.
 pub(crate) struct Metrics {
     now: Snapshot,
-    board: Board,
+    board: SharedSnapshot,
     children: usize,
     beyond: BTreeSet<String>,
-    /// Whose IKE SAs are up: when one ends, the endpoint has forgotten it.
+    /// Connections of established IKE SAs: when one ends, the endpoint no longer has it.
     owners: HashMap<IkeId, Arc<IkeConnection>>,
-    /// How far the Child SAs were at the last look: a sum must not fall when one of them goes.
+    /// Counters of the Child SAs at the last snapshot: a sum must not decrease when one of them
+    /// ends.
     seen: HashMap<ChildId, Traffic>,
     manual: HashMap<String, Traffic>,
     due: Instant,
@@ -210,13 +212,13 @@ impl Metrics {
             events: ike::counters().map(|(name, _)| (name, 0)).collect(),
             totals: Totals::of([]),
             supers: SuperCounts::default(),
-            past_stack: Vec::new(),
+            xdp: Vec::new(),
             fetches: FetchCounts::default(),
             guard: None,
             connections: BTreeMap::new(),
             folded: 0,
         };
-        let board = Board(Arc::new(Mutex::new(Arc::new(snapshot.clone()))));
+        let board = SharedSnapshot(Arc::new(Mutex::new(Arc::new(snapshot.clone()))));
         Self {
             now: snapshot,
             board,
@@ -240,12 +242,12 @@ impl Metrics {
         Ok((metrics, server))
     }
 
-    /// Where snapshots appear.
-    fn board(&self) -> Board {
+    /// The shared snapshot.
+    fn board(&self) -> SharedSnapshot {
         self.board.clone()
     }
 
-    /// Takes in what IKE says of itself.
+    /// Processes the events of IKE.
     pub(crate) fn events<R: CryptoRng>(&mut self, events: &[Event], endpoint: &Endpoint<R>, plane: &Plane) {
         let now = Instant::now();
         for event in events {
@@ -324,7 +326,7 @@ impl Metrics {
         let totals = Totals::of(counters.iter().map(|core| &**core));
         let supers = plane.supers.iter().map(Supers::read);
         self.now.supers = supers.fold(SuperCounts::default(), |a, b| (a.0 + b.0, a.1 + b.1));
-        self.now.past_stack = plane.bypass.status();
+        self.now.xdp = plane.bypass.status();
         self.now.guard = plane.guard_counters();
         let children = plane.negotiated.children_mut().map(|child| &*child);
         self.publish(now, endpoint, children, &plane.tables, (totals, healthy));
@@ -396,7 +398,7 @@ impl Metrics {
         self.child(&child.connection.name, &child.config.name).traffic.add(now, before);
     }
 
-    /// A manual SA starts from zero again when a reload makes it anew.
+    /// The counters of a manual SA restart from zero when a reload replaces it.
     fn look_at_manual(&mut self, name: &str, now: Traffic) {
         let before = self.manual.insert(name.to_owned(), now).unwrap_or_default();
         let anew = now.inbound.0 < before.inbound.0 || now.outbound.0 < before.outbound.0;
@@ -417,14 +419,14 @@ impl Metrics {
         let known = self.connection(connection).children.contains_key(name);
         if !known && self.children >= NAMES_MAX {
             self.fold(connection);
-            // Its own connection's, at worst that of the rest: as many again, and no more.
+            // The series of its connection, or at worst of the rest: at most twice as many.
             return self.connection(connection).children.entry(REST.to_owned()).or_default();
         }
         self.children += usize::from(!known);
         self.connection(connection).children.entry(name.to_owned()).or_default()
     }
 
-    /// Remembers that a name has no series, up to a bound of its own.
+    /// Records that a name has no series, up to a limit.
     fn fold(&mut self, name: &str) {
         if self.beyond.len() < NAMES_MAX && !self.beyond.contains(name) {
             self.beyond.insert(name.to_owned());
@@ -432,8 +434,8 @@ impl Metrics {
     }
 }
 
-/// Connection and reason of an attempt that failed, which only the log is told: `the IKE SA of 'NAME' did not come up:
-/// REASON`, `child 'NAME' failed: REASON`.
+/// Connection and reason of a failed attempt, parsed from the log line: `the IKE SA of 'NAME' did
+/// not come up: REASON`, `child 'NAME' failed: REASON`.
 pub(crate) fn failure<'a>(line: &'a str, owner: Option<&'a str>) -> Option<(&'a str, &'a str)> {
     if let Some((_, reason)) = line.strip_prefix("child '").and_then(|rest| rest.split_once("' failed: ")) {
         return Some((owner?, reason));

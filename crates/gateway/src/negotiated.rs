@@ -1,9 +1,10 @@
 //! Child SAs as packets see them: from what IKE negotiated to SAs, policies and traps.
 //!
-//! A [`Child`] is made when IKE says that it is up and stays until its inbound half has been given the
-//! time to receive what is still under way. Children of one peer with the same selectors form a group: a policy
-//! names the group, packets go out through its newest member. A peer is an authenticated identity of one connection.
-//! Groups of two peers with the same selectors have a policy each, and the group that came later is first.
+//! A [`Child`] is created when IKE reports it as established, and is kept until its inbound half
+//! had time to receive packets in flight. Children of one peer with the same selectors form a
+//! group: a policy names the group, packets go out through its newest member. A peer is an
+//! authenticated identity of one connection. Groups of two peers with the same selectors have a
+//! policy each, and the group that came later is first.
 
 mod child;
 mod dynamic;
@@ -34,21 +35,22 @@ use order::{Order, Rank, Row};
 pub(crate) use reqids::Reqids;
 pub(crate) use totals::{Sums, Totals, drops};
 
-/// How long the first Child SA that a peer asked for waits for a sign that the peer has it: packets are held as long,
-/// so this is the delay when the peer is silent.
+/// Time that the first Child SA requested by a peer waits for traffic from the peer, which confirms
+/// the SA. Packets are held during this time, so this is the delay if the peer is silent.
 const SIGN: Duration = Duration::from_millis(500);
-/// The same beside another one, which carries the packets meanwhile: longer than a lost answer takes to come again.
+/// The same while another SA carries the packets: longer than the retransmission of a lost
+/// response.
 const SIGN_BESIDE: Duration = Duration::from_secs(10);
 
-/// Policies of connections: what was negotiated, and what stands where nothing is yet.
+/// Policies of connections: negotiated ones, and those installed before negotiation.
 #[derive(Default)]
 pub(crate) struct Negotiated {
     children: BTreeMap<ChildId, Child>,
     /// Counts groups.
     turns: u64,
-    /// Those that the peer may not have yet.
-    unproven: Vec<ChildId>,
-    standing: Vec<Standing>,
+    /// SAs that the peer may not have installed yet.
+    unconfirmed: Vec<ChildId>,
+    standing: Vec<SectionPolicy>,
     /// Virtual addresses of this host, by the connection that has them.
     virtual_addresses: Vec<(String, IpAddr)>,
     /// Pools from which peers get addresses.
@@ -58,21 +60,21 @@ pub(crate) struct Negotiated {
     pub(crate) totals: Totals,
     /// Request ids of sections and peers.
     pub(crate) reqids: Reqids,
-    /// What the key service of PSP agreed; its policies come before the others.
+    /// Associations of the PSP key service; their policies precede the others.
     pub(crate) psp: crate::psp_keys::associations::Associations,
 }
 
-/// A policy that stands for a section, whether or not there is an SA.
-struct Standing {
+/// A policy installed for a section, with or without an SA.
+struct SectionPolicy {
     connection: Arc<Connection>,
     config: Arc<ChildConfig>,
     dynamic: Dynamic,
     selectors: Vec<Selector>,
-    kind: StandingKind,
+    kind: SectionAction,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum StandingKind {
+enum SectionAction {
     /// The first packet starts a negotiation.
     Trap,
     /// In the clear.
@@ -81,10 +83,10 @@ enum StandingKind {
     Drop,
 }
 
-impl Standing {
+impl SectionPolicy {
     /// Whether the policy closes a section that is to have an SA.
     fn is_closed_for_its_sa(&self) -> bool {
-        self.kind == StandingKind::Drop && self.config.mode != ChildMode::Drop
+        self.kind == SectionAction::Drop && self.config.mode != ChildMode::Drop
     }
 
     /// Whether nothing asked for an SA: the policy is there because of `unprotected = drop` only.
@@ -93,12 +95,12 @@ impl Standing {
     }
 }
 
-impl Standing {
+impl SectionPolicy {
     fn line(&self) -> PolicyLine<'_> {
         let action = match self.kind {
-            StandingKind::Trap => "trap",
-            StandingKind::Pass => "bypass",
-            StandingKind::Drop => "drop",
+            SectionAction::Trap => "trap",
+            SectionAction::Pass => "bypass",
+            SectionAction::Drop => "drop",
         };
         let (connection, config, selectors) = (&*self.connection, &*self.config, &*self.selectors);
         PolicyLine { connection, config, selectors, action, sa: None, transport: config.mode == ChildMode::Transport }
@@ -138,7 +140,7 @@ pub(crate) struct Wanted {
     pub(crate) cpu: Option<u32>,
 }
 
-/// SAs and policies on their way into a snapshot.
+/// SAs and policies collected for a snapshot.
 #[derive(Default)]
 pub(crate) struct Assembly {
     pub(crate) outbound: Vec<Arc<OutboundSa>>,
@@ -146,13 +148,13 @@ pub(crate) struct Assembly {
     /// By inbound slot.
     pub(crate) groups: Vec<u32>,
     pub(crate) spread: Vec<Spread>,
-    pub(crate) unproven: Vec<dataplane::Unproven>,
+    pub(crate) unconfirmed: Vec<dataplane::Unproven>,
     pub(crate) ending: Vec<Ending>,
     pub(crate) policies: Vec<Policy>,
 }
 
 impl Assembly {
-    /// Adds an SA that receives; a group of its own unless one is named. Returns its slot.
+    /// Adds an inbound SA, to a new group unless one is given. Returns its slot.
     pub(crate) fn receive(&mut self, sa: &Arc<InboundSa>, group: Option<u32>) -> u32 {
         let slot = self.inbound.len() as u32;
         self.inbound.push(Arc::clone(sa));
@@ -171,8 +173,8 @@ impl Assembly {
 pub(crate) const NO_SLOT: u32 = u32::MAX >> 1;
 
 impl Negotiated {
-    /// Takes in a Child SA. One that replaces another is found by its selectors. `answered`: the peer asked for it,
-    /// and has it only when it has the answer.
+    /// Installs a Child SA. A replacement is found by its selectors. `answered`: the peer requested
+    /// it, and can use it only after it has received the response.
     pub(crate) fn install(&mut self, mut child: Child, answered: bool, now: Instant) {
         let group = self.children.values().find(|other| other.until.is_none() && other.is_redundant_with(&child));
         child.turn = match group {
@@ -185,8 +187,8 @@ impl Negotiated {
         if answered && child.sends() {
             let beside = self.children.values().any(|other| other.sends() && other.is_redundant_with(&child));
             let until = now + if beside { SIGN_BESIDE } else { SIGN };
-            child.unproven = Some(child::Unproven { until, ripe: Arc::new(AtomicBool::new(false)) });
-            self.unproven.push(child.id);
+            child.unconfirmed = Some(child::Unconfirmed { until, ripe: Arc::new(AtomicBool::new(false)) });
+            self.unconfirmed.push(child.id);
         }
         self.totals.begin(child.ike);
         child.reqid = self.reqids.begin(&child.connection, &child.config, &child.remote_id);
@@ -198,26 +200,29 @@ impl Negotiated {
     pub(crate) fn end(&mut self, id: ChildId, until: Instant) -> bool {
         let Some(child) = self.children.get_mut(&id) else { return false };
         (child.sending, child.until) = (false, Some(until));
-        // A trap behind it stands again.
+        // The trap after it becomes effective again.
         self.callers.forget(&child.connection, &child.config);
-        // Who ends one of several has the others.
+        // If one of several is closed, the others remain.
         let (group, selectors) = (child.group.clone(), child.selectors.clone());
         self.settle(|other| other.group == group && other.selectors == selectors);
         true
     }
 
-    /// Uses the Child SAs of which the peer has given a sign, or has had the time to. True when packets have to be
-    /// told: others were used meanwhile.
+    /// Starts using Child SAs that the peer has confirmed by traffic, or that have waited long
+    /// enough. Returns true if the tables must be published because other SAs were in use until
+    /// now.
     pub(crate) fn prove(&mut self, now: Instant) -> bool {
-        self.settle(|child| child.was_heard() || child.unproven.as_ref().is_none_or(|unproven| unproven.until <= now))
+        self.settle(|child| {
+            child.was_heard() || child.unconfirmed.as_ref().is_none_or(|unconfirmed| unconfirmed.until <= now)
+        })
     }
 
     fn settle(&mut self, is_settled: impl Fn(&Child) -> bool) -> bool {
         let mut beside = false;
-        for id in std::mem::take(&mut self.unproven) {
+        for id in std::mem::take(&mut self.unconfirmed) {
             let Some(child) = self.children.get_mut(&id) else { continue };
             if !is_settled(child) {
-                self.unproven.push(id);
+                self.unconfirmed.push(id);
                 continue;
             }
             child.prove();
@@ -281,11 +286,12 @@ impl Negotiated {
         trap: bool,
         dynamic: Dynamic,
     ) -> bool {
-        let same =
-            |standing: &Standing| standing.connection.name == connection.name && standing.config.name == config.name;
+        let same = |standing: &SectionPolicy| {
+            standing.connection.name == connection.name && standing.config.name == config.name
+        };
         let before = self.standing.len();
         // A trap that goes leaves what closes the section in its place: both are of one change to the configuration.
-        let stays = |standing: &Standing| !on && trap && standing.is_closed_for_its_sa();
+        let stays = |standing: &SectionPolicy| !on && trap && standing.is_closed_for_its_sa();
         self.standing.retain(|standing| !same(standing) || stays(standing));
         let removed = self.standing.len() != before;
         if !on {
@@ -298,26 +304,27 @@ impl Negotiated {
         let selectors = dynamic::resolve(connection, config, given, dynamic).unwrap_or_default();
         let changed = removed || !selectors.is_empty();
         let kind = match config.mode {
-            ChildMode::Pass => StandingKind::Pass,
-            ChildMode::Drop => StandingKind::Drop,
-            _ if trap => StandingKind::Trap,
-            _ => StandingKind::Drop,
+            ChildMode::Pass => SectionAction::Pass,
+            ChildMode::Drop => SectionAction::Drop,
+            _ if trap => SectionAction::Trap,
+            _ => SectionAction::Drop,
         };
-        if kind == StandingKind::Trap {
+        if kind == SectionAction::Trap {
             self.reqids.of_policy(connection, config);
         }
         let (connection, config) = (Arc::clone(connection), Arc::clone(config));
-        self.standing.push(Standing { connection, config, dynamic, selectors, kind });
+        self.standing.push(SectionPolicy { connection, config, dynamic, selectors, kind });
         changed
     }
 
     /// Selectors of the policy that stands for a section, unless it lets packets pass; true in transport mode.
     pub(crate) fn closes(&self, connection: &Connection, config: &ChildConfig) -> Option<(&[Selector], bool)> {
         // The newest are last.
-        let of_section =
-            |standing: &&Standing| standing.connection.name == connection.name && standing.config.name == config.name;
+        let of_section = |standing: &&SectionPolicy| {
+            standing.connection.name == connection.name && standing.config.name == config.name
+        };
         let standing = self.standing.iter().rev().find(of_section)?;
-        let closes = standing.kind != StandingKind::Pass;
+        let closes = standing.kind != SectionAction::Pass;
         closes.then_some((&*standing.selectors, standing.config.mode == ChildMode::Transport))
     }
 
@@ -328,14 +335,14 @@ impl Negotiated {
 
     /// Whether one of them lets packets pass.
     pub(crate) fn passes(&self) -> bool {
-        self.standing.iter().any(|standing| standing.kind == StandingKind::Pass)
+        self.standing.iter().any(|standing| standing.kind == SectionAction::Pass)
     }
 
     /// Traps, and sections with `mode = pass` or `drop`, with their selectors. Policies that only keep a section without
     /// an SA closed are not listed: strongSwan has none.
     pub(crate) fn standing(&self) -> impl Iterator<Item = (&Arc<Connection>, &Arc<ChildConfig>, &[Selector])> {
-        let is_listed = |standing: &&Standing| {
-            standing.kind == StandingKind::Trap || matches!(standing.config.mode, ChildMode::Pass | ChildMode::Drop)
+        let is_listed = |standing: &&SectionPolicy| {
+            standing.kind == SectionAction::Trap || matches!(standing.config.mode, ChildMode::Pass | ChildMode::Drop)
         };
         let there = self.standing.iter().filter(|standing| !standing.selectors.is_empty());
         there.filter(is_listed).map(|s| (&s.connection, &s.config, s.selectors.as_slice()))
@@ -353,7 +360,7 @@ impl Negotiated {
             rows.push((rank, Reverse(child.turn), line));
         }
         let (closed, standing) = by_purpose(&self.standing);
-        let of_standing = |standing: &Standing| Rank::new(&standing.config, &standing.selectors, Order::Standing);
+        let of_standing = |standing: &SectionPolicy| Rank::new(&standing.config, &standing.selectors, Order::Standing);
         rows.extend(standing.iter().map(|standing| (of_standing(standing), Reverse(0), standing.line())));
         let in_order = |(a, s, p): &(Rank, Reverse<u64>, PolicyLine<'_>),
                         (b, t, q): &(Rank, Reverse<u64>, PolicyLine<'_>)| {
@@ -373,7 +380,7 @@ impl Negotiated {
         rows.into_iter().map(|(.., line)| line).collect()
     }
 
-    /// What a packet that met a trap asks for.
+    /// Request of a packet that matched a trap.
     pub(crate) fn wanted(&self, acquire: &Acquire) -> Option<Wanted> {
         let caller = self.callers.by_number.get(&acquire.trap)?;
         Some(Wanted {
@@ -384,7 +391,7 @@ impl Negotiated {
         })
     }
 
-    /// Lays SAs and policies behind those that are there.
+    /// Appends SAs and policies.
     pub(crate) fn assemble(&mut self, workers: usize, into: &mut Assembly) {
         self.psp.assemble(into);
         let callers = &mut self.callers;
@@ -399,7 +406,7 @@ impl Negotiated {
             let rank = |child: &Child| Rank::new(&child.config, selectors, Order::Sa);
             let alive = members.iter().filter(|child| child.until.is_none());
             let Some(newest) = alive.max_by_key(|child| child.id) else {
-                // What only receives what is still under way stands in nobody's way.
+                // SAs that only receive packets in flight do not conflict.
                 ending.extend(members.iter().map(|child| (rank(child), *child)));
                 continue;
             };
@@ -413,9 +420,9 @@ impl Negotiated {
         let (closed, standing) = by_purpose(&self.standing);
         for standing in standing {
             let action = match standing.kind {
-                StandingKind::Pass => Action::Bypass,
-                StandingKind::Drop => Action::Drop,
-                StandingKind::Trap => Action::Trap(callers.number(&standing.connection, &standing.config)),
+                SectionAction::Pass => Action::Bypass,
+                SectionAction::Drop => Action::Drop,
+                SectionAction::Trap => Action::Trap(callers.number(&standing.connection, &standing.config)),
             };
             let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
             let rank = Rank::new(&standing.config, &standing.selectors, Order::Standing);
@@ -430,7 +437,7 @@ impl Negotiated {
             .iter()
             .map(|(rank, _, policy)| Row { rank: *rank, protects: protects(policy), selectors: &policy.selectors })
             .collect();
-        let row = |(rank, standing): (Rank, &&Standing)| {
+        let row = |(rank, standing): (Rank, &&SectionPolicy)| {
             let name = format!("{}.{}", standing.connection.name, standing.config.name).into();
             (rank, Reverse(0), Policy { name, selectors: standing.selectors.clone(), action: Action::Drop })
         };
@@ -445,20 +452,20 @@ impl Negotiated {
         }
         into.policies.extend(rows.into_iter().map(|(.., policy)| policy));
         into.spread.sort_by_key(|spread| spread.slot);
-        into.unproven.sort_by_key(|unproven| unproven.slot);
+        into.unconfirmed.sort_by_key(|unconfirmed| unconfirmed.slot);
         callers.forget_unused();
     }
 }
 
 /// Standing policies with selectors: those that only close a section without an SA, and the others.
-fn by_purpose(standing: &[Standing]) -> (Vec<&Standing>, Vec<&Standing>) {
+fn by_purpose(standing: &[SectionPolicy]) -> (Vec<&SectionPolicy>, Vec<&SectionPolicy>) {
     standing.iter().filter(|standing| !standing.selectors.is_empty()).partition(|standing| standing.only_closes())
 }
 
 /// Ranks of policies that only close a section, among `others`, which are in order.
 fn ranks_of_closed<'a>(
     children: &'a BTreeMap<ChildId, Child>,
-    closed: &'a [&Standing],
+    closed: &'a [&SectionPolicy],
     others: &'a [Row<'_>],
 ) -> impl Iterator<Item = Rank> + 'a {
     let protected: HashSet<&[Selector]> = children.values().map(|child| &*child.selectors).collect();
@@ -470,8 +477,9 @@ fn ranks_of_closed<'a>(
     })
 }
 
-/// Who is asked for an SA when a packet meets the trap of a number. A section keeps its number while its trap
-/// stands, and gets another one after it had an SA: packets ask again then, however lately they did.
+/// Maps trap numbers to sections. A section keeps its number while its trap is installed, and gets
+/// a new one after it had an SA, so that packets trigger again without rate limiting by the old
+/// number.
 #[derive(Default)]
 struct Callers {
     by_number: BTreeMap<u32, Caller>,
@@ -529,8 +537,8 @@ fn group(members: &[&Child], into: &mut Assembly) -> u32 {
 /// not have yet are used only where there is no other.
 fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut Assembly) -> u32 {
     let sending: Vec<&Child> = members.iter().copied().filter(|child| child.sends()).collect();
-    let proven = sending.iter().any(|child| child.unproven.is_none());
-    let is_usable = |child: &Child| !proven || child.unproven.is_none();
+    let proven = sending.iter().any(|child| child.unconfirmed.is_none());
+    let is_usable = |child: &Child| !proven || child.unconfirmed.is_none();
     let usable = sending.iter().copied().filter(|child| is_usable(child));
     let Some(fallback) = usable.max_by_key(|child| (child.cpu.is_none(), child.id)) else { return NO_SLOT };
     let slot = send(fallback, callers, into);
@@ -542,7 +550,7 @@ fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut A
         // In the order of their names: of several for one CPU the newest is used.
         for child in &sending {
             if let Some(place) = child.cpu.and_then(|cpu| by_core.get_mut(cpu as usize)) {
-                // There is one already, so none is asked for.
+                // An SA already exists, so none is requested.
                 *place = Some(if is_usable(child) { send(child, callers, into) } else { place.unwrap_or(slot) });
             }
         }
@@ -555,10 +563,10 @@ fn slots(members: &[&Child], workers: usize, callers: &mut Callers, into: &mut A
 /// Adds a sending half; its packets are held while the peer may not have it.
 fn send(child: &Child, callers: &mut Callers, into: &mut Assembly) -> u32 {
     let slot = into.send(&child.outbound);
-    if let Some(unproven) = &child.unproven {
+    if let Some(unconfirmed) = &child.unconfirmed {
         let trap = callers.number(&child.connection, &child.config);
-        let (sign, ripe) = (Arc::clone(&child.inbound), Arc::clone(&unproven.ripe));
-        into.unproven.push(dataplane::Unproven { slot, trap, sign, ripe });
+        let (sign, ripe) = (Arc::clone(&child.inbound), Arc::clone(&unconfirmed.ripe));
+        into.unconfirmed.push(dataplane::Unproven { slot, trap, sign, ripe });
     }
     slot
 }
@@ -572,7 +580,7 @@ fn of_packet(key: &FlowKey) -> (TrafficSelector, TrafficSelector) {
         proto: Some(key.proto),
         ports: port.filter(|_| seen).map_or(PortRange::ANY, PortRange::single),
     };
-    // The type of a message stands on the side of its sender.
+    // The ICMP type is in the selector of the sender's side.
     (side(src, Some(key.src_port)), side(dst, key.proto.has_ports().then_some(key.dst_port)))
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, sockopt};
 
-/// NETLINK_ROUTE, whose number is 0.
+/// NETLINK_ROUTE, which is protocol 0.
 pub(crate) const ROUTE: Option<Protocol> = None;
 /// NETLINK_NETFILTER.
 pub(crate) const NETFILTER: Option<Protocol> = Some(rustix::net::netlink::NETFILTER);
@@ -97,12 +97,12 @@ impl Message {
         self
     }
 
-    /// Asks the kernel to acknowledge the request.
+    /// Requests an acknowledgement from the kernel.
     pub(crate) fn acknowledge(&mut self) {
         self.set(NLM_F_ACK);
     }
 
-    /// The request with an acknowledgement asked for.
+    /// Returns the request with the acknowledgement flag set.
     pub(crate) fn acknowledged(mut self) -> Self {
         self.set(NLM_F_ACK);
         self
@@ -130,7 +130,7 @@ impl Message {
 pub(crate) struct Received<'a> {
     pub(crate) kind: u16,
     sequence: u32,
-    /// Port of the socket whose request caused it.
+    /// Port of the socket that sent the causing request.
     pub(crate) port: u32,
     /// Fixed part and attributes.
     pub(crate) body: &'a [u8],
@@ -212,8 +212,8 @@ impl Netlink {
         self.port
     }
 
-    /// Sends `requests` as one datagram and waits for the acknowledgement of the last that asks for
-    /// one. Each error is reported with the index of its request.
+    /// Sends `requests` as one datagram and waits for the acknowledgement of the last one that
+    /// requests it. Each error is reported with the index of its request.
     ///
     /// # Errors
     /// The first refusal, or what the socket reports.

@@ -1,10 +1,10 @@
 //! The packet side as the control side sees it: every SA and policy in use, and one place that publishes
 //! them.
 //!
-//! Policies stand in this order: those of the section `policies`, in the order of the file; then those of
-//! connections by `priority`, the narrower selectors first, Child SAs before the traps behind them. Changes
-//! are collected and become visible together with [`Plane::commit`], so that a burst of negotiations
-//! costs one snapshot.
+//! Policies are in this order: those of the section `policies`, in the order of the file; then
+//! those of connections by `priority`, the narrower selectors first, Child SAs before their traps.
+//! Changes are collected and become visible together with [`Plane::commit`], so that a burst of
+//! negotiations costs one snapshot.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -29,56 +29,56 @@ use crate::guard::{self, Guard, GuardPolicy, Pace, Rules, Verdict};
 use crate::negotiated::{Child, Dynamic, Negotiated, Site, Wanted};
 use crate::psp_keys::associations::Associations;
 use crate::routes;
-use crate::state::{Identity, Keeper, Record, Store};
-use crate::tables::{self, Surroundings, Tables};
+use crate::state::{Identity, Record, SequenceSaver, Store};
+use crate::tables::{self, HostContext, Tables};
 use crate::up::{Attached, Listening, Supers};
 
-/// Assumed where the way to a peer is not known, in bytes.
-pub(crate) const USUAL_MTU: u32 = 1500;
-/// How long the MTU of the way to a host is believed.
-const WAY_LASTS: Duration = Duration::from_secs(60);
-/// Hosts whose way is remembered; beyond that all are asked for anew.
-const WAYS_MAX: usize = 4096;
+/// Assumed if the path MTU to a peer is unknown, in bytes.
+pub(crate) const DEFAULT_MTU: u32 = 1500;
+/// Lifetime of a cached path MTU.
+const PATH_MTU_LIFETIME: Duration = Duration::from_secs(60);
+/// Limit of cached hosts; beyond it the cache is cleared.
+const PATH_MTUS_MAX: usize = 4096;
 /// Requests for SAs taken per look; the rest waits in its ring.
 const ACQUIRES_PER_LOOK: usize = 64;
 
-/// MTUs of the ways to hosts, as the routing tables had them lately.
-struct Ways {
+/// Cached path MTU per destination, from the routing tables.
+struct PathMtuCache {
     mark: u32,
     known: HashMap<IpAddr, (u32, Instant)>,
 }
 
-impl Ways {
+impl PathMtuCache {
     fn mtu(&mut self, to: IpAddr) -> u32 {
         let now = Instant::now();
         if let Some((mtu, at)) = self.known.get(&to)
-            && now.duration_since(*at) < WAY_LASTS
+            && now.duration_since(*at) < PATH_MTU_LIFETIME
         {
             return *mtu;
         }
-        if self.known.len() >= WAYS_MAX {
+        if self.known.len() >= PATH_MTUS_MAX {
             self.known.clear();
         }
-        let mtu = routes::way_mtu(to, self.mark).unwrap_or(USUAL_MTU);
+        let mtu = routes::route_mtu(to, self.mark).unwrap_or(DEFAULT_MTU);
         self.known.insert(to, (mtu, now));
         mtu
     }
 }
 
-/// What is built before packets flow.
-pub(crate) struct Foundation {
+/// Result of the build stage, before packets flow.
+pub(crate) struct PlaneBuilder {
     pub(crate) tables: Tables,
     keys: KeyTable,
     store: Store,
     port_key: u64,
 }
 
-impl Foundation {
+impl PlaneBuilder {
     /// Builds the SAs of the file.
     ///
     /// # Errors
     /// What an SA's protocol refuses, and saved numbers that cannot be used.
-    pub(crate) fn lay(config: &Config, store: Store) -> Result<Self, Problems> {
+    pub(crate) fn build(config: &Config, store: Store) -> Result<Self, Problems> {
         let port_key = u64::from_ne_bytes(tables::random_bytes().map_err(|why| Problem::whole(why.to_string()))?);
         let mut keys = KeyTable::default();
         let tables = build(config, None, &mut keys, &store, port_key)?;
@@ -97,27 +97,27 @@ impl Foundation {
     ///
     /// # Errors
     /// What cannot be written.
-    pub(crate) fn keep_numbers(self, config: &Config) -> anyhow::Result<Footing> {
+    pub(crate) fn keep_numbers(self, config: &Config) -> anyhow::Result<PreparedPlane> {
         let Self { tables, keys, store, port_key } = self;
-        let mut keeper = Keeper::new(store, config.gateway.state_block);
+        let mut saver = SequenceSaver::new(store, config.gateway.state_block);
         let (senders, receivers) = tables.kept();
-        keeper.keep(senders, receivers).map_err(anyhow::Error::from)?;
-        Ok(Footing { tables, keys, keeper, port_key })
+        saver.keep(senders, receivers).map_err(anyhow::Error::from)?;
+        Ok(PreparedPlane { tables, keys, saver, port_key })
     }
 }
 
-/// SAs of the file whose numbers are looked after.
-pub(crate) struct Footing {
+/// Persistence of the sequence numbers of manual SAs.
+pub(crate) struct PreparedPlane {
     pub(crate) tables: Tables,
     keys: KeyTable,
-    keeper: Keeper,
+    saver: SequenceSaver,
     port_key: u64,
 }
 
-impl Footing {
+impl PreparedPlane {
     /// Nothing was sent: the next attempt shall not skip a block of numbers.
     pub(crate) fn give_up(self) {
-        self.keeper.close();
+        self.saver.close();
     }
 }
 
@@ -128,7 +128,7 @@ pub(crate) struct Plane {
     border: Border,
     pub(crate) supers: Vec<Supers>,
     pub(crate) bypass: Bypass,
-    keeper: Keeper,
+    saver: SequenceSaver,
     publisher: Publisher,
     pub(crate) tables: Tables,
     pub(crate) config: Config,
@@ -136,7 +136,7 @@ pub(crate) struct Plane {
     pub(crate) negotiated: Negotiated,
     /// Virtual addresses on the device.
     virtual_addresses: BTreeSet<IpAddr>,
-    ways: Ways,
+    path_mtus: PathMtuCache,
     device_mtu: DeviceMtu,
     port_key: u64,
     /// Something changed that packets do not see yet.
@@ -151,13 +151,13 @@ pub(crate) struct Plane {
 impl Plane {
     /// Takes over what runs.
     pub(crate) fn new(
-        footing: Footing,
+        prepared: PreparedPlane,
         publisher: Publisher,
         Attached { runner, routes, guard, supers }: Attached,
         config: Config,
     ) -> Self {
-        let Footing { tables, keys, keeper, port_key } = footing;
-        let ways = Ways { mark: config.gateway.fwmark, known: HashMap::new() };
+        let PreparedPlane { tables, keys, saver, port_key } = prepared;
+        let path_mtus = PathMtuCache { mark: config.gateway.fwmark, known: HashMap::new() };
         let device_mtu = DeviceMtu::new(&config, device_mtu::at_start(&config, &tables));
         let (mut negotiated, virtual_addresses) = (Negotiated::default(), BTreeSet::new());
         negotiated.psp.compute_with(config.gateway.engine());
@@ -166,14 +166,14 @@ impl Plane {
             border: Border::new(routes, guard),
             supers,
             bypass: Bypass::default(),
-            keeper,
+            saver,
             publisher,
             tables,
             config,
             keys,
             negotiated,
             virtual_addresses,
-            ways,
+            path_mtus,
             device_mtu,
             port_key,
             changed: false,
@@ -198,12 +198,12 @@ impl Plane {
     /// # Errors
     /// What its protocol refuses: IKE has to delete it then.
     pub(crate) fn install(&mut self, child: &ChildSa, jitter: f64) -> Result<(), SaError> {
-        let ways = std::cell::RefCell::new(&mut self.ways);
+        let path_mtus = std::cell::RefCell::new(&mut self.path_mtus);
         let site = Site {
             engine: self.config.gateway.engine(),
             workers: self.config.gateway.workers,
             code_points: self.config.gateway.code_points,
-            path_mtu: &|to| ways.borrow_mut().mtu(to),
+            path_mtu: &|to| path_mtus.borrow_mut().mtu(to),
         };
         let answered = !child.initiator;
         let child = Child::new(child, &site, jitter, &mut self.keys)?;
@@ -235,14 +235,14 @@ impl Plane {
 
     /// Puts a Child SA between other addresses.
     pub(crate) fn go(&mut self, id: ChildId, path: Path) {
-        let mtu = self.ways.mtu(path.remote.ip());
+        let mtu = self.path_mtus.mtu(path.remote.ip());
         if let Some(child) = self.negotiated.child_mut(id) {
             child.go(path, mtu);
             self.changed = true;
         }
     }
 
-    /// Puts the policy of a section in place or takes it away; see [`Negotiated::stand`].
+    /// Installs or removes the policy of a section; see [`Negotiated::stand`].
     pub(crate) fn stand(
         &mut self,
         connection: &Arc<Connection>,
@@ -277,14 +277,14 @@ impl Plane {
         }
     }
 
-    /// Replaces the pools that `dynamic` in `remote_ts` of a connection stands for.
+    /// Replaces the pools that `dynamic` in `remote_ts` of a connection denotes.
     pub(crate) fn set_pools(&mut self, pools: &[PoolConfig]) {
         if self.negotiated.set_pools(pools) {
             self.policies_changed();
         }
     }
 
-    /// Gives policies that stand for a connection other addresses in the place of `dynamic`.
+    /// Replaces the addresses of `dynamic` in installed policies of a connection.
     pub(crate) fn stand_again(&mut self, connection: &Connection, dynamic: Dynamic) {
         if self.negotiated.stand_again(connection, dynamic) {
             self.policies_changed();
@@ -303,10 +303,11 @@ impl Plane {
 
     /// MTU of the way to a host, in bytes.
     pub(crate) fn path_mtu(&mut self, to: IpAddr) -> u32 {
-        self.ways.mtu(to)
+        self.path_mtus.mtu(to)
     }
 
-    /// What the key service of PSP agreed, and the keys it names, to be changed; `routes` when policies come or go.
+    /// Mutable access to the associations of the PSP key service and to their keys; `routes` if
+    /// policies are added or removed.
     pub(crate) fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable) {
         self.changed = true;
         if routes {
@@ -334,7 +335,7 @@ impl Plane {
         routes::device_address(&self.config.gateway.tun, addr, on)
     }
 
-    /// Whether an address belongs to the device.
+    /// Returns whether an address belongs to the device.
     pub(crate) fn is_inner(&self, addr: IpAddr) -> bool {
         self.virtual_addresses.contains(&addr) || own_addresses(&self.config).any(|own| own == addr)
     }
@@ -495,23 +496,23 @@ impl Plane {
         self.border.freeze();
     }
 
-    /// What passes by itself: saved numbers, halves whose time is over, routes that are still missing.
+    /// Periodic work: saves sequence numbers, removes expired halves, retries missing routes.
     pub(crate) fn tick(&mut self, now: Instant) {
         let Self { border, config, .. } = self;
         border.tick(now, config.gateway.bypass_lan, || routes::private_networks(&config.gateway.tun));
-        self.keeper.tick();
+        self.saver.tick();
         if let Err(error) = self.runner.follow_cpus() {
             tracing::error!(target: "path", "{error}");
         }
         for (worker, hangs) in self.runner.watch(now) {
             if hangs {
-                tracing::error!(target: "path", "worker {worker} hangs: packets of its queues and SAs wait or are lost until it goes on");
+                tracing::error!(target: "path", "worker {worker} hangs: packets of its queues and SAs are delayed or lost until it resumes");
             } else {
-                tracing::warn!(target: "path", "worker {worker} goes on again");
+                tracing::warn!(target: "path", "worker {worker} resumed");
             }
         }
         for (name, direction) in self.tables.expire() {
-            tracing::warn!(target: "control", "sa {name}: the life of '{direction}' is over; its packets are dropped");
+            tracing::warn!(target: "control", "sa {name}: the lifetime of '{direction}' expired; its packets are dropped");
         }
         self.changed |= self.negotiated.prove(now);
         if self.negotiated.reap(now, &mut self.keys) {
@@ -525,7 +526,8 @@ impl Plane {
         acquires.iter().filter_map(|acquire| self.negotiated.wanted(acquire)).collect()
     }
 
-    /// Child SAs whose soft (`false`) or hard (`true`) limit by packets or bytes has just passed.
+    /// Child SAs that have just passed their soft (`false`) or hard (`true`) limit of packets or
+    /// bytes.
     pub(crate) fn worn(&mut self) -> Vec<(ChildId, bool)> {
         let mut worn = Vec::new();
         for child in self.negotiated.children_mut().filter(|child| child.until.is_none()) {
@@ -545,19 +547,20 @@ impl Plane {
         self.negotiated.children_mut().filter_map(|child| child.look(now).then_some(child.id)).collect()
     }
 
-    /// Replaces what the file says about manual SAs and policies. Whatever is wrong, the old stays.
+    /// Replaces the manual SAs and policies of the file. On any error the previous ones remain in
+    /// force.
     ///
     /// # Errors
-    /// What stands in the way.
+    /// Any fault of the new configuration.
     pub(crate) fn reload(&mut self, next: Config) -> Result<(), Problems> {
         let whole = |message: String| Problems::from(Problem::whole(message));
-        // Tops of windows are read back from the disk where an SA is built anew.
-        self.keeper.save_received();
+        // The tops of windows are read back from disk for SAs that are rebuilt.
+        self.saver.save_received();
         let mut keys = self.keys.clone();
-        let tables = build(&next, Some(&self.tables), &mut keys, self.keeper.store(), self.port_key)?;
+        let tables = build(&next, Some(&self.tables), &mut keys, self.saver.store(), self.port_key)?;
         let snapshot = tables::snapshot(&next, &tables, &mut self.negotiated, &keys)?;
         let (senders, receivers) = tables.kept();
-        if let Err(error) = self.keeper.keep(senders, receivers) {
+        if let Err(error) = self.saver.keep(senders, receivers) {
             return Err(whole(error.to_string()));
         }
         // Routes are set before the tables change, so that a failure leaves both as they were.
@@ -566,7 +569,7 @@ impl Plane {
             self.config = old;
             let _ = self.set_routes();
             let (senders, receivers) = self.tables.kept();
-            let _ = self.keeper.keep(senders, receivers);
+            let _ = self.saver.keep(senders, receivers);
             return Err(whole(error.to_string()));
         }
         self.publisher.publish(snapshot);
@@ -576,19 +579,19 @@ impl Plane {
         Ok(())
     }
 
-    /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
+    /// Shuts down in order: stops input, stops workers, writes exact sequence numbers to disk.
     ///
     /// # Errors
-    /// What ended a worker before it was asked to.
+    /// The error that ended a worker prematurely.
     pub(crate) fn stop(self) -> anyhow::Result<()> {
-        let Self { runner, border, keeper, virtual_addresses, config, .. } = self;
+        let Self { runner, border, saver, virtual_addresses, config, .. } = self;
         if border.is_frozen() {
             let (table, tun) = (config.gateway.route_table, &config.gateway.tun);
             let why = if runner.healthy() { "on_stop = closed" } else { "a worker failed" };
             tracing::warn!(
                 target: "routes",
-                "{why}: what is protected stays unreachable (routing table {table}, nftables table 'weir-{tun}') until the next \
-                 start; to let it leave in clear text: weir down"
+                "{why}: protected traffic stays blocked (routing table {table}, nftables table 'weir-{tun}') until the next \
+                 start; to permit clear text: weir down"
             );
         }
         drop(border);
@@ -596,7 +599,7 @@ impl Plane {
             let _ = routes::device_address(&config.gateway.tun, addr, false);
         }
         let ended = runner.stop();
-        keeper.close();
+        saver.close();
         ended.map_err(anyhow::Error::from)
     }
 }
@@ -622,6 +625,6 @@ fn build(
         store.read(name, identity).map_err(|error| Problem::whole(error.to_string()))
     };
     let mark = config.gateway.fwmark;
-    let path_mtu = |peer: IpAddr| routes::way_mtu(peer, mark).unwrap_or(USUAL_MTU);
-    tables::build(config, previous, keys, &Surroundings { resume: Some(&resume), path_mtu: &path_mtu, port_key })
+    let path_mtu = |peer: IpAddr| routes::route_mtu(peer, mark).unwrap_or(DEFAULT_MTU);
+    tables::build(config, previous, keys, &HostContext { resume: Some(&resume), path_mtu: &path_mtu, port_key })
 }

@@ -1,9 +1,10 @@
 //! The key service of PSP: how two hosts hand each other SPIs and keys (`docs/psp-key-service.md`).
 //!
-//! PSP has no handshake of its own: the receiver makes the key and has to bring it to the sender. Here that
-//! goes over TLS 1.3 with certificates on both sides. [`message`] is what is said and [`fizz`] its short
-//! form, `issuer` the receiver's master keys, `peer` the state of one peer without any I/O, `link` the sockets,
-//! `associations` what packets see of it, and `service` brings them together.
+//! PSP defines no handshake: the receiver derives the key and must deliver it to the sender. Here
+//! this uses TLS 1.3 with certificates on both sides. [`message`] defines the messages and [`fizz`]
+//! the short form, `issuer` holds the receiver's master keys, `peer` is the state machine of one
+//! peer without I/O, `link` the sockets, `associations` the state for the data plane, and `service`
+//! combines them.
 
 mod admission;
 pub(crate) mod associations;

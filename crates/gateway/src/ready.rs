@@ -4,7 +4,7 @@ use ike::config::Connection;
 
 use crate::config::Config;
 
-/// Connections whose names are in the line.
+/// Limit of connections listed in the line.
 const NAMES_SHOWN: usize = 8;
 
 /// Text such as `ready: 1 connection (moon: trap)`; parts that are zero are left out.

@@ -12,7 +12,7 @@ use vici::names::{Command, Event};
 /// The daemon answers these at once; that long means that it does not.
 const SOON: Duration = Duration::from_secs(10);
 
-/// Where the daemon is asked.
+/// Address of the daemon.
 #[derive(Debug, Args)]
 pub struct Where {
     /// Control socket of the gateway
@@ -39,7 +39,7 @@ pub struct InitiateArgs {
     place: Where,
 }
 
-/// Which SAs are meant.
+/// Selection of SAs.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = true)]
 pub struct Which {
@@ -80,14 +80,14 @@ pub struct TerminateArgs {
 pub struct RekeyArgs {
     #[command(flatten)]
     which: Which,
-    /// Authenticate anew instead
+    /// Reauthenticate instead
     #[arg(long)]
     reauth: bool,
     #[command(flatten)]
     place: Where,
 }
 
-/// What `weir list` lists.
+/// Object kinds of `weir list`.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Listable {
     /// IKE SAs and their Child SAs
@@ -135,10 +135,8 @@ pub struct LogArgs {
 #[derive(Debug, Subcommand)]
 pub enum Remote {
     /// Bring up a connection or a child of it
-    #[command(
-        after_help = "Example:\n  weir initiate net --connection office\n\nPrints the log of the negotiation meanwhile.\n\
-                      Exit status 1 when the peer does not agree, 3 when it has not answered in time; the last line says why."
-    )]
+    #[command(after_help = "Example:\n  weir initiate net --connection office\n\nPrints the log of the negotiation.\n\
+                      Exit status 1: the peer refused. 3: no response in time. The last line states the reason.")]
     Initiate(InitiateArgs),
     /// End IKE SAs or Child SAs
     #[command(
@@ -157,10 +155,10 @@ pub enum Remote {
     Log(LogArgs),
 }
 
-/// What went wrong, and the exit status.
+/// Error message and exit status.
 pub(crate) struct Failure {
     pub(crate) text: String,
-    /// The daemon could not be asked at all.
+    /// True if the daemon could not be reached.
     pub(crate) unusable: bool,
     /// The peer has not answered in time.
     pub(crate) timed_out: bool,
@@ -179,7 +177,7 @@ pub(crate) fn explain(error: &ClientError) -> String {
         ClientError::Denied(_) => "; run this as the user that runs 'weir up'",
         ClientError::Closed => "; its log states why",
         ClientError::Timeout(_) => "; it may still happen, 'weir status' shows it",
-        ClientError::UnknownCommand(_) | ClientError::UnknownEvent(_) => "; is it another version?",
+        ClientError::UnknownCommand(_) | ClientError::UnknownEvent(_) => "; check that both have the same version",
         _ => "",
     };
     format!("{error}{advice}")
@@ -246,7 +244,7 @@ fn outcome_json(failure: Option<&Failure>) -> serde_json::Value {
     }
 }
 
-/// Runs a command and shows the log lines that come meanwhile.
+/// Runs a command and prints its log lines.
 fn job(place: &Where, command: Command, request: &Message, timeout_s: u64, show: fn(&Received)) -> Result<(), Failure> {
     let mut client = Client::connect(&place.socket)?;
     client.register(Event::ControlLog, Some(SOON))?;

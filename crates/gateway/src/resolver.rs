@@ -1,10 +1,10 @@
 //! Name servers that peers give (RFC 7296 §3.15.1), brought to where the resolver of this host looks for them.
 //!
-//! The file of the resolver belongs to others as well, and `resolvconf` runs whatever the host put in its folders. So the
-//! confined daemon does neither. A keeper, a process of its own that is started before the confinement, takes lists of
-//! addresses from a pipe and nothing else, and answers with what went wrong. It ignores signals: its end is that of the
-//! pipe, and so of the daemon, whatever ended that; then it takes out what it put in. What a keeper that was killed left
-//! behind goes with the next start.
+//! The resolver file is shared with other programs, and `resolvconf` runs arbitrary hooks of the
+//! host. So the confined daemon uses neither. A helper process, started before the confinement,
+//! reads lists of addresses from a pipe, and returns errors. It ignores signals: it ends when the
+//! pipe closes, which is when the daemon ends for any reason, and then removes its entries. Entries
+//! of a killed helper are removed at the next start.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -20,16 +20,16 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use ike::output::IkeId;
 
-/// Name servers in force at the same time: more than any resolver asks. What is beyond is left out.
+/// Limit of name servers in use: more than any resolver queries. Further ones are ignored.
 const SERVERS_MAX: usize = 16;
-/// What a file of a resolver may hold, in bytes.
+/// Maximum size of a resolver file, in bytes.
 const FILE_MAX: u64 = 1 << 20;
-/// How long the keeper may take to undo everything.
+/// Timeout for the helper to undo its changes.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// What it says when it can do its work.
+/// Message that reports a successful start.
 const READY: &str = "ready";
 
-/// Where name servers go.
+/// Destination of name servers.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum Resolver {
     /// Into this file, in the format of resolv.conf(5).
@@ -40,17 +40,17 @@ pub enum Resolver {
 
 /// The daemon's side: what peers gave, and the pipe to the keeper.
 pub(crate) struct Servers {
-    keeper: Option<Keeper>,
+    keeper: Option<HelperProcess>,
     /// By the virtual address that they came with: it may go with another IKE SA than the one that brought it.
     given: BTreeMap<IpAddr, Vec<IpAddr>>,
 }
 
-struct Keeper {
+struct HelperProcess {
     process: Child,
     orders: Option<ChildStdin>,
-    /// Answers, until somebody listens.
+    /// Responses; taken by the reader.
     answers: Option<BufReader<ChildStdout>>,
-    /// What it was told last.
+    /// Last list sent to it.
     told: Vec<IpAddr>,
 }
 
@@ -60,7 +60,7 @@ impl Servers {
     /// # Errors
     /// The file cannot be changed, or the program is not there; with a remedy.
     pub(crate) fn start(resolver: Option<&Resolver>, tun: &str) -> anyhow::Result<Self> {
-        let keeper = resolver.map(|resolver| Keeper::start(resolver, tun)).transpose()?;
+        let keeper = resolver.map(|resolver| HelperProcess::start(resolver, tun)).transpose()?;
         Ok(Self { keeper, given: BTreeMap::new() })
     }
 
@@ -80,7 +80,7 @@ impl Servers {
         if on && !servers.is_empty() {
             let list: Vec<String> = servers.iter().map(IpAddr::to_string).collect();
             let what =
-                if self.keeper.is_some() { "are used" } else { "are not used: there is no 'resolver' in 'gateway'" };
+                if self.keeper.is_some() { "are used" } else { "are not used: 'resolver' is not set in 'gateway'" };
             tracing::info!(target: "ike", "[{}] name servers {} {what}", ike.0, list.join(", "));
             self.given.insert(address, servers.to_vec());
         } else {
@@ -97,7 +97,7 @@ impl Servers {
     }
 }
 
-impl Keeper {
+impl HelperProcess {
     fn start(resolver: &Resolver, tun: &str) -> anyhow::Result<Self> {
         let mut command = Command::new("/proc/self/exe");
         command.args(["keep-resolver", "--tun", tun]);
@@ -108,11 +108,11 @@ impl Keeper {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .context("cannot start the keeper of name servers; remove 'resolver' from the section 'gateway'")?;
+            .context("cannot start the resolver helper; remove 'resolver' from the section 'gateway'")?;
         let (orders, answers) = (process.stdin.take(), process.stdout.take());
-        let mut answers = BufReader::new(answers.context("the keeper of name servers has no output")?);
+        let mut answers = BufReader::new(answers.context("the resolver helper has no output")?);
         let mut first = String::new();
-        answers.read_line(&mut first).context("the keeper of name servers ended")?;
+        answers.read_line(&mut first).context("the resolver helper ended")?;
         let keeper = Self { process, orders, answers: Some(answers), told: Vec::new() };
         match first.trim() {
             READY => Ok(keeper),
@@ -124,14 +124,14 @@ impl Keeper {
         let Some(orders) = self.orders.as_mut().filter(|_| servers != self.told) else { return };
         let list: Vec<String> = servers.iter().map(IpAddr::to_string).collect();
         if let Err(error) = writeln!(orders, "{}", list.join(" ")) {
-            tracing::error!(target: "control", "the keeper of name servers is gone: {error}");
+            tracing::error!(target: "control", "the resolver helper ended: {error}");
             self.orders = None;
         }
         self.told = servers;
     }
 }
 
-impl Drop for Keeper {
+impl Drop for HelperProcess {
     fn drop(&mut self) {
         self.orders = None;
         let end = Instant::now() + PATIENCE;
@@ -144,7 +144,7 @@ impl Drop for Keeper {
 /// The keeper's life: puts in force what it reads, line by line, and nothing when nothing more comes.
 ///
 /// # Errors
-/// It could not even begin; this was said on `output` already.
+/// The start failed; the reason was already written to `output`.
 pub(crate) fn keep(resolver: &Resolver, tun: &str, input: impl BufRead, mut output: impl Write) -> Result<(), ()> {
     // A terminal or a service manager signals everybody; the daemon still needs its keeper then.
     let ignored = Arc::new(AtomicBool::new(false));
@@ -181,12 +181,13 @@ fn put(resolver: &Resolver, tun: &str, servers: &[IpAddr]) -> io::Result<()> {
     }
 }
 
-/// How the lines end that are Weir's.
+/// Marker at the end of Weir's lines.
 fn mark(tun: &str) -> String {
     format!(" # weir, {tun}")
 }
 
-/// What becomes of `text`: Weir's lines first, so that they are asked first, and everything else as it was.
+/// Returns `text` with Weir's lines first, so that they are queried first, and all other lines
+/// unchanged.
 fn edited(text: &str, tun: &str, servers: &[IpAddr]) -> String {
     let mark = mark(tun);
     let ours = servers.iter().map(|server| format!("nameserver {server}{mark}\n"));
@@ -194,8 +195,8 @@ fn edited(text: &str, tun: &str, servers: &[IpAddr]) -> String {
     ours.chain(others).collect()
 }
 
-/// Changes the file in its place, where it may be mounted or linked; whoever reads it meanwhile sees it old or new, as both
-/// are written at once.
+/// Changes the file in place, because it may be a mount or link target; a single write keeps
+/// concurrent readers consistent.
 fn edit(path: &Path, tun: &str, servers: &[IpAddr]) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let text = read(&file)?;
@@ -212,7 +213,7 @@ fn read(file: &File) -> io::Result<String> {
     let mut text = String::new();
     file.take(FILE_MAX).read_to_string(&mut text)?;
     if text.len() as u64 == FILE_MAX {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "too large for a file of a resolver"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "too large for a resolver file"));
     }
     Ok(text)
 }
@@ -226,7 +227,7 @@ fn run(tun: &str, servers: &[IpAddr]) -> io::Result<()> {
     let mut process = command.spawn().map_err(explained)?;
     if let Some(mut input) = process.stdin.take() {
         let lines: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
-        // One that does not read says so by its status.
+        // A program that does not read reports the failure by its exit status.
         let _ = input.write_all(lines.as_bytes());
     }
     let output = process.wait_with_output().map_err(explained)?;

@@ -28,7 +28,7 @@ use table::{Network, Target};
 /// Reason that routes, addresses or the device could not be set.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
-    /// What the kernel refused.
+    /// Operation that the kernel refused.
     #[error("{what}: {source}")]
     Kernel { what: String, source: io::Error },
     /// The table of another gateway.
@@ -57,15 +57,15 @@ pub(crate) struct Routes {
     routes: BTreeMap<Network, Target>,
     /// Addresses of this host when they were last requested.
     host: Vec<IpAddr>,
-    /// What an earlier gateway left in the table is known.
+    /// True if the remaining routes of an earlier gateway were read.
     adopted: bool,
     /// Another program removed rule or routes.
     damaged: bool,
     /// The last restoration failed, and the failure is in the log.
     failing: bool,
-    /// When they were last restored.
+    /// Time of the last restoration.
     restored: Option<Instant>,
-    /// What is protected stays unreachable when this is dropped, or not.
+    /// Whether protected traffic stays unreachable after a drop.
     legacy: Legacy,
 }
 
@@ -101,8 +101,9 @@ impl Routes {
     /// Makes rules and routes those that `policies` ask for; `own` are addresses of the device. On an error what was in
     /// place before is kept, and what was added is known, so that it goes with the rest.
     ///
-    /// At no moment can a packet that was to be protected before, or is from now on, find another
-    /// way: each network is made unreachable before the rule leads to the table, and stale routes go last.
+    /// A packet that must be protected before or after the change never finds another route: each
+    /// network is made unreachable before the rule points to the table, and stale routes are
+    /// removed last.
     pub(crate) fn apply(&mut self, policies: &[GuardPolicy], own: &[IpAddr]) -> Result<(), RouteError> {
         let (mut wanted, mut sourced) = wanted(policies, own, &self.host);
         // A tunnel that comes or goes rarely needs an address that was not there before.
@@ -160,7 +161,7 @@ impl Routes {
             let closed = |(network, target): &(Network, Target)| {
                 matches!(target, Target::Tunnel(_)).then(|| table::add_unreachable(self.table, *network))
             };
-            self.request("make a network unreachable", of_family.iter().filter_map(closed).collect())?;
+            self.request("add an unreachable route", of_family.iter().filter_map(closed).collect())?;
             if !self.families.contains_key(&v6) {
                 self.add_rule(v6)?;
             }
@@ -266,7 +267,7 @@ impl Routes {
             }
             Err(error) if !self.failing => {
                 self.failing = true;
-                tracing::error!(target: "routes", "{error}; what is protected stays unreachable until this succeeds");
+                tracing::error!(target: "routes", "{error}; protected traffic stays blocked until this succeeds");
             }
             Err(_) => (),
         }
@@ -280,7 +281,7 @@ impl Routes {
             let closed = |(network, target): &(Network, Target)| {
                 matches!(target, Target::Tunnel(_)).then(|| table::add_unreachable(self.table, *network))
             };
-            self.request("make a network unreachable", of_family().filter_map(closed).collect())?;
+            self.request("add an unreachable route", of_family().filter_map(closed).collect())?;
             match self.netlink.request(&mut [table::rule(true, v6, self.table, self.mark).acknowledged()]) {
                 Err((_, error)) if error.kind() != io::ErrorKind::AlreadyExists => {
                     return Err(RouteError::Kernel { what: "cannot add the routing rule".to_owned(), source: error });
@@ -420,12 +421,12 @@ fn wanted(policies: &[GuardPolicy], own: &[IpAddr], host: &[IpAddr]) -> (BTreeMa
     (routes, sourced)
 }
 
-/// Whether this host has IPv6 at all.
+/// Returns whether this host has IPv6 at all.
 pub(crate) fn has_v6() -> bool {
     std::path::Path::new("/proc/net/if_inet6").exists()
 }
 
-/// Gives the device an address of its own, or takes it away.
+/// Adds or removes an address of the device.
 ///
 /// # Errors
 /// What the kernel refuses.
@@ -507,8 +508,8 @@ pub(crate) fn interface_of(addr: IpAddr) -> Option<String> {
 
 /// Networks of private addresses on the links of this host (RFC 1918, RFC 4193, link-local), without those of `tun`.
 ///
-/// Only private ones: a network of public addresses may be announced by whoever runs the link, to take traffic out of
-/// the tunnel.
+/// Private networks only: the operator of the link could announce a network of public addresses to
+/// divert traffic from the tunnel.
 pub(crate) fn private_networks(tun: &str) -> Vec<AddrRange> {
     const PRIVATE: [(IpAddr, u8); 6] = [
         (IpAddr::V4(Ipv4Addr::new(10, 0, 0, 0)), 8),
@@ -532,8 +533,9 @@ pub(crate) fn private_networks(tun: &str) -> Vec<AddrRange> {
     networks
 }
 
-/// MTU of the way to a host in bytes, for packets with Weir's mark; `None` when there is no way. Nothing is sent.
-pub(crate) fn way_mtu(to: IpAddr, mark: u32) -> Option<u32> {
+/// MTU of the route to a host in bytes, for packets with Weir's mark; `None` if there is no route.
+/// Nothing is sent.
+pub(crate) fn route_mtu(to: IpAddr, mark: u32) -> Option<u32> {
     let any: SocketAddr = if to.is_ipv6() { "[::]:0" } else { "0.0.0.0:0" }.parse().ok()?;
     let socket = socket2::Socket::from(UdpSocket::bind(any).ok()?);
     socket.set_mark(mark).ok()?;
@@ -543,14 +545,14 @@ pub(crate) fn way_mtu(to: IpAddr, mark: u32) -> Option<u32> {
     mtu.ok().map(|mtu| mtu.min(65_535))
 }
 
-/// The device on the way to a host, for packets with Weir's mark; `None` when there is no way.
+/// Device of the route to a host, for packets with Weir's mark; `None` if there is no route.
 fn device_towards(to: IpAddr, mark: u32) -> Option<String> {
     let mut netlink = Netlink::open(ROUTE).ok()?;
     interface_name(links::interface_towards(&mut netlink, to, mark).ok()??)
 }
 
-/// The setting of the device that a TUN needs: no source check of its own. Best effort: what cannot
-/// be set is not needed everywhere.
+/// Disables the reverse path filter of the TUN device. Best effort, because not every system needs
+/// it.
 pub(crate) fn settle_device(tun: &str) {
     let path = format!("/proc/sys/net/ipv4/conf/{tun}/rp_filter");
     if let Err(error) = std::fs::write(&path, "0") {

@@ -1,10 +1,10 @@
 //! Numbers that outlive the daemon: high-water marks of what was sent, tops of what was received
 //! (RFC 4303 §3.3.3).
 //!
-//! One small file per SA and direction, named by a hash of its key: whatever else about an SA
-//! changes, numbers under one key are never used twice. A file is written whole under another
-//! name, brought to the disk, and renamed, so that a crash leaves the old or the new one. Outbound
-//! it says "no number from here on was used", and is raised by a block before the block is used.
+//! One small file per SA and direction, named by a hash of its key: numbers under one key are never
+//! used twice, even if the rest of the SA changes. A file is written completely under a temporary
+//! name, synced, and renamed, so that a crash leaves the old or the new one. Outbound it states "no
+//! number from here on was used", and is raised by a block before the block is used.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -43,15 +43,15 @@ impl Identity {
     }
 }
 
-/// What a state file says.
+/// Contents of a state file.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Record {
-    /// The numbers are exact, because the daemon stopped when asked.
+    /// True if the numbers are exact, because the daemon stopped in order.
     pub(crate) clean: bool,
     /// Name of the SA, for people.
     pub(crate) name: String,
-    /// What explicit IVs are ahead of the numbers: under one key it has to stay the same, or an IV
-    /// would come again that was used with another number.
+    /// Offset of explicit IVs to the numbers. It must stay constant under one key, otherwise an IV
+    /// repeats.
     pub(crate) iv_ahead: u64,
     /// By lane (Session ID of a Sub SA): first number never used, or highest number seen.
     pub(crate) numbers: BTreeMap<u32, u64>,
@@ -118,20 +118,20 @@ fn checksum(body: &str) -> String {
     format!("sum {sum}\n")
 }
 
-/// Why saved numbers cannot be used. Starting without them could use a number twice.
+/// Reason why saved numbers cannot be used. Starting without them could repeat a number.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
     /// The folder.
     #[error(
-        "state_dir {dir}: {source}; make it a folder that this user may write, or set 'state_dir' in the section 'gateway'"
+        "state_dir {dir}: {source}; it must be a directory that this user can write, or set 'state_dir' in the section 'gateway'"
     )]
     Folder { dir: PathBuf, source: io::Error },
-    /// Somebody else has it.
+    /// Another process holds the lock.
     #[error("state_dir {dir} is in use by another weir; stop it, or set another 'state_dir' in the section 'gateway'")]
     InUse { dir: PathBuf },
     /// A file.
     #[error(
-        "sa {name}: the saved sequence numbers in {path} cannot be used: {why}; going on could use a number twice: \
+        "sa {name}: the saved sequence numbers in {path} cannot be used: {why}; a sequence number could repeat: \
          set new keys for this SA, then remove the file"
     )]
     Damaged { name: String, path: PathBuf, why: String },
@@ -140,11 +140,11 @@ pub(crate) enum StateError {
     Write { name: String, path: PathBuf, source: io::Error },
 }
 
-/// How long a start waits for the folder. A daemon that was killed while it started a program leaves a child that holds the
-/// folder until the program runs.
+/// Timeout for the lock of the directory. A daemon that was killed during a fork leaves a child
+/// that holds the lock until exec.
 const LOCK_PATIENCE: Duration = Duration::from_secs(1);
 
-/// How often it looks meanwhile.
+/// Interval of the attempts.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// The folder with the files; one daemon at a time.
@@ -180,7 +180,7 @@ impl Store {
         self.dir.join(identity.file_name())
     }
 
-    /// What was saved; `None` when the key was never in use here.
+    /// Saved record; `None` if the key was never used on this host.
     pub(crate) fn read(&self, name: &str, identity: Identity) -> Result<Option<Record>, StateError> {
         let path = self.path(identity);
         let damaged = |why: String| StateError::Damaged { name: name.into(), path: path.clone(), why };
@@ -206,7 +206,7 @@ impl Store {
     }
 }
 
-/// An outbound SA whose numbers are kept.
+/// An outbound SA with saved numbers.
 pub(crate) struct Sender {
     /// Names the file.
     pub(crate) identity: Identity,
@@ -219,8 +219,8 @@ pub(crate) struct Sender {
 }
 
 impl Sender {
-    /// What the file is to say: `numbers` of the lanes, in their order, and what is known of lanes
-    /// that the SA does not have now. A later configuration may bring them back, under the same key.
+    /// Record to save: `numbers` of the lanes, in order, and the saved numbers of lanes that the SA
+    /// does not have now. A later configuration may use them again under the same key.
     fn record(&self, clean: bool, numbers: impl Iterator<Item = u64>, others: &BTreeMap<u32, u64>) -> Record {
         let mut all = others.clone();
         all.extend(self.lanes.iter().copied().zip(numbers));
@@ -228,7 +228,7 @@ impl Sender {
     }
 }
 
-/// An inbound SA whose window is kept.
+/// An inbound SA with a saved window.
 pub(crate) struct Receiver {
     /// Names the file.
     pub(crate) identity: Identity,
@@ -237,9 +237,9 @@ pub(crate) struct Receiver {
 }
 
 /// Keeps the numbers of all SAs. Owned by the control thread.
-pub(crate) struct Keeper {
+pub(crate) struct SequenceSaver {
     store: Store,
-    /// Numbers that one write makes usable. Half of them have to last from one [`Keeper::tick`] to
+    /// Numbers that one write makes usable. Half of them have to last from one [`SequenceSaver::tick`] to
     /// the next: of the default, 2^20, for 50 ms at 10 million packets a second.
     block: u64,
     /// With what was in their files before, for lanes that are not there now.
@@ -249,12 +249,12 @@ pub(crate) struct Keeper {
     complained: Option<Instant>,
 }
 
-/// How often tops of windows are saved.
+/// Interval at which tops of windows are saved.
 const RECEIVED_EVERY: Duration = Duration::from_secs(1);
-/// How often a failure to save is told.
+/// Interval at which a failure to save is logged.
 const COMPLAIN_EVERY: Duration = Duration::from_secs(10);
 
-impl Keeper {
+impl SequenceSaver {
     pub(crate) fn new(store: Store, block: u64) -> Self {
         Self {
             store,
@@ -273,7 +273,7 @@ impl Keeper {
     /// Replaces the SAs that are looked after and gives each its first block of numbers.
     ///
     /// # Errors
-    /// The first SA whose numbers cannot be saved.
+    /// The first SA for which saving failed.
     pub(crate) fn keep(&mut self, senders: Vec<Sender>, receivers: Vec<Receiver>) -> Result<(), StateError> {
         self.save_received();
         let before = |name: &str, identity| {
@@ -298,8 +298,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Raises marks that are about to be reached, and saves tops now and then. Failures are told
-    /// and tried again: packets go on until the mark.
+    /// Raises marks that are about to be reached, and saves tops periodically. Failures are logged
+    /// and retried: packets continue until the mark.
     pub(crate) fn tick(&mut self) {
         let mut failed = None;
         for (sender, others) in &self.senders {
@@ -320,7 +320,7 @@ impl Keeper {
             self.complained = Some(Instant::now());
             tracing::error!(
                 target: "state",
-                "sa {name}: cannot save sequence numbers in {}: {error}; packets will drop as seq_unsaved when the \
+                "sa {name}: cannot save sequence numbers in {}: {error}; packets will be dropped as seq_unsaved when the \
                  saved ones are used up: make room",
                 self.store.dir.display()
             );
@@ -393,7 +393,7 @@ pub(crate) fn window_tops(sa: &InboundSa) -> BTreeMap<u32, u64> {
     tops(sa)
 }
 
-/// Whether anything was counted on an SA, for reports.
+/// Returns whether anything was counted on an SA, for reports.
 pub(crate) fn packets(counters: &ipsec::SaCounters) -> (u64, u64) {
     (counters.packets(), counters.bytes())
 }

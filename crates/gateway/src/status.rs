@@ -23,7 +23,7 @@ pub(crate) use layout::width;
 pub(crate) use table::{Shown, render};
 pub(crate) use view::View;
 
-/// How long an answer may take: it is given at once.
+/// Timeout of a response, which is immediate.
 const SOON: Duration = Duration::from_secs(10);
 
 /// Packets and bytes.
@@ -33,7 +33,7 @@ pub(crate) struct Count {
     pub(crate) bytes: u64,
 }
 
-/// Where the numbers of a lane stand.
+/// Sequence numbers of a lane.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Lane {
     /// Session ID of a Sub SA, otherwise 0.
@@ -56,7 +56,7 @@ pub(crate) struct SuperStatus {
     pub(crate) packets: u64,
 }
 
-/// Super-packets by the way they went.
+/// GSO and GRO packets by direction.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct SupersStatus {
     pub(crate) inner_rx: SuperStatus,
@@ -65,9 +65,9 @@ pub(crate) struct SupersStatus {
     pub(crate) outer_tx: SuperStatus,
 }
 
-/// An interface whose packets go past the kernel's stack (AF_XDP), and how many went.
+/// An interface that uses AF_XDP (kernel bypass), and its counters.
 #[derive(Clone, Debug, Deserialize, Serialize)]
-pub(crate) struct PastStackStatus {
+pub(crate) struct XdpStatus {
     pub(crate) interface: String,
     pub(crate) queues: u64,
     pub(crate) zero_copy: bool,
@@ -109,17 +109,17 @@ pub(crate) struct PolicyStatus {
     pub(crate) sa: Option<String>,
 }
 
-/// What tables were asked.
+/// Counters of table look-ups.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct LookUps {
-    pub(crate) outbound_flows: Asked,
-    pub(crate) inbound_flows: Asked,
-    pub(crate) sad: Asked,
+pub(crate) struct LookupsStatus {
+    pub(crate) outbound_flows: LookupStatus,
+    pub(crate) inbound_flows: LookupStatus,
+    pub(crate) sad: LookupStatus,
 }
 
-/// What one table was asked.
+/// Counters of look-ups in one table.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
-pub(crate) struct Asked {
+pub(crate) struct LookupStatus {
     pub(crate) hits: u64,
     pub(crate) misses: u64,
     pub(crate) collisions: u64,
@@ -139,7 +139,7 @@ pub(crate) struct CoreStatus {
     pub(crate) wrong_core: u64,
     pub(crate) blocked: u64,
     pub(crate) input_waits: u64,
-    pub(crate) look_ups: LookUps,
+    pub(crate) look_ups: LookupsStatus,
     pub(crate) drops: BTreeMap<String, u64>,
 }
 
@@ -162,12 +162,12 @@ pub(crate) struct Head {
     pub(crate) healthy: bool,
     pub(crate) engine: String,
     pub(crate) engine_why: String,
-    /// How workers divide their work.
+    /// Scheduler of the workers.
     pub(crate) scheduler: String,
     /// Threads, each by the numbers of the workers that it takes care of.
     pub(crate) threads: Vec<String>,
-    /// Interfaces whose packets go past the kernel's stack.
-    pub(crate) past_stack: Vec<PastStackStatus>,
+    /// Interfaces that use AF_XDP.
+    pub(crate) xdp: Vec<XdpStatus>,
     /// Clear text that the guard dropped; absent with `guard = none`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) guard: Option<GuardStatus>,
@@ -175,7 +175,7 @@ pub(crate) struct Head {
     pub(crate) cores: Vec<CoreStatus>,
 }
 
-/// What an event tells of.
+/// Subject of an event.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 enum Entry {
@@ -196,7 +196,7 @@ pub(crate) struct Status {
     pub(crate) policies: Vec<PolicyStatus>,
 }
 
-/// Asks a running gateway.
+/// Requests the status of a running gateway.
 ///
 /// # Errors
 /// With the path and what to do.
@@ -224,7 +224,7 @@ impl Status {
         Ok(Self { head, connections, sas, policies })
     }
 
-    /// Whether the data plane works and every connection is up that should be.
+    /// Returns whether the data plane works and every connection is up that should be.
     pub(crate) fn is_healthy(&self) -> bool {
         self.head.healthy && !self.connections.iter().any(ConnectionStatus::is_missing)
     }
@@ -341,7 +341,10 @@ mod example {
             wrong_core: 7,
             blocked: 0,
             input_waits: 0,
-            look_ups: LookUps { sad: Asked { hits: 3, misses: 2, collisions: 1 }, ..LookUps::default() },
+            look_ups: LookupsStatus {
+                sad: LookupStatus { hits: 3, misses: 2, collisions: 1 },
+                ..LookupsStatus::default()
+            },
             drops: BTreeMap::from([("bad_icv".into(), 3), ("seq_unsaved".into(), 12_345_678)]),
         };
         let sa = |direction: &str| SaStatus {
@@ -367,11 +370,11 @@ mod example {
                 uptime_s: 90_061.0,
                 healthy: true,
                 engine: "aws_lc".into(),
-                engine_why: "AWS-LC; the configuration names it".into(),
+                engine_why: "AWS-LC; required by the configuration".into(),
                 scheduler: "pipeline".into(),
                 threads: vec!["0 1".into(), "2".into()],
                 guard: Some(GuardStatus { clear_in: Count { packets: 3, bytes: 252 }, ..GuardStatus::default() }),
-                past_stack: vec![PastStackStatus {
+                xdp: vec![XdpStatus {
                     interface: "fifteen-letters".into(),
                     queues: 64,
                     zero_copy: true,

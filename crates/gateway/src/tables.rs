@@ -1,7 +1,7 @@
 //! From specifications to what packets see: SAs, policies, keys.
 //!
-//! Tables are built whole. On a reload an SA whose specification is the same is carried over as it
-//! is, with counters, numbers and windows; its keys keep their places in the key table.
+//! Tables are rebuilt as a whole. On a reload an SA with an unchanged specification is carried
+//! over, with counters, numbers and windows; its keys keep their slots in the key table.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -32,7 +32,7 @@ pub(crate) struct Entry {
 pub(crate) struct Live<T> {
     pub(crate) sa: Arc<T>,
     identity: Identity,
-    /// When it was made, and how long it may live.
+    /// Time of creation, and lifetime.
     born: Instant,
     life_time: Option<Duration>,
 }
@@ -46,11 +46,11 @@ impl<T> Clone for Live<T> {
 /// Finds what was saved for an SA of this name and identity.
 pub(crate) type Resume<'a> = dyn Fn(&str, Identity) -> Result<Option<Record>, Problem> + 'a;
 
-/// Where numbers continue, and what the host knows.
-pub(crate) struct Surroundings<'a> {
+/// Saved sequence numbers, and properties of the host.
+pub(crate) struct HostContext<'a> {
     /// Saved numbers of an identity; `None` offline.
     pub(crate) resume: Option<&'a Resume<'a>>,
-    /// MTU of the way to a host, in bytes.
+    /// Path MTU to a host, in bytes.
     pub(crate) path_mtu: &'a dyn Fn(IpAddr) -> u32,
     /// Key of the hash for PSP source ports.
     pub(crate) port_key: u64,
@@ -62,7 +62,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// The halves whose numbers have to be kept.
+    /// The directions with numbers to save.
     pub(crate) fn kept(&self) -> (Vec<Sender>, Vec<Receiver>) {
         let senders = self.entries.iter().filter_map(|entry| {
             let live = entry.outbound.as_ref()?;
@@ -78,7 +78,8 @@ impl Tables {
         (senders.collect(), receivers.collect())
     }
 
-    /// Ends the SAs whose time is over; returns names and directions of those that just ended.
+    /// Ends the SAs with an expired lifetime; returns names and directions of those that just
+    /// ended.
     pub(crate) fn expire(&self) -> Vec<(String, &'static str)> {
         let mut ended = Vec::new();
         for entry in &self.entries {
@@ -100,7 +101,7 @@ impl<T> Live<T> {
     }
 }
 
-/// What the lanes of an outbound SA are called in its state file.
+/// Identifiers of an outbound SA's lanes in its state file.
 fn lane_names(entry: &Entry, sa: &OutboundSa) -> Vec<u32> {
     let sub_sas =
         matches!(entry.sa.outbound.as_ref().map(|half| &half.proto), Some(HalfProto::Eesp { sub_sas: Some(_), .. }));
@@ -108,7 +109,7 @@ fn lane_names(entry: &Entry, sa: &OutboundSa) -> Vec<u32> {
     sa.lanes.iter().enumerate().map(name).collect()
 }
 
-/// What the explicit IVs of a half are ahead of its sequence numbers.
+/// Offset of the explicit IVs to the sequence numbers.
 fn iv_ahead(half: &Half) -> u64 {
     match half.proto {
         HalfProto::Eesp { first_iv: Some(first), .. } => first.wrapping_sub(1),
@@ -125,7 +126,7 @@ pub(crate) fn build(
     config: &Config,
     previous: Option<&Tables>,
     keys: &mut KeyTable,
-    around: &Surroundings<'_>,
+    around: &HostContext<'_>,
 ) -> Result<Tables, Problems> {
     let known = |sa: &Sa| previous.and_then(|tables| tables.entries.iter().find(|entry| same_ends(&entry.sa, sa)));
     let mut next_keys = keys.clone();
@@ -175,7 +176,7 @@ fn forget_unused(old: &Tables, new: &Tables, keys: &mut KeyTable) {
     }
 }
 
-/// Whether two sections speak of the same hosts in the same way.
+/// Returns whether two sections have the same hosts and mode.
 fn same_ends(a: &Sa, b: &Sa) -> bool {
     a.name == b.name && a.protocol == b.protocol && a.mode == b.mode && a.peer == b.peer
 }
@@ -191,11 +192,11 @@ pub(crate) fn random_bytes<const N: usize>() -> io::Result<[u8; N]> {
 /// Likewise, from another source.
 fn random_bytes_from<const N: usize, E>(fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> io::Result<[u8; N]> {
     let mut bytes = [0; N];
-    fill(&mut bytes).map_err(|_| io::Error::other("the operating system has no random bytes"))?;
+    fill(&mut bytes).map_err(|_| io::Error::other("the operating system returned no random bytes"))?;
     Ok(bytes)
 }
 
-/// What packets are to see: SAs and policies of the file, and those that were negotiated.
+/// Snapshot for the data plane: SAs and policies of the file, and those that were negotiated.
 ///
 /// # Errors
 /// Two inbound SAs that no packet could tell apart.
@@ -230,17 +231,17 @@ pub(crate) fn snapshot(
         },
     }));
     negotiated.assemble(config.gateway.workers, &mut all);
-    let Assembly { outbound, inbound, groups, spread, unproven, ending, policies } = all;
+    let Assembly { outbound, inbound, groups, spread, unconfirmed, ending, policies } = all;
     let mut snapshot = Snapshot::new(inbound, outbound, Spd::new(policies), keys.clone(), config.gateway.code_points)
         .map_err(|why| Problems::from(Problem::whole(why.to_string())))?;
     (snapshot.groups, snapshot.spread) = (groups, spread);
-    (snapshot.unproven, snapshot.ending) = (unproven, ending);
+    (snapshot.unproven, snapshot.ending) = (unconfirmed, ending);
     Ok(snapshot)
 }
 
 struct Builder<'a> {
     config: &'a Config,
-    around: &'a Surroundings<'a>,
+    around: &'a HostContext<'a>,
     keys: &'a mut KeyTable,
     /// Master keys already made: SAs with the same ones share them.
     masters: Vec<([Option<crate::config::Secret>; 2], Arc<psp::MasterKeys>)>,
@@ -255,7 +256,7 @@ impl Builder<'_> {
         SaCommon::new(&sa.name, sa.mode, half.outer, half.lifetime)
     }
 
-    /// What is saved of a half.
+    /// Saved record of one direction.
     fn resume(&self, sa: &Sa, identity: Identity) -> Result<Option<Record>, Problem> {
         self.around.resume.map_or(Ok(None), |resume| resume(&sa.name, identity))
     }
@@ -271,7 +272,7 @@ impl Builder<'_> {
                 return Err(Problem::at(
                     &sa.at,
                     format!(
-                        "sas.{}.out: this key was in use with another first_iv, its IVs would come again; set a new \
+                        "sas.{}.out: this key was used with another first_iv, so IVs would repeat; set a new \
                          key, or 'first_iv = {first}' as before",
                         sa.name
                     ),
@@ -377,7 +378,7 @@ impl Builder<'_> {
                     PspSpi::try_from(half.spi).map_err(|_| SaError::Conflict("the low 31 bits of a PSP SPI are 0"))?;
                 let version = PspVersion::try_from(*version).map_err(|_| SaError::Conflict("unknown PSP version"))?;
                 let derived = self.masters(masters).traffic_key(spi, version);
-                let derived = derived.ok_or(SaError::Conflict("there is no master key for this SPI"))?;
+                let derived = derived.ok_or(SaError::Conflict("no master key for this SPI"))?;
                 Secret::new(derived.key().to_vec())
             }
             HalfProto::PspIn { masters, issued, .. } => {
@@ -498,7 +499,7 @@ impl Builder<'_> {
     }
 }
 
-/// How many SPIs are in ranges that do not overlap.
+/// Number of SPIs in non-overlapping ranges.
 fn spis(ranges: &[(u32, u32)]) -> u64 {
     ranges.iter().map(|(first, last)| u64::from(last.saturating_sub(*first)) + 1).sum()
 }
@@ -507,7 +508,7 @@ fn refused(sa: &Sa, direction: &str, why: &SaError) -> Problem {
     Problem::at(&sa.at, format!("sas.{}.{direction}: {why}", sa.name))
 }
 
-/// Says where numbers go on, for every start but a first one.
+/// Logs the next number, except at the first start.
 fn report_resumed(name: &str, configured: u64, record: &Record) {
     let Some(next) = record.numbers.values().copied().max() else { return };
     let next = next.max(configured);
@@ -549,7 +550,7 @@ mod tests {
                 let numbers = BTreeMap::from([(0, 5000), (2, 7)]);
                 Ok(Some(Record { clean: false, name: "a".into(), iv_ahead: 0, numbers }))
             };
-            let around = Surroundings { resume: Some(&resume), path_mtu: &|_| 1500, port_key: 1 };
+            let around = HostContext { resume: Some(&resume), path_mtu: &|_| 1500, port_key: 1 };
             let tables = build(&config, None, &mut KeyTable::default(), &around).unwrap();
             crate::state::window_tops(&tables.entries[0].inbound.as_ref().unwrap().sa)
         };

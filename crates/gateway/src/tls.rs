@@ -11,7 +11,7 @@ pub(crate) fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::aws_lc_rs::default_provider())
 }
 
-/// Shows one certificate, whoever asks.
+/// Presents one certificate to every peer.
 pub(crate) struct Own(pub(crate) Arc<CertifiedKey>);
 
 impl std::fmt::Debug for Own {

@@ -1,8 +1,8 @@
 //! `weir up`: the gateway in the foreground.
 //!
-//! Everything that can fail is done before the gateway says that it is ready; what was made until
-//! a failure is undone by the owners of the pieces, in the reverse order. From then on one thread,
-//! this one, is the control side: signals, saved numbers, lifetimes, audit lines.
+//! Everything that can fail is done before the gateway reports readiness; after a failure the
+//! owners undo their parts in reverse order. From then on this thread is the control thread:
+//! signals, saved numbers, lifetimes, audit lines.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -31,35 +31,35 @@ use crate::bypass::Bypass;
 use crate::config::problem::{Problem, Problems};
 use crate::config::{self, Config, Purpose};
 use crate::confine::{self, Needs, Part};
-use crate::control::{Control, Loaded, Reach, Realm, Wish};
+use crate::control::{Control, ControlBackend, ControlContext, DaemonRequest, Loaded};
 use crate::credentials::{Credentials, FetchSettings, Resolve};
 use crate::device_mtu;
 use crate::guard::{Exempt, Guard};
-use crate::keying::{Bell, Helpers, Keying};
+use crate::keying::{Helpers, Keying, Waker};
 use crate::lookup::Lookup;
 use crate::metrics::{self, Metrics};
 use crate::notify::Notify;
-use crate::plane::{self, Foundation, Plane};
+use crate::plane::{self, Plane, PlaneBuilder};
 use crate::psp_keys::{self, PspService};
 use crate::resolver::Servers;
 use crate::routes::{self, Routes};
 use crate::state::Store;
 use crate::updown::Updown;
 
-/// How often the control side looks around. Half a block of numbers has to last that long.
+/// Interval of the control loop. Half a block of numbers must last that long.
 const TICK: Duration = Duration::from_millis(50);
-/// How often the addresses of this host are looked at: a peer with MOBIKE hears of a change that late.
+/// Interval at which the addresses of this host are read: the maximum delay of a MOBIKE update.
 const ADDRESSES_EVERY: Duration = Duration::from_secs(3);
 /// Audit records taken per tick; the rest waits in its ring.
 const AUDITS_PER_TICK: usize = 4096;
-/// Where TUN devices are made. udev lets every user open it; making a device takes CAP_NET_ADMIN.
+/// Device node of TUN. udev lets every user open it; creating a device requires CAP_NET_ADMIN.
 const TUN_DEVICE: &str = "/dev/net/tun";
 /// Any IP packet: a peer that protects first and cuts afterwards sends packets beyond every MTU, and
 /// the kernel puts them together before a raw or UDP socket sees them. Pages that no packet reaches
 /// into are never touched, so this costs address space and not memory.
 const PACKET_BYTES: usize = 65_536;
 
-/// Why the gateway did not start, or did not go on.
+/// Reason why the gateway did not start or had to stop.
 pub(crate) enum Failure {
     /// The configuration; nothing was started.
     Config(Problems),
@@ -81,7 +81,7 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
-/// What has to be listened to. Sockets are opened once, so a reload may not need others.
+/// Required sockets. They are opened once, so a reload must not need others.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Listening {
     pub(crate) protocols: BTreeSet<IpProto>,
@@ -127,7 +127,7 @@ impl Listening {
         listening
     }
 
-    /// What the guard must accept in clear text, because it is for these sockets.
+    /// Clear text that the guard must accept because it is for these sockets.
     pub(crate) fn exempt(self, config: &Config) -> Exempt {
         let mut udp = self.udp;
         if config.ike_wanted() {
@@ -185,19 +185,19 @@ pub(crate) fn run(path: &Path, log_json: bool, log_secrets: Option<PathBuf>) -> 
         updown: Updown::start(path, &config)?,
         lookup: if config.gateway.confine && config.ike_wanted() { Lookup::start()? } else { Lookup::direct() },
     };
-    let early =
-        Early { past_stack: Bypass::open(&config), steering: flow_steering(&config), notify: Notify::connect() };
+    let pre_sandbox =
+        PreSandbox { xdp: Bypass::open(&config), steering: flow_steering(&config), notify: Notify::connect() };
     if let Part::Absent(why) = confine::lock_memory() {
         tracing::warn!(target: "control", "memory is not locked: {why}");
     }
-    // Whoever opens the socket reports what is wrong with its folder.
+    // Opening the socket later reports faults of its directory.
     let _ = confine::make_socket_folder(&config.gateway.socket);
     if let Some(user) = &user {
         become_user(user, &config)?;
     }
     let confinement = config.gateway.confine.then(|| confine::enter(&Needs::of(path, &config)));
     let log_json = log_json || config.gateway.log_json;
-    let mut gateway = Gateway::start(config, path, helpers, early, log_json)?;
+    let mut gateway = Gateway::start(config, path, helpers, pre_sandbox, log_json)?;
     if let Some(confinement) = &confinement {
         confinement.started();
     }
@@ -241,19 +241,19 @@ fn become_user(user: &User, config: &Config) -> Result<(), Failure> {
             Err(anyhow::anyhow!("user '{}' cannot open {TUN_DEVICE}: {error}; chmod 666 {TUN_DEVICE}", user.name)
                 .into())
         }
-        // Whoever opens it for good reports anything else.
+        // The later open reports other errors.
         _ => Ok(()),
     }
 }
 
-/// What takes bpf(2) or a UNIX socket, which are among what the process gives up.
-struct Early {
-    past_stack: (Bypass, Vec<Interface>),
+/// Objects that need bpf(2) or a UNIX socket, created before the sandbox forbids both.
+struct PreSandbox {
+    xdp: (Bypass, Vec<Interface>),
     steering: Option<FlowSteering>,
     notify: Notify,
 }
 
-/// What keeps each flow with one of several workers.
+/// Flow steering that keeps each flow on one of several workers.
 fn flow_steering(config: &Config) -> Option<FlowSteering> {
     if config.gateway.workers == 1 || !config.gateway.flow_queues {
         return None;
@@ -262,7 +262,7 @@ fn flow_steering(config: &Config) -> Option<FlowSteering> {
 }
 
 fn warn_of_order(what: &str, error: &std::io::Error) {
-    tracing::warn!(target: "net", "queues = flows: {what}: {error}; the kernel's way it is");
+    tracing::warn!(target: "net", "queues = flows: {what}: {error}; the kernel selects the queue");
 }
 
 fn warn(config: &Config) {
@@ -279,18 +279,19 @@ struct Gateway {
     audit: AuditLog,
     metrics: Option<(Metrics, metrics::Server)>,
     path: std::path::PathBuf,
-    /// Way to the service manager.
+    /// Connection to the service manager.
     notify: Notify,
-    /// `weir down` asked for the stop: what was protected may leave in clear text afterwards.
+    /// True if `weir down` requested the stop: protected traffic may leave in clear text
+    /// afterwards.
     opens: bool,
 }
 
-/// What is there when IKE is spoken.
+/// State that exists only if IKE is active.
 struct KeyedSide {
     keying: Keying,
     psp: PspService,
     loaded: Loaded,
-    /// When the addresses of this host are looked at again.
+    /// Time of the next read of this host's addresses.
     addresses_at: Instant,
 }
 
@@ -299,9 +300,9 @@ impl KeyedSide {
     fn open(config: &Config, path: &Path, mut helpers: Helpers) -> anyhow::Result<Self> {
         helpers.listen()?;
         let lookup = helpers.lookup.clone();
-        let bell = Bell::new()?;
-        let (ring, ring_psp) = (bell.clone(), bell.clone());
-        let credentials = Credentials::spawn(move || ring.ring());
+        let waker = Waker::new()?;
+        let (credentials_waker, psp_waker) = (waker.clone(), waker.clone());
+        let credentials = Credentials::spawn(move || credentials_waker.wake());
         credentials.fetch(FetchSettings {
             folder: Some(config.gateway.state_dir.join("crls")),
             mark: Some(config.gateway.fwmark),
@@ -313,9 +314,9 @@ impl KeyedSide {
             rotation: psp_keys::ROTATION,
             workers: config.gateway.workers as u8,
             identities: credentials.identities(),
-            bell: Box::new(move || ring_psp.ring()),
+            waker: Box::new(move || psp_waker.wake()),
         })?;
-        let keying = Keying::open(config, credentials, bell, helpers)?;
+        let keying = Keying::open(config, credentials, waker, helpers)?;
         let folder = path.parent().unwrap_or(Path::new(".")).to_owned();
         let loaded = Loaded::new(config.keyed.clone(), folder);
         Ok(Self { keying, psp, loaded, addresses_at: Instant::now() + ADDRESSES_EVERY })
@@ -339,17 +340,17 @@ impl KeyedSide {
         }
     }
 
-    /// Tells IKE from where this host can send: not from what its own device protects.
+    /// Passes the usable source addresses to IKE: not those that Weir's own device protects.
     fn tell_addresses(&mut self, plane: &mut Plane) {
         let Ok(mut addresses) = routes::host_addresses() else { return };
         addresses.retain(|addr| !plane.is_inner(*addr));
         self.keying.local_addresses(&addresses, plane);
     }
 
-    /// What requests of the control socket are carried out on.
-    fn realm<'a>(&'a mut self, plane: &'a mut Plane) -> Realm<'a> {
+    /// State that requests of the control socket operate on.
+    fn context<'a>(&'a mut self, plane: &'a mut Plane) -> ControlContext<'a> {
         let Self { keying, psp, loaded, .. } = self;
-        Realm { keying, psp, plane, loaded }
+        ControlContext { keying, psp, plane, loaded }
     }
 
     /// One turn of IKE.
@@ -386,21 +387,21 @@ impl Gateway {
         config: Config,
         path: &Path,
         helpers: Helpers,
-        Early { past_stack: (bypass, interfaces), steering, notify }: Early,
+        PreSandbox { xdp: (bypass, interfaces), steering, notify }: PreSandbox,
         log_json: bool,
     ) -> Result<Self, Failure> {
         let store = Store::open(&config.gateway.state_dir).map_err(anyhow::Error::from)?;
-        let foundation = Foundation::lay(&config, store)?;
-        let publisher = foundation.publisher(&config)?;
+        let builder = PlaneBuilder::build(&config, store)?;
+        let publisher = builder.publisher(&config)?;
         let listening = Listening::of(&config).without_doubles();
 
-        // Sockets first: they tell of a missing privilege, and leave nothing behind. Those of IKE before those
-        // of packets, which share a port with them.
+        // Sockets first: they reveal a missing privilege, and need no clean-up. Those of IKE before
+        // those of the data plane, which share a port with them.
         let mut control = Control::open(&config.gateway.socket).map_err(anyhow::Error::from)?;
         let keyed = config.ike_wanted().then(|| KeyedSide::open(&config, path, helpers)).transpose()?;
         let (raw, udp) = outer_ports(&config, &listening)?;
         let metrics = config.gateway.metrics.map(Metrics::serve).transpose().map_err(anyhow::Error::from)?;
-        let mtu = device_mtu::at_start(&config, &foundation.tables);
+        let mtu = device_mtu::at_start(&config, &builder.tables);
         let queues = TunPort::open(&TunConfig {
             name: config.gateway.tun.clone(),
             mtu: mtu as u16,
@@ -416,29 +417,29 @@ impl Gateway {
         }
         if let Some(queue) = queues.first() {
             let ignored = queue.if_index().and_then(|index| raw.ignore_icmp_from(index));
-            ignored.context("cannot tell ICMP of the inner side from that of the outer side")?;
+            ignored.context("cannot set the mark that separates inner from outer ICMP")?;
         }
         let outer = Outer::of(&config, raw, udp, interfaces).map_err(anyhow::Error::from)?;
         let joined = match queues.first().map(TunPort::offloads) {
-            Some((true, true)) => "super-packets of TCP and UDP",
-            Some((true, false)) => "super-packets of TCP",
+            Some((true, true)) => "GSO and GRO for TCP and UDP",
+            Some((true, false)) => "GSO and GRO for TCP",
             _ => "single packets",
         };
-        let footing = foundation.keep_numbers(&config)?;
+        let prepared = builder.keep_numbers(&config)?;
         let attached = match attach(&config, queues, outer, &publisher) {
             Ok(attached) => attached,
             Err(error) => {
-                footing.give_up();
+                prepared.give_up();
                 return Err(error.into());
             }
         };
         routes::warn_about_kernel(&config);
         tracing::info!(target: "control", "device {} with an MTU of {mtu} bytes and {joined}, {} workers, {}", config.gateway.tun, config.gateway.workers, config.gateway.scheduler.name());
-        let mut plane = Plane::new(footing, publisher, attached, config);
+        let mut plane = Plane::new(prepared, publisher, attached, config);
         plane.bypass = bypass;
         let keyed = keyed.map(|mut keyed| {
             keyed.apply(&mut plane);
-            // Traps stand before anybody is told that packets may come.
+            // Install traps before readiness is reported.
             keyed.work(&mut plane, &mut control, None);
             keyed
         });
@@ -468,7 +469,7 @@ impl Gateway {
         })
     }
 
-    /// The control loop; returns when it is asked to stop or cannot go on.
+    /// The control loop; returns on a stop request or a fatal error.
     fn serve(&mut self, mut signals: Signals) -> anyhow::Result<()> {
         loop {
             for signal in signals.pending() {
@@ -518,11 +519,11 @@ impl Gateway {
         });
     }
 
-    /// What clients of the control socket and peers want.
+    /// Processes requests of control clients and of peers.
     fn turn(&mut self) {
-        let wishes = self.control.turn(match &mut self.keyed {
-            Some(keyed) => Reach::Keyed(keyed.realm(&mut self.plane)),
-            None => Reach::Manual(&self.plane),
+        let requests = self.control.turn(match &mut self.keyed {
+            Some(keyed) => ControlBackend::Keyed(keyed.context(&mut self.plane)),
+            None => ControlBackend::Manual(&self.plane),
         });
         if let Some(keyed) = &mut self.keyed {
             keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
@@ -530,13 +531,13 @@ impl Gateway {
             tracing::error!(target: "control", "{error:#}");
         }
         self.control.release();
-        for wish in wishes {
-            let Wish::Reload(client) = wish else {
+        for request in requests {
+            let DaemonRequest::Reload(client) = request else {
                 self.opens = true;
                 continue;
             };
             let outcome = self.reload("the control socket");
-            self.control.fulfilled(client, outcome.map_err(|told| told.trim().replace('\n', "; ")));
+            self.control.reloaded(client, outcome.map_err(|told| told.trim().replace('\n', "; ")));
         }
     }
 
@@ -562,7 +563,7 @@ impl Gateway {
                 for problem in problems.0 {
                     tracing::error!(target: "control", "{}", Problems::from(problem));
                 }
-                tracing::error!(target: "control", "nothing was changed: the tables from before are still in use");
+                tracing::error!(target: "control", "configuration unchanged: the previous tables remain in use");
                 Err(all)
             }
         }
@@ -574,18 +575,18 @@ impl Gateway {
         let listening = Listening::of(&next);
         if let Some(what) = needs_restart(&self.plane.config, &next) {
             return Err(whole(match what {
-                "ike" if !next.ike_wanted() => "the last connection is gone; IKE stays until a restart: \
+                "ike" if !next.ike_wanted() => "the last connection was removed; IKE stays active until a restart: \
                                                 restart, or set 'ike = yes' in the section 'gateway'"
                     .to_owned(),
                 "ike" => "the first connection starts IKE: restart, and set 'ike = yes' in the section 'gateway' \
-                          where connections come and go"
+                          if connections are loaded at run time"
                     .to_owned(),
                 what => format!("'{what}' in the section 'gateway' changed; restart to apply it"),
             }));
         }
         if !self.listening.covers(&listening) {
             return Err(whole(
-                "the new SAs need sockets that are not open (protocol, address or port): that takes a restart".into(),
+                "the new SAs need sockets that are not open (protocol, address or port): restart to apply".into(),
             ));
         }
         warn(&next);
@@ -595,13 +596,13 @@ impl Gateway {
         if let Some(keyed) = &mut self.keyed {
             keyed.loaded.reload(sections);
             keyed.apply(&mut self.plane);
-            // As at the start: nobody is told of policies whose traffic may still leave in clear text.
+            // As at the start: report success only when the guard covers the new policies.
             keyed.work(&mut self.plane, &mut self.control, self.metrics.as_mut().map(|(metrics, _)| metrics));
         }
         Ok((self.plane.config.sas.len(), self.plane.config.policies.len()))
     }
 
-    /// Ends everything in order: no more traffic in, workers, exact numbers to the disk.
+    /// Shuts down in order: stops input, stops workers, writes exact sequence numbers to disk.
     fn stop(mut self) -> anyhow::Result<()> {
         self.notify.stopping();
         // Before policies are withdrawn: a fault, and an orderly stop unless it is to open, leave them closed.
@@ -624,7 +625,7 @@ pub(crate) struct Attached {
     pub(crate) supers: Vec<Supers>,
 }
 
-/// Where the ports of a worker count their super-packets.
+/// Counters of GSO and GRO packets of a worker's ports.
 #[derive(Clone)]
 pub(crate) struct Supers {
     inner: Vec<Arc<SuperPackets>>,
@@ -632,7 +633,7 @@ pub(crate) struct Supers {
 }
 
 impl Supers {
-    /// Those of the clear side and those of the protected side up to now.
+    /// Current totals of the inner and of the outer side.
     pub(crate) fn read(&self) -> (SuperCount, SuperCount) {
         let sum = |ports: &[Arc<SuperPackets>]| {
             ports.iter().map(|port| port.read()).fold(SuperCount::default(), SuperCount::add)
@@ -702,14 +703,14 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
     .find_map(|(name, changed)| changed.then_some(name))
 }
 
-/// Whether peers may agree on IPv6 through the device.
+/// Returns whether peers may agree on IPv6 through the device.
 fn keyed_v6(config: &Config, mtu: u32) -> bool {
     config.ike_wanted() && mtu >= device_mtu::LEAST_MTU && routes::has_v6()
 }
 
 fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPort, Vec<Vec<UdpPort>>)> {
     let mark = Some(config.gateway.fwmark);
-    // Also without a protocol to receive: ICMP tells of the path MTU.
+    // Also without an inbound protocol: ICMP reports the path MTU.
     let raw = RawPort::open(&RawProtocols {
         protocols: listening.protocols.iter().copied().collect(),
         icmp: true,
@@ -726,7 +727,7 @@ fn outer_ports(config: &Config, listening: &Listening) -> anyhow::Result<(RawPor
             Ok(ports) => udp.iter_mut().zip(ports).for_each(|(of_worker, port)| of_worker.push(port)),
             // A host without IPv6 has peers of the other family only.
             Err(error) if addr.ip() == Ipv6Addr::UNSPECIFIED && !routes::has_v6() => {
-                tracing::info!(target: "net", "no IPv6 on this host: {error}");
+                tracing::info!(target: "net", "IPv6 is not available on this host: {error}");
             }
             Err(error) => return Err(error.into()),
         }
@@ -756,7 +757,7 @@ fn of_all_workers(addr: SocketAddr, mark: Option<u32>, config: &Config, ike: boo
 struct Outer {
     receivers: Vec<Vec<Box<dyn Port + Send>>>,
     senders: Vec<Box<dyn Port + Send>>,
-    /// Where they count their super-packets.
+    /// Counters of their GSO and GRO packets.
     counted: Vec<Vec<Arc<SuperPackets>>>,
 }
 
@@ -770,7 +771,7 @@ impl Outer {
         if config.gateway.offload {
             for port in udp.iter_mut().flatten() {
                 if let Err(error) = port.join_datagrams() {
-                    tracing::info!(target: "net", "UDP {}: datagrams come one by one: {error}", port.local());
+                    tracing::info!(target: "net", "UDP {}: no GRO, one datagram per call: {error}", port.local());
                 }
             }
         }

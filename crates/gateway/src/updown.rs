@@ -52,9 +52,9 @@ fn count(outcome: &str) {
     }
 }
 
-/// The daemon's side: Child SAs whose command ran, and the way to the helper.
+/// Daemon side: Child SAs for which the command ran, and the channel to the helper.
 pub(crate) struct Updown {
-    /// How to start a helper.
+    /// Parameters to start a helper.
     config: PathBuf,
     confined: bool,
     helper: Option<Helper>,
@@ -68,7 +68,7 @@ pub(crate) struct Updown {
     last: u64,
 }
 
-/// What happened to Child SAs, in order.
+/// Events of Child SAs, in order.
 enum Step {
     Up(ChildId),
     Down(ChildId),

@@ -35,7 +35,7 @@ const OUTSIDE: &[(&str, &[&str])] = &[
     ("weir-ipsec", &["arrayvec", "foldhash", "hashbrown", "thiserror", "zerocopy", "zeroize"]),
     // rtrb and arc-swap are rings and pointers in memory. System calls are in weir-ports.
     ("weir-dataplane", &["arc-swap", "arrayvec", "rtrb", "thiserror"]),
-    // rand_chacha is seeded by whoever makes it, and only in the feature for tests of other crates.
+    // rand_chacha is seeded by its creator, and enabled only by the test feature of other crates.
     ("weir-ike", &["rand_chacha", "rand_core", "subtle", "thiserror", "zeroize"]),
 ];
 
@@ -76,7 +76,7 @@ fn edges() -> (BTreeSet<String>, Vec<Edge>) {
     (crates, edges)
 }
 
-/// What is wrong with these edges, one line each.
+/// Faults of these edges, one line each.
 fn faults(crates: &BTreeSet<String>, edges: &[Edge]) -> Vec<String> {
     let row = |table: &'static [(&str, &'static [&str])], name: &str| {
         table.iter().find(|(from, _)| *from == name).map(|(_, to)| *to)
@@ -145,7 +145,7 @@ fn sources() -> Vec<(String, String)> {
     found
 }
 
-/// Files that touch the lint without being in [`UNSAFE`], and rows of it whose file does not.
+/// Files that touch the lint without being in [`UNSAFE`], and rows without such a file.
 fn unsafe_faults(sources: &[(String, String)]) -> Vec<String> {
     let touching: BTreeSet<&str> =
         sources.iter().filter(|(_, text)| text.contains("unsafe_code")).map(|(name, _)| name.as_str()).collect();

@@ -40,7 +40,7 @@ const INNER_B: &str = "60000000 000f1140 20010db8000000010000000000000001 20010d
                        03e807d0 000fa2c8 45455350 2d4230";
 const INNER_D: &str = "45000023 00014000 40114e92 c0000201 c6336402 03e807d0 000f1107 45455350 2d4431";
 
-/// One packet sealed under an EESP SA: the EESP packet behind the outer IP header.
+/// One packet sealed under an EESP SA: the EESP packet after the outer IP header.
 fn eesp(addresses: [&str; 2], lines: &str, out: &str, inner: Vec<u8>) -> Vec<u8> {
     let sealed = there_and_back(&section("eesp", addresses, lines, out), &[inner]);
     let outer = if sealed[0][0] >> 4 == 6 { 40 } else { 20 };
@@ -195,8 +195,8 @@ fn every_protocol_and_mode_comes_back_as_it_went() {
     }
 }
 
-/// K0 of the PSP specification gives this traffic key for SPI 0x12345678 and version 0: who has
-/// the master key and who was handed the traffic key make the same packets.
+/// K0 of the PSP specification gives this traffic key for SPI 0x12345678 and version 0: the master
+/// key and the traffic key produce the same packets.
 #[test]
 fn a_psp_key_may_be_given_or_derived() {
     let master = "34448a064292601b11a0978f56a2d34cf3fc35ede1a6bc04f8db3e5243a2b0ca";

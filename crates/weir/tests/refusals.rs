@@ -1,4 +1,4 @@
-//! Whatever is wrong is told once, with place and remedy, before anything was started or written.
+//! Every fault is reported once, with position and remedy, before anything is started or written.
 
 mod support;
 
@@ -57,7 +57,7 @@ fn a_bad_configuration_starts_nothing() {
         (format!("suite = aes512gcm16\n{good}"), ":13:9", "did you mean"),
         (format!("suite = 3des-md5\n{good}"), ":13:9", "allow_legacy"),
         (good.replacen("spi = 0x1001", "spi 0x1001", 1), ":14:2", "neither '=' nor '{'"),
-        (good.replacen("}\n", "", 1), "", "never closed"),
+        (good.replacen("}\n", "", 1), "", "not closed"),
     ] {
         let config = folder.write("weir.conf", gateway(&folder, &sa));
         let (status, stderr) = told(&ends(up(&config)));
@@ -89,7 +89,7 @@ fn without_privilege_it_says_which() {
     let config = folder.write("weir.conf", gateway(&folder, &halves()));
     std::fs::set_permissions(&folder.0, std::fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = if is_root() {
-        // The configuration holds keys, so it belongs to who runs it.
+        // The configuration holds keys, so it must belong to the user who runs weir.
         std::os::unix::fs::chown(&config, Some(65_534), Some(65_534)).unwrap();
         // Somewhere everybody may execute it.
         let binary = folder.path("weir");
@@ -110,7 +110,7 @@ fn without_privilege_it_says_which() {
 fn without_a_tun_device_it_says_how_to_get_one() {
     let folder = Folder::new();
     let config = folder.write("weir.conf", gateway(&folder, &halves()));
-    // A network of its own, and a /dev/net with nothing in it where nothing can be made.
+    // A separate network namespace, and an empty, read-only /dev/net.
     let mut command = Command::new("unshare");
     let script = "ip link set lo up && mount -t tmpfs -o ro none /dev/net && exec \"$0\" up --config \"$1\"";
     command.args(["-m", "-n", "sh", "-c", script]).arg(env!("CARGO_BIN_EXE_weir")).arg(&config);

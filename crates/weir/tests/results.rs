@@ -61,8 +61,8 @@ fn runs_that_cannot_be_compared_are_refused_in_one_line() {
     let trials = folder.0.join("out/trials.jsonl");
     let good = std::fs::read_to_string(&trials).unwrap();
     std::fs::write(&trials, &good[..good.len() - 30]).unwrap();
-    assert!(refusal(&lab(&["compare", out, out])).contains("trials.jsonl:600: the line ends in the middle"));
-    assert!(refusal(&lab(&["compare", out])).contains("one run alone needs --subjects"));
+    assert!(refusal(&lab(&["compare", out, out])).contains("trials.jsonl:600: truncated line"));
+    assert!(refusal(&lab(&["compare", out])).contains("a single run requires --subjects"));
     assert!(refusal(&lab(&["compare", "/nonexistent", out])).contains("/nonexistent: No such file"));
     std::fs::write(&trials, &good).unwrap();
     let one_session = lab(&["compare", out, out]);
@@ -86,7 +86,7 @@ fn two_builds_are_measured_side_by_side() {
     }
     assert!(std::fs::read_to_string(out.join("forest.svg")).unwrap().starts_with("<svg"));
     assert!(
-        refusal(&lab(&["compare", "--binaries", this, "/bin/false"])).contains("/bin/false ended: it said nothing")
+        refusal(&lab(&["compare", "--binaries", this, "/bin/false"])).contains("/bin/false ended: it printed nothing")
     );
 }
 

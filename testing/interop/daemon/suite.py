@@ -204,7 +204,7 @@ def reload(where):
         arrived(moon, since=counts(moon))
         write(sun.config, changed.replace("spi = 0x1001", "spi = 0x01", 1).replace("aes128-sha256", "aes128-sha257"))
         sun.signal(signal.SIGHUP)
-        sun.must_say("nothing was changed")
+        sun.must_say("configuration unchanged")
         errors = " ".join(sun.heard("ERROR control"))
         if "reserved" not in errors or "sha257" not in errors:
             raise Failed(f"the log does not name every mistake: {errors}")
@@ -439,7 +439,7 @@ def fault(where):
             code = sun.ended()
             if code != 1:
                 raise Failed(f"it ended with status {code}: {sun.last_words()}")
-            sun.must_say("what is protected stays unreachable", 0)
+            sun.must_say("protected traffic stays blocked", 0)
             time.sleep(0.3)
         before = counts(moon)
         with Weir("sun", where, keys.tree("sun")):
@@ -1043,17 +1043,17 @@ def has_program(host):
     return "prog/xdp" in at(host, ["ip", "-d", "link", "show", "wire"])
 
 
-def past_stack(gateway):
+def xdp_counters(gateway):
     """Packets of a gateway: past the stack, lost there, and in all; skips where there is no AF_XDP."""
     said = gateway.must_say("AF_XDP: wire: ")
-    if "its packets go by sockets" in said:
+    if "sockets are used for it" in said:
         doctor = json.loads(at(gateway.host, [WEIR, "doctor", "--json"]))
         finding = next(finding for finding in doctor["findings"] if finding["what"] == "AF_XDP")
         if finding["verdict"] == "good":
             raise Failed(f"AF_XDP is there and not used: {said}")
         raise Skipped(finding["found"])
     status = gateway.status()
-    wire = next(wire for wire in status["past_stack"] if wire["interface"] == "wire")
+    wire = next(wire for wire in status["xdp"] if wire["interface"] == "wire")
     in_all = {way: status["total"][f"outer_{way}"]["packets"] for way in ("tx", "rx")}
     return {"sent": wire["sent"], "received": wire["received"], "lost": wire["lost"], **in_all}
 
@@ -1072,10 +1072,10 @@ def xdp(where):
 
     def comes_and_goes(gateway):
         """Pings until the kernel knows the way and leaves the rest to the gateway."""
-        before = past_stack(gateway)
+        before = xdp_counters(gateway)
 
         def both_ways():
-            now = past_stack(gateway)
+            now = xdp_counters(gateway)
             return all(map(pings, far)) and now["sent"] > before["sent"] and now["received"] > before["received"]
 
         wait_for("packets past the stack", both_ways)
@@ -1091,18 +1091,18 @@ def xdp(where):
         serving.stdout.readline()
         with sun() as gateway:
             comes_and_goes(gateway)
-            was = past_stack(gateway)
+            was = xdp_counters(gateway)
             done = subprocess.run([*within("sun"), *carry, "ask", *far], capture_output=True, text=True, timeout=60,
                                   check=False)
             if done.returncode != 0:
                 raise Failed(f"{done.stderr.strip()}; dropped {gateway.status()['total']['drops']}")
-            now = past_stack(gateway)
+            now = xdp_counters(gateway)
             more = {what: now[what] - was[what] for what in now}
             # Now and then one goes by the kernel, so that it asks for the neighbour.
             if more["received"] != more["rx"] or not 0 <= more["tx"] - more["sent"] <= 20 or min(more["rx"], more["tx"]) < 1000:
                 raise Failed(f"packets past the stack, and in all: {more}")
-            if now["lost"] or moon.status()["past_stack"]:
-                raise Failed(f"{now['lost']} were lost; past the stack of moon went {moon.status()['past_stack']}")
+            if now["lost"] or moon.status()["xdp"]:
+                raise Failed(f"{now['lost']} were lost; past the stack of moon went {moon.status()['xdp']}")
             for end in (gateway, moon):
                 drops = end.status()["total"]["drops"]
                 if any(drops.get(why) for why in ("bad_icv", "malformed", "replay")):
@@ -1121,7 +1121,7 @@ def xdp(where):
         if has_program("sun"):
             raise Failed("a stopped gateway left its program")
         with sun() as gateway:
-            gateway.must_say("AF_XDP: spare: there is no such interface; its packets go by sockets")
+            gateway.must_say("AF_XDP: spare: there is no such interface; sockets are used for it")
             comes_and_goes(gateway)
             gateway.kill()
         # The kernel frees it when it comes to that.

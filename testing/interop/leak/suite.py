@@ -287,7 +287,7 @@ class Topology:
             self.gw.reload()
             self.passing()
             self.gw.configure({"connections": {"net4": {"nonsense": "yes"}}})
-            self.gw.reload("nothing was changed")
+            self.gw.reload("configuration unchanged")
             self.gw.configure(self.keying.tree("gw", "start"))
             self.gw.reload()
             self.passing()

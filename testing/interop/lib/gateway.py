@@ -91,7 +91,7 @@ class Gateway:
             raise Failed(f"weir up {'did not stop' if code is None else f'ended with status {code}'}: {self.last_words()}")
 
     def last_words(self):
-        return " | ".join(self.said[-4:]) or "it said nothing"
+        return " | ".join(self.said[-4:]) or "it printed nothing"
 
     def status(self):
         """What `weir status --json` says."""

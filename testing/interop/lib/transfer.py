@@ -23,7 +23,7 @@ def serve_forever(port=PORT):
                     connection.sendall(chunk)
                 connection.shutdown(socket.SHUT_WR)
             except OSError:
-                pass  # The other side sees it, and says so.
+                pass  # The other side reports it.
 
     def accept():
         while True:

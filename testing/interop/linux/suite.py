@@ -165,7 +165,7 @@ def large_datagram(near, far, guest):
 def verdict(text):
     """The line of ping that says how it went."""
     lines = [line for line in text.splitlines() if line.strip()]
-    return next((line for line in lines if "packet loss" in line), lines[-1] if lines else "it said nothing")
+    return next((line for line in lines if "packet loss" in line), lines[-1] if lines else "it printed nothing")
 
 
 def check_counters(case, gateway, guest):

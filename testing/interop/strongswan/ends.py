@@ -101,7 +101,7 @@ class End:
         return reply
 
     def last_words(self):
-        return " | ".join(self.log().splitlines()[-3:]) or "it said nothing"
+        return " | ".join(self.log().splitlines()[-3:]) or "it printed nothing"
 
     def alive(self):
         return self.process is not None and self.process.poll() is None

@@ -21,7 +21,7 @@ fn foreign_addresses(config: &Config, there: &[IpAddr]) -> Vec<String> {
     let mut warnings = Vec::new();
     let mut look = |path: String, addr: IpAddr| {
         if !addr.is_unspecified() && !addr.is_loopback() && !there.contains(&addr) {
-            warnings.push(format!("{path}: {addr} is no address of this host"));
+            warnings.push(format!("{path}: {addr} is not an address of this host"));
         }
     };
     for connection in &config.keyed.connections {
@@ -38,7 +38,7 @@ fn foreign_addresses(config: &Config, there: &[IpAddr]) -> Vec<String> {
     warnings
 }
 
-/// IP versions of which this host is to protect networks behind it while the kernel forwards nothing.
+/// IP versions with protected networks behind this host while forwarding is off in the kernel.
 pub(crate) fn forwarding(config: &Config) -> Vec<String> {
     let on = |path: &str| std::fs::read_to_string(path).is_ok_and(|text| text.trim() == "1");
     let (v4, v6) = (on("/proc/sys/net/ipv4/ip_forward"), on("/proc/sys/net/ipv6/conf/all/forwarding"));
@@ -86,7 +86,7 @@ pub(super) fn selectors(config: &Config) -> Vec<String> {
                 remote.iter().find_map(|r| local.iter().find(|l| inside(r, l) && !is_any(l)).map(|l| (r, l)))
             {
                 warnings.push(format!(
-                    "{path}: remote_ts {remote} is inside of local_ts {local}: hosts there are expected on both sides"
+                    "{path}: remote_ts {remote} overlaps local_ts {local}: hosts of the overlap would be on both sides"
                 ));
             }
         }
@@ -109,7 +109,7 @@ fn is_any(range: &AddrRange) -> bool {
     range.start.is_unspecified()
 }
 
-/// Children with the same selectors, where the connections cannot be told apart by the peer.
+/// Children with the same selectors, in connections that the peer cannot distinguish.
 fn same<'a>(a: &'a Connection, b: &'a Connection) -> Option<(&'a str, &'a str)> {
     // Identities, methods, EAP identities and CAs tell responders' connections apart.
     if a.remote_addrs != b.remote_addrs || a.local_addrs != b.local_addrs || a.remote != b.remote {
@@ -152,7 +152,7 @@ mod tests {
         assert!(told("good", &[("10.1.0.0/24", "10.2.0.0/24"), ("10.1.0.0/24", "10.3.0.0/24")]).is_empty());
         assert!(told("any", &[("0.0.0.0/0", "10.2.0.0/24"), ("dynamic", "::/0")]).is_empty());
         let inside = told("inside", &[("10.0.0.0/8", "10.2.0.0/24")]);
-        assert!(inside[0].contains("10.2.0.0/24 is inside of local_ts 10.0.0.0/8"), "{inside:?}");
+        assert!(inside[0].contains("10.2.0.0/24 overlaps local_ts 10.0.0.0/8"), "{inside:?}");
         let pair = told("pair", &[("10.1.0.0/24", "2001:db8::/64")]);
         assert!(pair[0].contains("no IP version in common"), "{pair:?}");
         let twice = told("twice", &[("10.1.0.0/24", "10.2.0.0/24"), ("10.1.0.0/24", "10.2.0.0/24")]);
@@ -191,7 +191,7 @@ mod tests {
         let text = format!("connections {{\n{}}}\n", connection("a", "10.1.0.0/24", "10.2.0.0/24"));
         let config = config("address", &text);
         let at = |addr: &str| foreign_addresses(&config, &[addr.parse().unwrap()]);
-        assert_eq!(at("192.0.2.1"), ["connections.a.local_addrs: 192.0.2.77 is no address of this host"]);
+        assert_eq!(at("192.0.2.1"), ["connections.a.local_addrs: 192.0.2.77 is not an address of this host"]);
         assert!(at("192.0.2.77").is_empty());
     }
 }

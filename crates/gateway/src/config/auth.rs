@@ -9,7 +9,7 @@ use super::proposal::refuse_weak;
 use super::schema::AUTH;
 use super::value::{Fields, Refusal, number, suggestion, word};
 
-/// Whose authentication.
+/// Side that authenticates.
 #[derive(Clone, Copy, Eq, PartialEq)]
 pub(crate) enum Side {
     Local,
@@ -95,10 +95,10 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
     let lower = text.to_ascii_lowercase();
     match lower.as_str() {
         "any" if side == Side::Remote => return Ok(AuthMethod::Any),
-        "any" => return Err("this host has to choose: pubkey, psk, eap-METHOD".into()),
+        "any" => return Err("this host must choose: pubkey, psk, eap-METHOD".into()),
         "psk" => return Ok(AuthMethod::Psk),
         "eap" => return Ok(AuthMethod::Eap(None)),
-        // As strongSwan: a server that goes by the methods that the client asks for.
+        // As in strongSwan: the server accepts the method that the client requests.
         "eap-dynamic" if side == Side::Remote => return Ok(AuthMethod::Eap(None)),
         "eap-dynamic" => return Err("the peer chooses the method: write eap".into()),
         _ => {}
@@ -109,7 +109,7 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
             "mschapv2" => Ok(AuthMethod::Eap(Some(EapType::MsChapV2))),
             "tls" => Ok(AuthMethod::Eap(Some(EapType::Tls))),
             _ if method.starts_with("tls:") => {
-                Err("write eap-tls without constraints, and 'cacerts' for the CA that vouches".into())
+                Err("write eap-tls without constraints, and name the CA in 'cacerts'".into())
             }
             "radius" | "ttls" | "peap" | "gtc" | "sim" | "aka" | "identity" => {
                 Err(format!("eap-{method} is not supported; write eap-mschapv2, eap-md5 or eap-tls"))
@@ -121,7 +121,7 @@ fn method(text: &str, side: Side, legacy: bool) -> Result<AuthMethod, Refusal> {
         };
     }
     if lower.starts_with("xauth") {
-        return Err("XAuth belongs to IKEv1, which is not supported; use eap-mschapv2 with IKEv2".into());
+        return Err("XAuth is part of IKEv1, which is not supported; use eap-mschapv2 with IKEv2".into());
     }
     constraints(&lower, legacy).map(AuthMethod::PublicKey)
 }
@@ -147,7 +147,7 @@ fn constraints(text: &str, legacy: bool) -> Result<Vec<String>, Refusal> {
         let bits = std::mem::take(&mut after_key) && number(1..=65_536)(token).is_ok();
         if !bits && !HASHES.contains(&token) {
             return Err(format!(
-                "'{token}' is neither a hash nor a key; {}",
+                "'{token}' is neither a hash nor a key type; {}",
                 suggestion(token, HASHES.iter().copied())
             ));
         }

@@ -34,7 +34,7 @@ impl Authority {
         }
         let ocsp_uris = fields.list("ocsp_uris", uri).unwrap_or_default();
         if ocsp_uris.iter().any(|uri| !uri.starts_with("http://")) {
-            fields.warn("ocsp_uris", "OCSP servers are asked at http:// only");
+            fields.warn("ocsp_uris", "OCSP servers must be http:// URIs");
         }
         fields.finish(&[], |_| None);
         let (mut found, count) = (found.into_iter(), sink.count());
@@ -49,7 +49,7 @@ impl Authority {
             }
             (None, _) => None,
             (Some(_), Some(_)) => {
-                fields.fault("there are several certificates", "write one 'cacert' or one 'file' per authority");
+                fields.fault("more than one certificate", "write one 'cacert' or one 'file' per authority");
                 None
             }
         }

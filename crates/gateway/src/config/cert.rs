@@ -11,12 +11,12 @@ use super::problem::Problem;
 use super::schema::CERT;
 use super::value::{Fields, Refusal, from_base64, from_hex, items};
 
-/// A certificate, as it is told to the credential store.
+/// A certificate, as passed to the credential store.
 #[derive(Clone, Eq, PartialEq)]
 pub struct Certificate {
     /// DER.
     pub der: Vec<u8>,
-    /// Where it came from, for messages: a path, or the name of a message.
+    /// Origin, for messages: a path, or the name of a message.
     pub from: String,
 }
 
@@ -64,7 +64,7 @@ pub struct CertDirs {
 }
 
 impl CertDirs {
-    /// What is in the folders below `folder`; a folder that is absent is empty.
+    /// Lists the files in the directories below `folder`; a missing directory counts as empty.
     pub fn collect(folder: &Path) -> Self {
         let list = |name: &str| {
             let entries = std::fs::read_dir(folder.join(name)).into_iter().flatten().flatten();
@@ -109,7 +109,7 @@ impl CertDirs {
     }
 }
 
-/// What the readers of keyed sections share.
+/// Context shared by the readers of the sections of IKE and of the PSP key service.
 pub(crate) struct Context<'a> {
     pub(crate) outside: &'a Outside<'a>,
     pub(crate) gateway: &'a Gateway,
@@ -159,7 +159,7 @@ impl<'a> Context<'a> {
         };
         if let Some(octets) = literal {
             let octets = octets.ok_or_else(|| Unread {
-                what: "these are no octets".into(),
+                what: "invalid octets".into(),
                 help: "write 0x and hexadecimal digits, 0s and base64, or the name of a file".into(),
             })?;
             return der(&octets).map(|der| Certificate { der, from: from.to_owned() });
@@ -213,8 +213,8 @@ struct Unread {
 fn der(bytes: &[u8]) -> Result<Vec<u8>, Unread> {
     let found = if bytes.first() == Some(&0x30) { Some(bytes.to_vec()) } else { from_pem(bytes) };
     found.filter(|der| is_one_sequence(der)).ok_or_else(|| Unread {
-        what: "this is neither DER nor PEM".into(),
-        help: "write what 'openssl x509' or 'openssl pkey -pubout' puts out".into(),
+        what: "neither DER nor PEM".into(),
+        help: "write the output of 'openssl x509' or 'openssl pkey -pubout'".into(),
     })
 }
 
@@ -228,7 +228,7 @@ fn from_pem(bytes: &[u8]) -> Option<Vec<u8>> {
     from_base64(&body)
 }
 
-/// Whether `der` is a SEQUENCE and nothing after it.
+/// Returns whether `der` is a SEQUENCE and nothing after it.
 fn is_one_sequence(der: &[u8]) -> bool {
     let (Some(0x30), Some(&first)) = (der.first(), der.get(1)) else { return false };
     let (length, header) = match first {

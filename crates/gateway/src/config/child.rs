@@ -26,7 +26,7 @@ pub(crate) fn each<T>(
     let path = format!("{}.children", fields.path());
     let names: Vec<&str> = section.sections.iter().map(|child| child.name.as_str()).collect();
     Fields::new(section, path.clone(), fields.sink()).finish(&names, |key| {
-        Some(format!("'{key}' belongs into a section of its own: 'children {{ NAME {{ {key} = … }} }}'"))
+        Some(format!("'{key}' belongs into a subsection: 'children {{ NAME {{ {key} = … }} }}'"))
     });
     let child = |child| {
         let fields = Fields::of(child, format!("{path}.{}", child.name), table, fields.sink());
@@ -37,7 +37,7 @@ pub(crate) fn each<T>(
     section.sections.iter().map(child).collect()
 }
 
-/// Where a key belongs that stands in a child.
+/// Returns the correct section of a key that does not belong in a child.
 fn elsewhere(key: &str) -> Option<String> {
     use super::schema::{AUTH, CONNECTION, find};
     if find(CONNECTION, key).is_some() {
@@ -89,22 +89,25 @@ fn read(fields: &Fields<'_>, legacy: bool) -> ChildConfig {
     child
 }
 
-/// What contradicts itself.
+/// Reports contradictions between settings.
 fn check(fields: &Fields<'_>, child: &ChildConfig, eesp: bool) {
     if child.per_cpu_sas != PerCpuSas::No && !child.start_action.trap {
-        fields.warn("per_cpu_sas", "a CPU gets its Child SA when it has a packet: add 'start_action = trap'");
+        fields.warn("per_cpu_sas", "Child SAs per CPU are set up on demand: add 'start_action = trap'");
     }
     let sha256 = |proposal: &ChildProposal| proposal.integ.iter().any(|integ| integ.truncated_to_96() != *integ);
     if child.sha256_96 && !child.proposals.iter().any(sha256) {
-        fields.warn("sha256_96", "no proposal contains sha256, so nothing is truncated; add '-sha256' or remove it");
+        fields.warn(
+            "sha256_96",
+            "no proposal contains sha256, so there is nothing to truncate; add '-sha256' or remove it",
+        );
     }
     if child.hostaccess && child.updown.is_none() {
-        fields.warn("hostaccess", "it has no effect without 'updown', whose command gets it as PLUTO_HOST_ACCESS");
+        fields.warn("hostaccess", "no effect without 'updown', which receives it as PLUTO_HOST_ACCESS");
     }
     if !eesp {
         for key in ["eesp_max_sub_sa_id", "eesp_max_crypt_offset"] {
             if fields.section().setting(key).is_some() {
-                fields.fault_of(key, "no EESP is offered", "add 'eesp_proposals = default', or remove it");
+                fields.fault_of(key, "no EESP proposal", "add 'eesp_proposals = default', or remove it");
             }
         }
     }
@@ -117,7 +120,7 @@ fn check(fields: &Fields<'_>, child: &ChildConfig, eesp: bool) {
         );
     }
     if matches!(child.mode, ChildMode::Pass | ChildMode::Drop) && child.start_action.start {
-        fields.fault_of("start_action", "a policy without SA cannot be started", "write 'start_action = trap'");
+        fields.fault_of("start_action", "a policy without an SA cannot be started", "write 'start_action = trap'");
     }
     for (key, rekey, life) in [
         ("life_time", child.time.rekey.as_secs(), child.time.life.as_secs()),
@@ -128,14 +131,14 @@ fn check(fields: &Fields<'_>, child: &ChildConfig, eesp: bool) {
             let soft = key.replace("life", "rekey");
             fields.fault_of(
                 key,
-                format!("the Child SA would end before {soft}"),
+                format!("the Child SA would expire before {soft}"),
                 format!("write more than {soft}, or remove it"),
             );
         }
     }
 }
 
-/// Of all protocols, in the order in which their keys stand; ESP by default.
+/// Proposals of all protocols, in the order of their keys in the file; ESP by default.
 fn proposals(fields: &Fields<'_>, mode: ChildMode, legacy: bool) -> Vec<ChildProposal> {
     let place = |key: &str| fields.section().settings.iter().position(|setting| setting.name == key);
     let mut keys = [

@@ -19,7 +19,7 @@ use super::schema::{CONNECTION, PSP};
 use super::syntax::Section;
 use super::value::{Fields, Refusal, Sink, duration, number, parsed, switch, word};
 
-/// What a section of `connections` describes.
+/// Contents of a section of `connections`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Keyed {
     /// Keys by IKE.
@@ -45,7 +45,7 @@ pub(crate) fn read(section: &Section, path: &str, context: &Context<'_>, sink: &
     read
 }
 
-/// Where a key belongs that stands in the connection itself.
+/// Returns the correct section of a key that does not belong in the connection itself.
 fn elsewhere(key: &str, psp: bool) -> Option<String> {
     use super::schema::{AUTH, CHILD, PSP_CHILD, find};
     let child = if psp { PSP_CHILD } else { CHILD };
@@ -159,7 +159,7 @@ fn ike_connection(fields: &Fields<'_>, context: &Context<'_>) -> Connection {
     if connection.ppk_required && connection.ppk_id.is_none() {
         fields.fault_of(
             "ppk_required",
-            "no key is named",
+            "no key is selected",
             "add 'ppk_id = …', the 'id' of a section 'ppk' of 'secrets', or to respond '%any'",
         );
     }
@@ -176,7 +176,7 @@ fn check_reachable(fields: &Fields<'_>, connection: &Connection) {
     for child in connection.children.iter().filter(begins) {
         let action = child.start_action;
         if action.start {
-            let message = format!("the child '{}' is to start, but no peer has an address", child.name);
+            let message = format!("child '{}' has start_action = start, but the peer has no address", child.name);
             let help = "write the address or the name of the peer, or remove 'start_action'";
             return fields.fault_of("remote_addrs", message, help);
         }
@@ -186,7 +186,7 @@ fn check_reachable(fields: &Fields<'_>, connection: &Connection) {
         }
         if action.trap && child.remote_ts.iter().any(|ts| ts.addrs.is_none()) {
             let message = format!(
-                "the child '{}' has a trap, but neither a peer nor 'remote_ts' has an address: its packets would leave \
+                "child '{}' has a trap, but neither the peer nor 'remote_ts' has an address: its packets would leave \
                  in clear text",
                 child.name
             );
@@ -196,7 +196,7 @@ fn check_reachable(fields: &Fields<'_>, connection: &Connection) {
         }
         if action.trap {
             let message = format!(
-                "no peer has an address, so that a packet cannot start the child '{}': its packets are dropped until a \
+                "the peer has no address, so a packet cannot start the child '{}': its packets are dropped until a \
                  peer connects; only with 'mode = transport' the destination of a packet is the peer",
                 child.name
             );
@@ -277,7 +277,8 @@ struct Lifetimes {
 }
 
 impl Lifetimes {
-    /// With strongSwan's defaults: 4 h unless reauthentication is asked for; 10 % over; chance takes at most half.
+    /// With strongSwan's defaults: 4 h unless reauthentication is configured; over_time is 10 %;
+    /// the random reduction is at most half.
     fn of(rekey: Option<Duration>, reauth: Option<Duration>, over: Option<Duration>, rand: Option<Duration>) -> Self {
         let rekey = rekey.unwrap_or(if reauth.is_some() { Duration::ZERO } else { Duration::from_secs(4 * 3600) });
         let reauth = reauth.unwrap_or_default();

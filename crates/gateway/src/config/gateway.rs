@@ -34,21 +34,24 @@ pub struct Gateway {
     pub addresses: Vec<Interface>,
     /// MTU of the device in bytes; `None`: what fits the narrowest SA.
     pub mtu: Option<u32>,
-    /// Whether routes are set.
+    /// True if routes are set.
     pub routes: bool,
-    /// Routing table and preference of its rule.
+    /// Routing table, and preference of its rule.
     pub route_table: u32,
-    /// Mark of own packets.
+    /// Firewall mark of Weir's own packets.
     pub fwmark: u32,
-    /// Whether clear text that policies protect is dropped by an nftables table.
+    /// True if clear text that policies protect is dropped by an nftables table.
     pub guard: bool,
-    /// Whether that table also drops local sources that arrive where no route leads back to them.
+    /// True if that table also drops local sources that arrive where no route leads back to them.
     pub guard_rpf: bool,
-    /// What happens to protected traffic after an orderly stop: it stays closed (`true`), or leaves in clear text.
+    /// True if protected traffic stays blocked after an orderly stop; otherwise it leaves in clear
+    /// text.
     pub stays_closed: bool,
-    /// Whether traffic of a loaded child is dropped (`true`) or passes in clear text while there is no SA for it.
+    /// True if traffic of a loaded child is dropped (`true`) or passes in clear text while there is
+    /// no SA for it.
     pub unprotected_drops: bool,
-    /// Whether networks of private addresses on this host's links are reached without a tunnel that covers them.
+    /// True if networks of private addresses on this host's links are reached without a tunnel that
+    /// covers them.
     pub bypass_lan: bool,
     /// Limit for the MSS option of TCP connections through the tunnel.
     pub mss: Mss,
@@ -56,33 +59,33 @@ pub struct Gateway {
     pub workers: usize,
     /// Super-packets are exchanged with the kernel where it can.
     pub offload: bool,
-    /// Interfaces whose protected packets go past the kernel's stack (AF_XDP).
+    /// Interfaces that use AF_XDP for protected packets.
     pub xdp: Vec<String>,
-    /// Who computes; `None`: the fastest engine here.
+    /// Crypto engine; `None` selects the fastest on this host.
     pub engine: Option<Engine>,
-    /// How they divide their work.
+    /// Scheduler of the workers.
     pub scheduler: Scheduler,
-    /// Whether each flow has a queue of the device for itself, whatever its answers do.
+    /// True if each flow has a queue of the device for itself, whatever its answers do.
     pub flow_queues: bool,
-    /// Flows whose policy each worker remembers in each direction, rounded up to a power of two.
+    /// Flows whose policy each worker keeps per direction, rounded up to a power of two.
     pub flow_cache: usize,
-    /// Where sequence numbers are saved.
+    /// Directory of saved sequence numbers.
     pub state_dir: PathBuf,
     /// Sequence numbers that one write to `state_dir` makes usable.
     pub state_block: u64,
     /// Control socket, where swanctl and weir's own commands ask.
     pub socket: PathBuf,
-    /// Where name servers of peers go; `None`: nowhere.
+    /// Destination of the peers' name servers; `None`: they are ignored.
     pub resolver: Option<Resolver>,
     /// The process confines itself.
     pub confine: bool,
-    /// Where metrics are served; `None`: nowhere.
+    /// Address of the metrics endpoint; `None`: no endpoint.
     pub metrics: Option<SocketAddr>,
-    /// Whether IKE is spoken; `None`: when there is a connection.
+    /// True if IKE is spoken; `None`: when there is a connection.
     pub ike: Option<bool>,
     /// UDP port of IKE.
     pub ike_port: u16,
-    /// Where keys are written for Wireshark; of the command line, not of the file.
+    /// Directory for Wireshark's key tables; set by the command line, not by the file.
     pub log_secrets: Option<PathBuf>,
     /// Log filter.
     pub log: String,
@@ -99,7 +102,7 @@ pub struct Gateway {
 /// Limit for the MSS option of TCP connections through the tunnel (RFC 9293 §3.7.1).
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Mss {
-    /// What fits the MTU of the device.
+    /// Derived from the MTU of the device.
     Auto,
     /// None: the option is not changed.
     Unchanged,
@@ -168,7 +171,7 @@ const SCHEDULERS: [(&str, Scheduler); 2] = [
 ];
 
 impl Gateway {
-    /// Who computes.
+    /// Crypto engine to use.
     pub fn engine(&self) -> Engine {
         self.engine.unwrap_or_else(Engine::best)
     }
@@ -237,35 +240,36 @@ impl Gateway {
             },
         };
         if gateway.code_points.nat_t_port == gateway.code_points.psp_port {
-            fields.fault_of("psp_port", "nat_t_port and psp_port are the same", "give them two ports");
+            fields.fault_of("psp_port", "nat_t_port and psp_port are the same", "use two different ports");
         }
         if gateway.ike_port == gateway.code_points.nat_t_port {
-            fields.fault_of("ike_port", "ike_port and nat_t_port are the same", "give them two ports");
+            fields.fault_of("ike_port", "ike_port and nat_t_port are the same", "use two different ports");
         }
         if let Some(twice) =
             gateway.xdp.iter().enumerate().find_map(|(i, name)| gateway.xdp[..i].contains(name).then_some(name))
         {
-            fields.fault_of("xdp", format!("{twice} is named twice"), "name it once");
+            fields.fault_of("xdp", format!("{twice} is listed twice"), "list it once");
         }
         fields.finish(&[], |_| None);
         gateway
     }
 }
 
-/// Where metrics are served: whoever can ask is told how much passes and to whom, so no other host may.
+/// Address of the metrics endpoint. Metrics reveal peers and traffic volumes, so the address must
+/// not be reachable from other hosts.
 fn loopback(text: &str) -> Result<SocketAddr, Refusal> {
     let address: SocketAddr =
         text.parse().map_err(|_| "write ADDRESS:PORT, for example 127.0.0.1:9790 or [::1]:9790".to_owned())?;
     if !address.ip().is_loopback() {
         return Err(format!(
-            "{} can be reached by other hosts; write 127.0.0.1:{port} or [::1]:{port}, and let what scrapes from elsewhere \
-             come through a proxy that asks who it is",
+            "{} is reachable by other hosts; write 127.0.0.1:{port} or [::1]:{port}, and serve remote scrapers \
+             through an authenticating proxy",
             address.ip(),
             port = address.port()
         ));
     }
     if address.port() == 0 {
-        return Err("port 0 is none that could be asked; write one from 1 to 65535".into());
+        return Err("port 0 is invalid; use 1 to 65535".into());
     }
     Ok(address)
 }
@@ -313,7 +317,7 @@ fn interface(text: &str) -> Result<Interface, Refusal> {
 fn eesp_protocol(text: &str) -> Result<IpProto, Refusal> {
     let proto = number(1..=254)(text)? as u8;
     match IpProto(proto).name() {
-        Some(name) => Err(format!("{proto} is {name}; write a free number, for example 253")),
+        Some(name) => Err(format!("{proto} is assigned to {name}; write a free number, for example 253")),
         None => Ok(IpProto(proto)),
     }
 }

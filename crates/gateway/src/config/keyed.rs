@@ -19,7 +19,7 @@ use super::secret::{self, SecretEntry};
 use super::syntax::Section;
 use super::value::{Fields, Sink};
 
-/// What the sections `connections`, `secrets`, `pools` and `authorities` hold.
+/// Contents of the sections `connections`, `secrets`, `pools` and `authorities`.
 #[derive(Clone, Debug, Default)]
 pub struct KeyedSections {
     /// Connections of IKE.
@@ -79,7 +79,7 @@ impl KeyedSections {
                 Err(error) => format!(": {error}"),
             };
             warnings.push(format!(
-                "connections.{name}: '{host}' has no address{why}; its traffic is dropped until it has one"
+                "connections.{name}: '{host}' does not resolve{why}; its traffic is dropped until it does"
             ));
             if !self.unresolved.contains(name) {
                 self.unresolved.push(name.clone());
@@ -88,18 +88,18 @@ impl KeyedSections {
         warnings
     }
 
-    /// What only all of it together tells.
+    /// Checks that need all sections together.
     fn check(&self, root: &Section, sink: &Sink) {
         let names: Vec<&str> = self.pools.iter().map(|pool| pool.name.as_str()).collect();
         for section in root.section("connections").map(|s| s.sections.as_slice()).unwrap_or_default() {
             let Some(setting) = section.setting("pools") else { continue };
             for pool in setting.value.split(',').map(str::trim).filter(|pool| !pool.is_empty() && !names.contains(pool))
             {
-                let message = format!("connections.{}.pools: there is no pool '{pool}'", section.name);
+                let message = format!("connections.{}.pools: unknown pool '{pool}'", section.name);
                 let help = match names.as_slice() {
                     // strongSwan's plugins, not pools of the file.
                     _ if ["dhcp", "radius"].contains(&pool) => format!(
-                        "addresses are not requested by {}; reserve a range for the tunnels and write it: \
+                        "a pool of the kind '{}' is not supported; reserve a range for the tunnels and write it: \
                          'pools = clients' and a section 'pools {{ clients {{ addrs = FIRST-LAST }} }}'",
                         pool.to_ascii_uppercase()
                     ),
@@ -117,17 +117,17 @@ impl KeyedSections {
             if let Some(other) = self.pools[..i].iter().find(overlaps) {
                 let message = format!("pools.{}: its addresses are also those of pool '{}'", pool.name, other.name);
                 let at = root.section("pools").and_then(|s| s.section(&pool.name)).map_or(&root.at, |s| &s.at);
-                sink.push(Problem::at(at, message).help("an address belongs to one pool; choose other ranges"));
+                sink.push(Problem::at(at, message).help("ranges of pools must not overlap; choose other ranges"));
             }
         }
     }
 
-    /// Whether there is anything to agree keys for.
+    /// Returns whether there is anything to agree keys for.
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty() && self.psp.is_empty()
     }
 
-    /// Lists the folders beside the configuration, and says which passphrase has no file.
+    /// Lists the folders beside the configuration, and reports passphrases without a file.
     pub(crate) fn collect(&mut self, folder: &Path, warnings: &mut Vec<String>) {
         self.cert_dirs = CertDirs::collect(folder);
         for entry in self.secrets.iter().filter(|entry| entry.kind.is_passphrase()) {
@@ -137,7 +137,7 @@ impl KeyedSections {
             };
             if !self.cert_dirs.of(entry.kind.name()).iter().any(is_it) {
                 let folder = folder.join(entry.kind.name());
-                warnings.push(format!("secrets.{}: there is no file '{file}' in {}", entry.name, folder.display()));
+                warnings.push(format!("secrets.{}: no file '{file}' in {}", entry.name, folder.display()));
             }
         }
     }
@@ -152,9 +152,7 @@ fn each<'a>(root: &'a Section, name: &'static str, sink: &'a Sink) -> impl Itera
             _ => Fields::new(section, name.into(), sink),
         };
         fields.finish(&names, |key| {
-            Some(format!(
-                "settings of '{name}' belong into a section of their own: '{name} {{ NAME {{ {key} = … }} }}'"
-            ))
+            Some(format!("settings of '{name}' belong into a subsection: '{name} {{ NAME {{ {key} = … }} }}'"))
         });
     }
     let sections = root.section(name).map(|section| section.sections.as_slice()).unwrap_or_default();
@@ -164,11 +162,11 @@ fn each<'a>(root: &'a Section, name: &'static str, sink: &'a Sink) -> impl Itera
 /// A connection that vici loads.
 #[derive(Clone, Debug)]
 pub struct LoadedConnection {
-    /// What it is.
+    /// The connection that was read.
     pub connection: Keyed,
     /// Certificates that came with it.
     pub certificates: Certificates,
-    /// What is not wrong but worth knowing.
+    /// Warnings: valid, but worth reporting.
     pub warnings: Vec<String>,
 }
 
@@ -220,7 +218,7 @@ fn only<'a>(message: &'a Section, what: &str) -> Result<&'a Section, Problems> {
     match (message.settings.as_slice(), message.sections.as_slice()) {
         ([], [section]) => Ok(section),
         _ => {
-            let text = format!("the message is not {what}: it has to be one section with its name");
+            let text = format!("the message is not {what}: expected one section with its name");
             Err(Problem::at(&message.at, text).help("send 'NAME { key = value … }'").into())
         }
     }

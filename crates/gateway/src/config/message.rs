@@ -46,14 +46,15 @@ fn setting(name: &str, at: &Origin, value: &Value) -> Setting {
         Value::Section(_) => Vec::new(),
     };
     let texts: Vec<&str> = items.iter().filter_map(|item| std::str::from_utf8(item).ok()).collect();
-    // Room for all of it, so that no half of a secret stays behind in a buffer that grew.
+    // Reserve the full size at once: a buffer that grows leaves copies of the secret in freed
+    // memory.
     let mut text = Zeroizing::new(String::with_capacity(texts.iter().map(|text| text.len() + 2).sum()));
     for (i, part) in texts.iter().enumerate() {
         text.push_str(if i == 0 { "" } else { ", " });
         text.push_str(part);
     }
     let is_list = matches!(value, Value::List(_)) || texts.len() < items.len() || OCTETS.contains(&name);
-    // A text that stands for a list is split as in a file.
+    // A text in place of a list is split as in a file.
     let items = is_list.then_some(items);
     Setting { name: name.to_owned(), at: at.clone(), value: text, value_at: at.clone(), items }
 }

@@ -60,19 +60,19 @@ pub struct Config {
     pub policies: Vec<Policy>,
     /// Connections, secrets, pools and authorities: what keys are agreed with.
     pub keyed: KeyedSections,
-    /// What is not wrong but worth knowing.
+    /// Warnings: valid, but worth reporting.
     pub warnings: Vec<String>,
 }
 
 impl Config {
-    /// Whether keys are to be agreed: by IKE, or by the key service of PSP.
+    /// Returns whether keys are to be agreed: by IKE, or by the key service of PSP.
     pub fn ike_wanted(&self) -> bool {
         let keyed = !self.keyed.connections.is_empty();
         self.gateway.ike.unwrap_or(keyed) || !self.keyed.psp.is_empty()
     }
 }
 
-/// What the file is for: some things are fine in one place only.
+/// Purpose of the file: some settings are valid for one purpose only.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Purpose {
     /// `weir up`.
@@ -114,9 +114,7 @@ pub fn check(root: &Section, purpose: Purpose, outside: &Outside<'_>) -> Result<
         if let Some(section) = root.section(name) {
             let names: Vec<&str> = section.sections.iter().map(|s| s.name.as_str()).collect();
             Fields::new(section, name.into(), &sink).finish(&names, |key| {
-                Some(format!(
-                    "settings of '{name}' belong into a section of their own: '{name} {{ NAME {{ {key} = … }} }}'"
-                ))
+                Some(format!("settings of '{name}' belong into a subsection: '{name} {{ NAME {{ {key} = … }} }}'"))
             });
         }
     }
@@ -150,11 +148,11 @@ pub fn check(root: &Section, purpose: Purpose, outside: &Outside<'_>) -> Result<
     }
     let mut warnings = sink.take_warnings();
     if purpose == Purpose::Gateway && policies.is_empty() && keyed.is_empty() {
-        warnings.push("there is neither a connection nor a policy: nothing passes until one is loaded".into());
+        warnings.push("no connection and no policy: all traffic is dropped until one is loaded".into());
     }
     for sa in &sas {
         if policies.iter().all(|p| p.action != PolicyAction::Protect(sa.name.clone())) {
-            warnings.push(format!("no policy uses SA '{}': nothing will pass through it", sa.name));
+            warnings.push(format!("no policy uses SA '{}'", sa.name));
         }
     }
     Ok(Config { gateway, sas, policies, keyed, warnings })
@@ -172,10 +170,10 @@ fn top_level(root: &Section, sink: &Sink) {
         }
         match root.section(key) {
             Some(_) => Some(format!(
-                "remove it, or refer to it: 'NAME : {key} {{ … }}'; sections that are read are {}",
+                "remove it, or reference it: 'NAME : {key} {{ … }}'; known sections are {}",
                 read.join(", ")
             )),
-            None => Some(format!("'{key}' has to stand in one of the sections {}", read.join(", "))),
+            None => Some(format!("'{key}' must be in one of the sections {}", read.join(", "))),
         }
     });
 }
@@ -204,7 +202,7 @@ fn unlike_spis(sas: &[Sa], sink: &Sink) {
                             &sa.at,
                             &format!("sas.{}.in.issued", sa.name),
                             message,
-                            "an SPI belongs to one peer; choose other ranges",
+                            "SPI ranges of peers must not overlap; choose other ranges",
                         ));
                     }
                     ranges.push((sa.peer.local, first, last, &sa.name));
@@ -213,7 +211,7 @@ fn unlike_spis(sas: &[Sa], sink: &Sink) {
             }
             if let Some(other) = seen.insert((inbound, sa.protocol, half.spi, dst), &sa.name) {
                 let message = format!(
-                    "SPI {:#x} is also that of SA '{other}', with the same protocol and destination {dst}",
+                    "SPI {:#x} is also used by SA '{other}' with the same protocol and destination {dst}",
                     half.spi
                 );
                 sink.push(problem(
@@ -227,7 +225,7 @@ fn unlike_spis(sas: &[Sa], sink: &Sink) {
     }
 }
 
-/// On the NAT-T port the first bit tells ESP from EESP, once there is EESP to receive.
+/// On the NAT-T port the first bit distinguishes ESP from EESP if this host receives EESP.
 fn spis_below_eesp(sas: &[Sa], sink: &Sink) {
     if !sas.iter().any(|sa| sa.protocol == Protocol::Eesp && sa.inbound.is_some()) {
         return;
@@ -236,7 +234,7 @@ fn spis_below_eesp(sas: &[Sa], sink: &Sink) {
         let Some(half) = sa.inbound.as_ref().filter(|half| half.outer.udp.is_some() && half.spi >> 31 == 1) else {
             continue;
         };
-        let message = format!("SPI {:#x} in UDP would be taken for EESP, which another SA receives", half.spi);
+        let message = format!("SPI {:#x} in UDP is ambiguous: another SA receives EESP", half.spi);
         let help = "use one below 0x80000000, or 'encap = no'";
         sink.push(problem(&sa.at, &format!("sas.{}.in.spi", sa.name), message, help));
     }
@@ -267,20 +265,20 @@ fn unlike_keys(sas: &[Sa], sink: &Sink) {
                     Some(format!("sas.{}.in", receiver.name))
                 });
                 if let Some(other) = other {
-                    let message = format!("the key is also that of {other}: nonces would repeat");
-                    sink.push(problem(&sa.at, &path, message, "every SA and direction needs a key of its own"));
+                    let message = format!("the key is also used by {other}: nonces would repeat");
+                    sink.push(problem(&sa.at, &path, message, "use a different key for every SA and direction"));
                 }
             }
         }
     }
 }
 
-/// Which of two master keys an SPI of PSP belongs to.
+/// Index of the master key that an SPI of PSP belongs to.
 fn master_slot(spi: u32) -> usize {
     (spi >> 31) as usize
 }
 
-/// Whether this host, receiving on `sa`, gave `spi` under `master` to its peer.
+/// Returns whether this host, receiving on `sa`, gave `spi` under `master` to its peer.
 fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
     match sa.inbound.as_ref().map(|half| &half.proto) {
         Some(HalfProto::PspIn { masters, issued, .. }) => {
@@ -291,24 +289,24 @@ fn hands_out(sa: &Sa, master: &Secret, spi: u32) -> bool {
     }
 }
 
-/// What only a running gateway must not have.
+/// Settings that a running gateway must not have.
 fn for_gateway(root: &Section, gateway: &Gateway, sas: &[Sa], policies: &[Policy], keyed: &KeyedSections, sink: &Sink) {
     let place = |name: &str| root.section(name).map_or(&root.at, |section| &section.at);
     if gateway.engine == Some(Engine::Null) {
         let help = "use 'engine = auto'; 'weir bench path' measures with the null engine";
-        sink.push(problem(place("gateway"), "gateway.engine", "the null engine protects nothing", help));
+        sink.push(problem(place("gateway"), "gateway.engine", "the null engine does not encrypt", help));
     }
     if let Some(why) = gateway.engine.and_then(Engine::unavailable) {
-        let help = "use 'engine = auto', which takes the fastest that there is";
+        let help = "use 'engine = auto', which selects the fastest available";
         sink.push(problem(place("gateway"), "gateway.engine", why, help));
     }
     if policies.is_empty() && keyed.is_empty() && !sas.is_empty() {
         let help = "add 'policies { NAME { local_ts = …  remote_ts = …  sa = … } }', one setting per line; everything else is dropped";
-        sink.push(problem(place("policies"), "policies", "there is no policy", help));
+        sink.push(problem(place("policies"), "policies", "no policy", help));
     }
     for sa in sas {
         if let Some(HalfProto::Esp { iv: Some(_), .. }) = sa.outbound.as_ref().map(|half| &half.proto) {
-            let message = "the same IV in every packet is for test vectors";
+            let message = "a constant IV is for test vectors only";
             sink.push(problem(&sa.at, &format!("sas.{}.out.iv", sa.name), message, "remove it"));
         }
     }
@@ -337,13 +335,13 @@ fn implied_policy(root: &Section, sas: &[Sa], sink: &Sink, missing: bool) -> Opt
     }
     match sas {
         [] => {
-            sink.push(Problem::at(&root.at, "the file has no SA").help("add 'sas { NAME { … } }'"));
+            sink.push(Problem::at(&root.at, "no SA in the file").help("add 'sas { NAME { … } }'"));
             None
         }
         [sa] => Some(policy_for(sa)),
         _ => {
             let message = format!("the file has {} SAs and no policy", sas.len());
-            let help = "add policies that say which packet takes which SA, or choose one with --name";
+            let help = "add policies that map packets to SAs, or choose an SA with --name";
             sink.push(Problem::at(&root.at, message).help(help));
             None
         }
@@ -373,12 +371,12 @@ pub fn load_offline(path: &Path, name: Option<&str>, mirror: bool) -> Result<Con
             let mut root = syntax::read(path)?;
             root.sections.retain(|section| section.name != "policies");
             let Some(sas) = root.sections.iter_mut().find(|section| section.name == "sas") else {
-                return Err(Problem::whole(format!("{}: there is no section 'sas'", path.display())).into());
+                return Err(Problem::whole(format!("{}: no section 'sas'", path.display())).into());
             };
             if sas.section(name).is_none() {
                 let names = sas.sections.iter().map(|s| s.name.as_str());
                 let help = value::suggestion(name, names);
-                return Err(Problem::whole(format!("{}: there is no SA '{name}'", path.display())).help(help).into());
+                return Err(Problem::whole(format!("{}: unknown SA '{name}'", path.display())).help(help).into());
             }
             sas.sections.retain(|section| section.name == name);
             check(&root, Purpose::Offline, &Outside::nothing())?

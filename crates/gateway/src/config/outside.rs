@@ -11,7 +11,7 @@ const MAX_FILE_BYTES: u64 = 1 << 20;
 /// Contents of a file.
 pub type ReadFile<'a> = &'a dyn Fn(&Path) -> io::Result<Vec<u8>>;
 
-/// Where files are looked up.
+/// Directories in which files are looked up.
 #[derive(Clone)]
 pub struct Outside<'a> {
     /// Folder of the configuration, below which are x509, x509ca, pubkey and the others.

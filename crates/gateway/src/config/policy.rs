@@ -7,7 +7,7 @@ use super::problem::{Origin, Problem};
 use super::sa::Sa;
 use super::value::{Fields, suggestion, word};
 
-/// What a policy does.
+/// Action of a policy.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum PolicyAction {
     /// Through the SA of that name.
@@ -25,9 +25,9 @@ pub struct Policy {
     pub name: String,
     /// Selectors from this host's point of view.
     pub selectors: Vec<Selector>,
-    /// What happens.
+    /// Action.
     pub action: PolicyAction,
-    /// Where it stands; `None` for one that Weir made up.
+    /// Location in the file; `None` for a policy that Weir added.
     pub at: Option<Origin>,
 }
 
@@ -57,19 +57,19 @@ impl Policy {
         let sa = sa_name.as_deref().and_then(|name| sas.iter().find(|sa| sa.name == name));
         let action = match (word, sa_name) {
             (Word::Protect, None) => {
-                fields.fault("'sa' is missing", "name the SA that protects this traffic: 'sa = NAME'");
+                fields.fault("'sa' is missing", "add the SA that protects this traffic: 'sa = NAME'");
                 return None;
             }
             (Word::Protect, Some(wanted)) => {
                 if !sa_names.contains(&wanted.as_str()) {
                     let help = suggestion(&wanted, sa_names.iter().copied());
-                    fields.fault_of("sa", format!("there is no SA '{wanted}' in the section 'sas'"), help);
+                    fields.fault_of("sa", format!("unknown SA '{wanted}'; it must be in the section 'sas'"), help);
                     return None;
                 }
                 PolicyAction::Protect(wanted)
             }
             (_, Some(_)) => {
-                fields.fault_of("sa", "only 'action = protect' takes an SA", "remove it");
+                fields.fault_of("sa", "only 'action = protect' uses an SA", "remove it");
                 return None;
             }
             (Word::Bypass, None) => PolicyAction::Bypass,
@@ -139,7 +139,7 @@ fn or_own(
         return Some(written);
     }
     if own.is_none() {
-        fields.fault(format!("'{key}' is missing"), format!("say which traffic, for example '{key} = 10.1.0.0/24'"));
+        fields.fault(format!("'{key}' is missing"), format!("select the traffic, for example '{key} = 10.1.0.0/24'"));
     }
     own.map(|own| vec![own])
 }
@@ -152,14 +152,14 @@ fn combine(fields: &Fields<'_>, local: &[TrafficSelector], remote: &[TrafficSele
             match Selector::from_sides(*ours, *theirs) {
                 Ok(selector) => selectors.push(selector),
                 Err(why) => {
-                    fields.fault_of("remote_ts", why, "make both sides agree");
+                    fields.fault_of("remote_ts", why, "use the same on both sides");
                     return None;
                 }
             }
         }
     }
     if selectors.is_empty() {
-        let message = "local_ts and remote_ts are of two address families";
+        let message = "local_ts and remote_ts differ in address family";
         fields.fault_of("remote_ts", message, "write one policy for IPv4 and one for IPv6");
         return None;
     }
@@ -175,7 +175,7 @@ fn check_against(fields: &Fields<'_>, sa: &Sa, selectors: &[Selector]) {
     };
     let inside = |s: &&Selector| s.src.contains(local) && s.dst.contains(remote);
     if !selectors.iter().any(|s| inside(&s)) {
-        let message = format!("SA '{}' only carries traffic between {local} and {remote}", sa.name);
+        let message = format!("in transport mode SA '{}' carries only traffic between {local} and {remote}", sa.name);
         fields.fault_of("remote_ts", message, "leave local_ts and remote_ts out, or use 'mode = tunnel'");
     }
 }

@@ -1,4 +1,4 @@
-//! The sections of `pools`: addresses for clients and what is told to them.
+//! The sections of `pools`: addresses for clients and attributes sent to them.
 
 use std::net::IpAddr;
 
@@ -45,7 +45,7 @@ pub(crate) fn read(section: &Section, path: &str, sink: &Sink) -> Option<PoolCon
         }
         _ => true,
     });
-    // What is left are keys that were asked for, and unknown ones.
+    // The rest are known keys that were already read, and unknown keys.
     let rest = Fields::of(&rest, path.to_owned(), POOL, sink);
     for key in POOL {
         let _ = rest.setting(key.name);
@@ -78,7 +78,7 @@ fn pool(text: &str) -> Result<AddrRange, Refusal> {
     };
     let first = if first == range.start { step(first, true) } else { first };
     AddrRange::new(first, step(range.end, false))
-        .ok_or_else(|| "this is the last address of the network and is not given out; write a lower one".into())
+        .ok_or_else(|| "the last address of a network is not assigned; write a lower one".into())
 }
 
 /// Type and value of one attribute.

@@ -11,7 +11,7 @@ use zeroize::Zeroizing;
 pub struct SourceFile {
     /// The name as a person wrote it.
     pub name: String,
-    /// What it holds.
+    /// Contents.
     pub text: Zeroizing<String>,
 }
 
@@ -43,7 +43,8 @@ impl SourceFile {
 }
 
 impl SourceCode for SourceFile {
-    /// With lines of context it is the line of the span alone: its neighbours may hold keys.
+    /// If the span has lines of context, only its own line is shown: adjacent lines may contain
+    /// keys.
     fn read_span<'a>(
         &'a self,
         span: &SourceSpan,
@@ -86,7 +87,8 @@ impl Origin {
         Self { file: Arc::new(SourceFile { name: name.into(), text: Zeroizing::default() }), span: 0..0 }
     }
 
-    /// Whether one of its lines has something in it that could be a key: then it is not for a screen.
+    /// Returns whether one of its lines has something in it that could be a key: then it is not for
+    /// a screen.
     fn shows_key(&self) -> bool {
         let text = self.file.text.as_str();
         let start = text.get(..self.span.start).and_then(|before| before.rfind('\n')).map_or(0, |at| at + 1);
@@ -96,8 +98,8 @@ impl Origin {
     }
 }
 
-/// Whether there is a word in `text` as long as octets of a key: those of the shortest, 8, with their
-/// prefix, or more without one.
+/// Returns whether there is a word in `text` as long as octets of a key: those of the shortest, 8,
+/// with their prefix, or more without one.
 pub(crate) fn may_hold_key(text: &str) -> bool {
     let is_octet = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '/');
     text.split(|c| !is_octet(c)).any(|word| match word.as_bytes() {
@@ -137,29 +139,29 @@ impl Problem {
         Self { at: None, message: message.into(), help: None, quoted: false }
     }
 
-    /// What is wrong.
+    /// Description of the fault.
     pub fn message(&self) -> &str {
         &self.message
     }
 
-    /// Where: file, line and column, when it is known.
+    /// Location: file, line and column, if known.
     pub fn place(&self) -> Option<(&str, usize, usize)> {
         let at = self.at.as_ref()?;
         let (line, column) = at.line_column();
         Some((&at.file.name, line, column))
     }
 
-    /// Sorts problems as they stand in their files.
+    /// Sort key: position in the file.
     pub(crate) fn order(&self) -> Option<(String, usize)> {
         self.at.as_ref().map(|at| (at.file.name.clone(), at.span.start))
     }
 
-    /// What to do about it.
+    /// Correction, if any.
     pub fn remedy(&self) -> Option<&str> {
         self.help.as_deref()
     }
 
-    /// Says what to do about it.
+    /// Adds the correction.
     #[must_use]
     pub fn help(mut self, help: impl Into<String>) -> Self {
         self.help = Some(help.into());

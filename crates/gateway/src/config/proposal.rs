@@ -28,7 +28,7 @@ pub(crate) fn child(protocol: ChildProtocol, text: &str, legacy: bool) -> Result
 pub(crate) fn refuse_weak(weak: Option<&str>, legacy: bool) -> Result<(), Refusal> {
     match weak {
         Some(weak) if !legacy => Err(format!(
-            "'{weak}' is too weak to be used by default: leave it out; where a peer has nothing better: \
+            "'{weak}' is too weak to be used by default; remove it, or if the peer supports nothing better: \
              'allow_legacy = yes' in the connection"
         )),
         _ => Ok(()),

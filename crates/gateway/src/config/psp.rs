@@ -1,7 +1,8 @@
 //! Connections with `protocol = psp`: peers that hand each other SPIs and keys of PSP over TLS 1.3.
 //!
-//! The receiver chooses SPI and key, so IKE does not fit; the key service asks the peer, authenticated by the
-//! certificates of `local` and `remote`, and each direction is agreed for itself.
+//! The receiver chooses SPI and key, so IKE does not fit; the key service requests them from the
+//! peer, both hosts authenticate by the certificates of `local` and `remote`, and each direction is
+//! negotiated separately.
 
 use std::time::Duration;
 
@@ -32,11 +33,11 @@ pub struct PspConfig {
     pub remote_port: u16,
     /// Certificate and identity of this host; the method is always a certificate.
     pub local_auth: Auth,
-    /// What the peer has to show.
+    /// Required authentication of the peer.
     pub remote_auth: Auth,
-    /// Silence on the key channel after which the peer is asked; zero never asks.
+    /// Idle time of the key channel before a liveness check; zero disables it.
     pub dpd_delay: Duration,
-    /// How often the peer is tried; 0 is without end.
+    /// Attempts to reach the peer; 0 retries without limit.
     pub keyingtries: u32,
     /// Associations.
     pub children: Vec<PspChild>,
@@ -51,9 +52,9 @@ pub struct PspChild {
     pub versions: Vec<u8>,
     /// Mode.
     pub mode: PspMode,
-    /// What this side protects.
+    /// Traffic selectors of this side.
     pub local_ts: Vec<TsConfig>,
-    /// What the other side protects.
+    /// Traffic selectors of the peer's side.
     pub remote_ts: Vec<TsConfig>,
     /// Bytes after the IV to leave in the clear, a multiple of 4.
     pub crypt_offset: u8,
@@ -61,13 +62,13 @@ pub struct PspChild {
     pub max_crypt_offset: u8,
     /// Virtualisation cookie to send.
     pub cookie: Option<u64>,
-    /// Packets that may arrive late; 0 checks nothing.
+    /// Anti-replay window in packets; 0 checks nothing.
     pub replay_window: u32,
     /// Time between new keys.
     pub rekey_time: Duration,
     /// Packets between new keys.
     pub rekey_packets: u64,
-    /// What happens when it is loaded.
+    /// Action when the child is loaded.
     pub start_action: StartAction,
     /// Copy DF outwards.
     pub copy_df: bool,
@@ -82,7 +83,7 @@ pub struct PspChild {
 pub enum PspMode {
     /// The whole packet is inside.
     Tunnel,
-    /// What follows the IP header is inside.
+    /// The payload of the IP header is protected.
     Transport,
 }
 
@@ -104,15 +105,12 @@ impl PspConfig {
             children: each(fields, PSP_CHILD, |fields| PspChild::read(fields, gmac)),
         };
         if read.children.is_empty() {
-            fields.fault(
-                "there is no child",
-                "add 'children { NAME { local_ts = …  remote_ts = … } }', one setting per line",
-            );
+            fields.fault("no child", "add 'children { NAME { local_ts = …  remote_ts = … } }', one setting per line");
         }
         if read.remote.is_empty() && read.children.iter().any(|child| child.start_action.start) {
             fields.fault_of(
                 "remote_addrs",
-                "a child is to start, but no peer has an address",
+                "a child has start_action = start, but the peer has no address",
                 "write the address of the peer",
             );
         }
@@ -132,13 +130,13 @@ fn certificate(fields: &Fields<'_>, side: Side, context: &Context<'_>) -> Auth {
     let first = rounds.swap_remove(0);
     if several {
         fields.fault(
-            format!("there are several rounds of '{}'", side.name()),
-            "the key service of PSP has one; remove the others",
+            format!("more than one round of '{}'", side.name()),
+            "the PSP key service supports one; remove the others",
         );
     }
     if !matches!(first.method, AuthMethod::PublicKey(_)) {
         let message = format!("'{}' does not authenticate by certificate", side.name());
-        fields.fault(message, "the key service of PSP speaks TLS: write 'auth = pubkey' and 'certs = FILE'");
+        fields.fault(message, "the PSP key service uses TLS: write 'auth = pubkey' and 'certs = FILE'");
     }
     first
 }
@@ -170,6 +168,6 @@ impl PspChild {
 }
 
 fn rekey_time(text: &str) -> Result<Duration, Refusal> {
-    let limit = || "write a time up to 24h: older keys go when the receiver changes its master key".to_owned();
+    let limit = || "write a time up to 24h: a key ends when the receiver replaces its master key".to_owned();
     super::value::time(text).and_then(|time| (time <= LONGEST_REKEY).then_some(time).ok_or_else(limit))
 }

@@ -21,7 +21,7 @@ use super::value::{Fields, Secret, parsed, word};
 pub struct Sa {
     /// Name.
     pub name: String,
-    /// Where it stands.
+    /// Location in the file.
     pub at: Origin,
     /// Protocol of both directions.
     pub protocol: Protocol,
@@ -29,9 +29,9 @@ pub struct Sa {
     pub mode: Mode,
     /// Outer addresses, seen from this host.
     pub peer: Peer,
-    /// What this host sends.
+    /// Outbound direction.
     pub outbound: Option<Half>,
-    /// What it receives.
+    /// Inbound direction.
     pub inbound: Option<Half>,
 }
 
@@ -56,7 +56,7 @@ pub struct Half {
     pub proto: HalfProto,
 }
 
-/// What is particular to a protocol.
+/// Settings of one protocol.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HalfProto {
     /// ESP.
@@ -82,7 +82,7 @@ pub enum HalfProto {
         integ: Secret,
         /// 64-bit numbers.
         esn: bool,
-        /// Over IPv4 pad to 8 bytes, as Linux does unless told otherwise.
+        /// Over IPv4 pad to 8 bytes, as Linux does by default.
         align8: bool,
     },
     /// EESP.
@@ -219,7 +219,7 @@ fn elsewhere(protocol: Protocol, inside: Option<Direction>) -> impl Fn(&str) -> 
         match inside {
             None if HALF_KEYS.contains(&key) => Some(format!("'{key}' belongs into the subsection 'in' or 'out'")),
             Some(_) if SECTION_KEYS.contains(&key) => {
-                Some(format!("'{key}' is the same in both directions: move it out of 'in' and 'out'"))
+                Some(format!("'{key}' applies to both directions: move it out of 'in' and 'out'"))
             }
             Some(direction) if HALF_KEYS.contains(&key) => {
                 Some(format!("'{key}' is not a setting of {of} in '{}'; remove it", direction.name()))
@@ -242,7 +242,7 @@ impl Direction {
     }
 }
 
-/// What a half needs to know of its section.
+/// Values of the section that a direction needs.
 struct Shared<'a> {
     protocol: Protocol,
     mode: Mode,
@@ -272,7 +272,7 @@ impl Sa {
         );
         let peer = addresses(fields, "local", "remote", true);
         let mode = mode(fields, protocol);
-        // Without the protocol nobody knows which keys there are.
+        // Without the protocol the set of valid keys is unknown.
         let protocol = protocol?;
         let some_mode = mode.unwrap_or(Mode::Tunnel);
         let any = Peer { local: [0, 0, 0, 0].into(), remote: [0, 0, 0, 0].into() };
@@ -287,7 +287,7 @@ impl Sa {
         let (outbound, inbound) = (half(Direction::Out), half(Direction::In));
         if outbound.is_none() && inbound.is_none() {
             fields.fault(
-                "there is neither 'out' nor 'in'",
+                "'out' and 'in' are both missing",
                 "add 'out { spi = …  key = … }' and 'in { … }', one setting per line",
             );
         }
@@ -373,16 +373,16 @@ fn addresses(fields: &Fields<'_>, local: &'static str, remote: &'static str, nee
     let (ours, theirs): (Option<std::net::IpAddr>, _) = (read(local), read(remote));
     let peer = Peer { local: ours?, remote: theirs? };
     if peer.local.is_ipv4() != peer.remote.is_ipv4() {
-        let message = format!("{local} is {} and {remote} is {}: two address families", peer.local, peer.remote);
-        fields.fault_of(remote, message, "both outer addresses are IPv4, or both IPv6");
+        let message = format!("{local} is {} and {remote} is {}: address families differ", peer.local, peer.remote);
+        fields.fault_of(remote, message, "outer addresses must both be IPv4 or both be IPv6");
         return None;
     }
     if peer.local == peer.remote {
-        fields.fault_of(remote, format!("{local} and {remote} are the same"), "an SA is between two hosts");
+        fields.fault_of(remote, format!("{local} and {remote} are equal"), "an SA connects two hosts");
         return None;
     }
     if let Some(bad) = [peer.local, peer.remote].into_iter().find(|a| a.is_unspecified() || a.is_multicast()) {
-        fields.fault_of(remote, format!("{bad} is not the address of one host"), "write the address of an interface");
+        fields.fault_of(remote, format!("{bad} is not a unicast address"), "write the address of an interface");
         return None;
     }
     Some(peer)
@@ -400,7 +400,7 @@ fn mode(fields: &Fields<'_>, protocol: Option<Protocol>) -> Option<Mode> {
         fields.get_own("mode", word(&[("tunnel", Word::Tunnel), ("transport", Word::Transport), ("beet", Word::Beet)]));
     let inner = addresses(fields, "inner_local", "inner_remote", matches!(word, Some(Word::Beet)));
     if !matches!(word, Some(Word::Beet)) && fields.section().setting("inner_local").is_some() {
-        fields.fault_of("inner_local", "only BEET has fixed inner addresses", "use 'mode = beet', or remove it");
+        fields.fault_of("inner_local", "only BEET mode has fixed inner addresses", "use 'mode = beet', or remove it");
     }
     match word {
         None if written => None,

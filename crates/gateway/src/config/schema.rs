@@ -1,8 +1,8 @@
 //! Every key that a configuration may have, in one table: readers, messages, documentation and `weir check --schema`
 //! all look here.
 //!
-//! A key that is not [`Fate::Honoured`] is known all the same: a file that works with strongSwan either means the same
-//! here, or the message about it says what to write instead.
+//! A key that is not [`Fate::Honoured`] is known nevertheless: a file that works with strongSwan
+//! either has the same meaning here, or the message states what to write instead.
 
 mod keyed;
 mod manual;
@@ -18,7 +18,7 @@ pub use page::to_man;
 
 pub(crate) use keyed::{AUTH, AUTHORITY, CERT, CHILD, CONNECTION, POOL, PSP, PSP_CHILD, SECRET};
 
-/// What a value looks like.
+/// Type of a value.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Kind {
     /// Anything.
@@ -45,14 +45,14 @@ pub(crate) enum Kind {
     Secret,
 }
 
-/// What becomes of a key.
+/// Handling of a key.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Fate {
-    /// It does what it says.
+    /// The key has its documented effect.
     Honoured,
     /// It is read and changes nothing, because ….
     NoEffect(&'static str),
-    /// Other values than these are refused; the text says what to write instead.
+    /// Other values than these are refused; the text states what to write instead.
     Refused(&'static [&'static str], &'static str),
 }
 
@@ -97,7 +97,7 @@ pub(crate) fn find(keys: &'static [Key], name: &str) -> Option<&'static Key> {
 }
 
 impl Kind {
-    /// Whether a value that changes nothing is at least one.
+    /// Returns whether a value that changes nothing is at least one.
     pub(crate) fn check(self, text: &str) -> Result<(), String> {
         match self {
             Self::Switch => switch(text).map(|_| ()),

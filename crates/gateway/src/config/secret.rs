@@ -7,7 +7,7 @@ use super::schema::SECRET;
 use super::syntax::{Section, Setting};
 use super::value::{Fields, Secret, Sink, from_base64, from_hex, items, suggestion};
 
-/// What a secret is for.
+/// Kind of a secret.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)] // each is named as its section
 pub enum SecretKind {
@@ -42,7 +42,7 @@ impl SecretKind {
         Self::ALL.iter().find(|(_, kind)| *kind == self).map_or("", |(name, _)| name)
     }
 
-    /// Whether the secret decrypts a key file.
+    /// Returns whether the secret decrypts a key file.
     pub fn is_passphrase(self) -> bool {
         matches!(self, Self::Private | Self::Rsa | Self::Ecdsa | Self::Pkcs8 | Self::Pkcs12)
     }
@@ -53,9 +53,9 @@ impl SecretKind {
 pub struct SecretEntry {
     /// Name of its section, or the identifier that vici gave it.
     pub name: String,
-    /// What it is for.
+    /// Kind.
     pub kind: SecretKind,
-    /// Whose it is; anybody's when empty.
+    /// Identities of the owners; empty: any.
     pub ids: Vec<String>,
     /// Name of the key file in the folder of that kind; case does not matter.
     pub file: Option<String>,
@@ -87,8 +87,8 @@ pub(crate) fn read(section: &Section, path: &str, sink: &Sink) -> Vec<SecretEntr
         (true, None, _) => {
             Some(("'file' is missing", format!("add 'file = NAME', a file in the folder {}", kind.name())))
         }
-        (true, _, false) => Some(("a passphrase is nobody's", "remove 'id'".to_owned())),
-        (false, Some(_), _) => Some(("only passphrases belong to a file", "remove 'file'".to_owned())),
+        (true, _, false) => Some(("'id' does not apply to a passphrase", "remove 'id'".to_owned())),
+        (false, Some(_), _) => Some(("'file' applies to passphrases only", "remove 'file'".to_owned())),
         _ => None,
     };
     if let Some((message, help)) = help {
@@ -113,7 +113,7 @@ pub(crate) fn read(section: &Section, path: &str, sink: &Sink) -> Vec<SecretEntr
         0 => fields.fault("'secret' is missing", "add 'secret = …' to this section"),
         1 => {}
         _ if kind.is_passphrase() => {}
-        _ => fields.fault("there are several secrets", "write a section of its own for each"),
+        _ => fields.fault("more than one secret", "write one section for each"),
     }
     let mut others = section.clone();
     others.settings.retain(|s| !s.name.starts_with("id") && !s.name.starts_with("secret") && s.name != "file");
@@ -129,7 +129,7 @@ fn kind(section: &Section, fields: &Fields<'_>) -> Option<SecretKind> {
     }
     let found = SecretKind::ALL.iter().find(|(name, _)| section.name.starts_with(name));
     if found.is_none() {
-        let message = format!("no secret begins with '{}'", section.name);
+        let message = format!("unknown kind of secret '{}'", section.name);
         let names = SecretKind::ALL.iter().map(|(name, _)| *name);
         let listed: Vec<&str> = names.clone().collect();
         let help = super::problem::nearest(&section.name, names)
@@ -170,7 +170,7 @@ pub fn load_shared(message: &Section) -> Result<SecretEntry, Problems> {
     let shared = || SecretKind::ALL.iter().filter(|(_, kind)| !kind.is_passphrase());
     let Some((_, kind)) = shared().find(|(name, _)| name.eq_ignore_ascii_case(&kind)) else {
         let help = suggestion(&kind.to_ascii_lowercase(), shared().map(|(name, _)| *name));
-        return Err(wrong(format!("type: there is no shared key '{kind}'"), help));
+        return Err(wrong(format!("type: unknown kind of shared key '{kind}'"), help));
     };
     let octets = message.setting("data").and_then(|setting| items(setting).into_iter().next());
     let Some(octets) = octets.filter(|octets| !octets.is_empty()) else {

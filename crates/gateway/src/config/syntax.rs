@@ -1,7 +1,7 @@
 //! The grammar of strongSwan's settings files: sections, settings, references, includes.
 //!
-//! A file becomes a tree of [`Section`]s in which every name and value knows where it stands.
-//! Nothing here knows what a setting means. Faults are collected, reading goes on at the next
+//! A file becomes a tree of [`Section`]s in which every name and value has its position. This
+//! module does not interpret settings. Faults are collected, and parsing continues at the next
 //! line.
 
 use std::io::Read as _;
@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 use super::problem::{Origin, Problem, Problems, SourceFile, may_hold_key};
 use super::value::is_secret;
 
-/// How deep files may include each other, and references refer on.
+/// Limit of nested includes, and of chained references.
 const MAX_DEPTH: usize = 16;
 /// Largest file, in bytes. A file with 10,000 SAs takes about 5 MB.
 const MAX_FILE_BYTES: u64 = 64 << 20;
@@ -29,11 +29,11 @@ const MAX_NAME_BYTES: usize = 256;
 pub struct Setting {
     /// Name.
     pub name: String,
-    /// Where the name stands.
+    /// Position of the name.
     pub at: Origin,
     /// Value, without comments and quotes. May be a key, so it is zeroed.
     pub value: Zeroizing<String>,
-    /// Where the value stands.
+    /// Position of the value.
     pub value_at: Origin,
     /// Items of a list, or the octets of a value that is no text, as only a message has them; `value` then shows them as text.
     pub items: Option<Vec<Zeroizing<Vec<u8>>>>,
@@ -44,7 +44,7 @@ pub struct Setting {
 pub struct Section {
     /// Name; empty for a whole file.
     pub name: String,
-    /// Where the name stands first.
+    /// First position of the name.
     pub at: Origin,
     /// Settings in the order of the file, no name twice.
     pub settings: Vec<Setting>,
@@ -52,7 +52,7 @@ pub struct Section {
     pub sections: Vec<Section>,
     /// Names of sections at the top that others refer to; known for a whole file.
     pub templates: Vec<String>,
-    /// What the grammar allows and is seldom meant, one line each; known for a whole file.
+    /// Warnings about valid but suspicious syntax, one line each; complete after the whole file.
     pub notes: Vec<String>,
     references: Vec<(String, Origin)>,
 }
@@ -107,7 +107,7 @@ impl Section {
         }
     }
 
-    /// Whom this section and those below refer to.
+    /// Collects the references of this section and of those below.
     fn referred(&self, to: &mut Vec<String>) {
         for (path, _) in &self.references {
             to.push(path.split('.').next().unwrap_or_default().to_owned());
@@ -115,7 +115,7 @@ impl Section {
         self.sections.iter().for_each(|section| section.referred(to));
     }
 
-    /// Drops settings whose empty value has done its work of unsetting an inherited one.
+    /// Removes empty settings after they have unset an inherited value.
     fn drop_unset(&mut self) {
         self.settings.retain(|setting| !setting.value.is_empty());
         self.sections.iter_mut().for_each(Self::drop_unset);
@@ -134,7 +134,7 @@ pub fn read(path: &Path) -> Result<Section, Problems> {
     parse(file, path.parent().unwrap_or(Path::new(".")))
 }
 
-/// Parses `file`, whose includes are relative to `folder`.
+/// Parses `file`; its includes are relative to `folder`.
 ///
 /// # Errors
 /// As [`read`].
@@ -164,7 +164,8 @@ pub fn parse(file: SourceFile, folder: &Path) -> Result<Section, Problems> {
     if problems.is_empty() { Ok(resolved) } else { Err(Problems(problems)) }
 }
 
-/// Recognises the formats that are mistaken for this one, whose errors would be three per line.
+/// Recognises formats that are often mistaken for this one; parsing them would give several errors
+/// per line.
 fn foreign_format(file: &SourceFile) -> Option<Problem> {
     let mut lines = file.text.lines().map(str::trim_end);
     let found = lines.find_map(|line| {
@@ -178,7 +179,7 @@ fn foreign_format(file: &SourceFile) -> Option<Problem> {
             }
             (_, true) => Some((
                 "ipsec.conf, the old format of strongSwan",
-                "write swanctl.conf: https://docs.strongswan.org/docs/latest/howtos/fromIpsecConf.html says how",
+                "write swanctl.conf: https://docs.strongswan.org/docs/latest/howtos/fromIpsecConf.html explains the migration",
             )),
             _ => None,
         }
@@ -189,12 +190,12 @@ fn foreign_format(file: &SourceFile) -> Option<Problem> {
 fn load(path: &Path) -> Result<SourceFile, String> {
     let file = std::fs::File::open(path).map_err(|e| e.to_string())?;
     let size = file.metadata().map_err(|e| e.to_string())?.len().min(MAX_FILE_BYTES);
-    // Room for all of it at once: a buffer that grows leaves copies of secrets behind.
+    // Reserve the full size at once: a buffer that grows leaves copies of secrets in freed memory.
     let mut bytes = Zeroizing::new(Vec::with_capacity(size as usize + 1));
     // A device may claim no size and never end.
     file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
     if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(format!("more than the {MAX_FILE_BYTES} bytes that a configuration may have"));
+        return Err(format!("larger than the limit of {MAX_FILE_BYTES} bytes"));
     }
     let text = std::str::from_utf8(&bytes).map_err(|e| format!("byte {} is not UTF-8 text", e.valid_up_to()))?;
     // Editors of other systems begin a file with a byte order mark, which no message could show.
@@ -205,7 +206,7 @@ fn load(path: &Path) -> Result<SourceFile, String> {
 /// Follows references.
 struct Resolver<'a> {
     root: &'a Section,
-    /// What is being resolved: each is inside of, or referred to by, the one before it.
+    /// Resolution stack: each section is contained in, or referenced by, the one before it.
     under_way: Vec<&'a Section>,
     /// References followed to get here.
     depth: usize,
@@ -243,20 +244,20 @@ impl<'a> Resolver<'a> {
         let found = path.split('.').try_fold(self.root, |section, name| section.section(name));
         let (message, help) = match found {
             None => (
-                format!("there is no section '{path}' to refer to"),
+                format!("reference to the unknown section '{path}'"),
                 "write the name from the top of the file, with dots: 'templates.NAME'",
             ),
             Some(target) if self.under_way.iter().any(|section| std::ptr::eq(*section, target)) => (
-                format!("the reference to '{path}' leads in a circle"),
-                "a section cannot be a copy of itself or of what it is in; remove one reference",
+                format!("circular reference to '{path}'"),
+                "a section cannot reference itself or a section that contains it; remove one reference",
             ),
             Some(_) if self.depth == MAX_DEPTH => (
-                format!("the reference to '{path}' is the end of a chain of more than {MAX_DEPTH}"),
-                "refer to the section that holds the settings",
+                format!("the reference to '{path}' ends a chain of more than {MAX_DEPTH} references"),
+                "reference the section that contains the settings",
             ),
             Some(_) if self.copies > MAX_COPIES => (
                 format!("references copy more than {MAX_COPIES} settings, the one to '{path}' among them"),
-                "refer to sections that hold less, or that do not refer on",
+                "reference smaller sections, or sections without references",
             ),
             Some(target) => return Some(target),
         };
@@ -280,7 +281,8 @@ struct Parser<'a> {
     depth: usize,
     /// Inside of `secrets`, where any word may be one.
     secret: bool,
-    /// The first section whose '}' stands further left than its name: the one whose own '}' is missing, if any is.
+    /// First section with a '}' further left than its name. If a '}' is missing, it is the one of
+    /// this section.
     unbalanced: Option<Origin>,
     problems: &'a mut Vec<Problem>,
     notes: &'a mut Vec<String>,
@@ -293,7 +295,7 @@ impl Parser<'_> {
         self.file.text[start..].chars().take_while(|c| is_blank(*c)).count()
     }
 
-    /// Whether nothing but blanks precedes this byte on its line.
+    /// Returns whether nothing but blanks precedes this byte on its line.
     fn begins_line(&self, at: usize) -> bool {
         self.file.text[..at].rsplit('\n').next().is_some_and(|before| before.chars().all(is_blank))
     }
@@ -361,11 +363,7 @@ impl Parser<'_> {
             if self.peek().is_none() {
                 return;
             }
-            self.fault(
-                self.at..self.at + 1,
-                "'}' closes no section",
-                "remove it, or look for a '{' that is missing above",
-            );
+            self.fault(self.at..self.at + 1, "unmatched '}'", "remove it, or add the missing '{' above");
         }
     }
 
@@ -393,7 +391,7 @@ impl Parser<'_> {
     fn statement(&mut self, section: &mut Section) {
         let (name, span) = self.name();
         if name.len() > MAX_NAME_BYTES {
-            return self.fault(span, "this name is longer than 256 bytes", "shorten it");
+            return self.fault(span, "name longer than 256 bytes", "shorten it");
         }
         let after_name = self.at;
         self.skip(is_blank);
@@ -401,7 +399,7 @@ impl Parser<'_> {
         if name == "include" && after_name != self.at && !matches!(next, Some('=' | '{' | ':' | '\n') | None) {
             return self.include(section, span);
         }
-        // What follows a name may stand on a later line.
+        // The '=' or '{' after a name may be on a later line.
         let before = self.at;
         self.skip_space();
         let next = match self.peek() {
@@ -433,7 +431,7 @@ impl Parser<'_> {
             Some('\n' | '#') => {
                 let name = self.shown(&name);
                 let help = format!("write '{name} = value' or '{name} {{ … }}'");
-                self.note(&self.origin(span), format!("'{name}' stands alone"), help);
+                self.note(&self.origin(span), format!("'{name}' has no value"), help);
             }
             _ => self.fault(
                 span,
@@ -443,19 +441,15 @@ impl Parser<'_> {
         }
     }
 
-    /// `{ … }` of a section whose name stands at `at`.
+    /// Parses `{ … }` of the section with its name at `at`.
     fn open(&mut self, section: &mut Section, at: &Origin) {
         self.skip_space();
         if self.peek() != Some('{') {
-            return self.fault(at.span.clone(), "this section has no '{'", "write 'name : reference { … }'");
+            return self.fault(at.span.clone(), "section without '{'", "write 'name : reference { … }'");
         }
         self.bump();
         if self.depth == MAX_DEPTH {
-            return self.fault(
-                at.span.clone(),
-                "sections are nested too deeply",
-                "no section needs more than a few levels",
-            );
+            return self.fault(at.span.clone(), "sections are nested too deeply", "reduce the nesting");
         }
         self.depth += 1;
         let outside = self.secret;
@@ -466,7 +460,7 @@ impl Parser<'_> {
         let brace = self.at;
         if self.bump().is_none() {
             let at = self.unbalanced.take().unwrap_or_else(|| at.clone());
-            self.problems.push(Problem::at(&at, "this section is never closed").help("add the missing '}'"));
+            self.problems.push(Problem::at(&at, "section is not closed").help("add the missing '}'"));
         } else if self.unbalanced.is_none()
             && self.begins_line(brace)
             && self.indentation(brace) < self.indentation(at.span.start)
@@ -496,7 +490,7 @@ impl Parser<'_> {
         self.skip(is_blank);
         let (value, value_span) = self.value();
         let at = self.origin(span.clone());
-        // An empty value has no place of its own.
+        // An empty value has no position.
         let value_at = self.origin(if value_span.is_empty() { span } else { value_span });
         let secret = self.secret || is_secret(&name);
         if secret && self.peek() == Some('#') && !value.is_empty() && !self.file.text[..self.at].ends_with(is_blank) {
@@ -505,13 +499,14 @@ impl Parser<'_> {
         }
         let again = section.set(Setting { name: name.clone(), at: at.clone(), value, value_at, items: None });
         if let Some(first) = again.filter(|first| Arc::ptr_eq(&first.at.file, &at.file)) {
-            self.notes.push(format!("{at}: '{name}' is set again; the value at {} has no effect", first.at));
+            self.notes.push(format!("{at}: '{name}' is set twice; the value at {} has no effect", first.at));
         }
     }
 
     /// Words and quotes up to the end of the line, `#` or `}`, joined by single blanks.
     fn value(&mut self) -> (Zeroizing<String>, Range<usize>) {
-        // Room for the whole line, so that no half of a key stays behind in a buffer that grew.
+        // Reserve the whole line at once: a buffer that grows leaves copies of the key in freed
+        // memory.
         let room = self.file.text[self.at..].find('\n').unwrap_or(self.file.text.len() - self.at);
         let mut value = Zeroizing::new(String::with_capacity(room));
         let start = self.at;
@@ -561,7 +556,7 @@ impl Parser<'_> {
             }
         }
         let at = self.origin(start..start + 1);
-        self.note(&at, "this quote is never closed", "add the missing '\"'");
+        self.note(&at, "quote is not closed", "add the missing '\"'");
     }
 
     fn include(&mut self, section: &mut Section, keyword: Range<usize>) {
@@ -574,7 +569,7 @@ impl Parser<'_> {
             return self.fault(span, format!("there is no file '{}' to include", *pattern), help);
         }
         if self.depth == MAX_DEPTH {
-            return self.fault(keyword, "files include each other too deeply", "look for a file that includes itself");
+            return self.fault(keyword, "includes are nested too deeply", "check for a file that includes itself");
         }
         for path in found {
             match load(&path) {
@@ -622,7 +617,7 @@ fn expand(base: &Path, part: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Whether a file name matches a pattern of `*`, `?`, `[a-z]`, `[!x]`.
+/// Returns whether a file name matches a pattern of `*`, `?`, `[a-z]`, `[!x]`.
 fn matches(pattern: &[char], name: &[char]) -> bool {
     match (pattern.split_first(), name.split_first()) {
         (None, None) => true,
@@ -714,16 +709,16 @@ mod tests {
     #[test]
     fn every_fault_names_its_place() {
         for (input, place, words) in [
-            ("a = 1\nb\nc = 2", "test.conf:2:1", "stands alone"),
-            ("s {\n a = 1\n", "test.conf:1:1", "never closed"),
-            ("a = 1\n}\n", "test.conf:2:1", "closes no section"),
+            ("a = 1\nb\nc = 2", "test.conf:2:1", "has no value"),
+            ("s {\n a = 1\n", "test.conf:1:1", "not closed"),
+            ("a = 1\n}\n", "test.conf:2:1", "unmatched '}'"),
             ("a = \"x", "test.conf:1:5", "quote"),
             ("= 1", "test.conf:1:1", "cannot start a name"),
             ("a.b = 1", "test.conf:1:1", "neither"),
-            ("s : nowhere { }", "test.conf:1:5", "no section 'nowhere'"),
-            ("s : s { }", "test.conf:1:5", "circle"),
+            ("s : nowhere { }", "test.conf:1:5", "unknown section 'nowhere'"),
+            ("s : s { }", "test.conf:1:5", "circular"),
             ("include nothing.conf", "test.conf:1:9", "no file"),
-            ("s : \n x = 1", "test.conf:1:1", "no '{'"),
+            ("s : \n x = 1", "test.conf:1:1", "without '{'"),
         ] {
             let problems = text(input).err().unwrap_or_else(|| panic!("{input:?} is accepted"));
             let message = problems.to_string();
@@ -741,7 +736,7 @@ mod tests {
         // Found by fuzzing: a section that contains references to itself.
         let itself = "t { w { p\n v : t.w { w { p\n v : t.w { a b { } c : t.w { } } } } } }";
         let message = text(itself).err().unwrap().to_string();
-        assert!(message.contains("'t.w' leads in a circle"), "{message}");
+        assert!(message.contains("circular reference to 't.w'"), "{message}");
     }
 
     #[test]

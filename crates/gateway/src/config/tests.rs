@@ -77,8 +77,8 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("mode = tunnel", "cookie = 1", "test.conf:7:9", "unknown key 'cookie'", "'in' or 'out'"),
         ("mode = tunnel", "sub_sas = 4", "test.conf:7:9", "unknown key 'sub_sas'", "not a setting of esp"),
         ("mode = tunnel", "mode = beet", "test.conf:5:5", "'inner_local' is missing", "inner_local = "),
-        ("local = 192.0.2.1", "local = 2001:db8::1", "test.conf:9:18", "two address families", "or both IPv6"),
-        ("local = 192.0.2.1", "local = 192.0.2.2", "test.conf:9:18", "are the same", "two hosts"),
+        ("local = 192.0.2.1", "local = 2001:db8::1", "test.conf:9:18", "address families differ", "or both be IPv6"),
+        ("local = 192.0.2.1", "local = 192.0.2.2", "test.conf:9:18", "are equal", "two hosts"),
         ("local = 192.0.2.1", "local = sun.example", "test.conf:8:17", "'sun.example'", "192.0.2.1"),
         ("spi = 0x1001", "spi = 0x1001\nfirst_seq = 0x100000000", "test.conf:13:13", "64 bits", "esn = yes"),
         ("spi = 0x1001", "spi = 0x1001\nreplay_window = 5", "test.conf:13:17", "'5'", "from 32 to 65536"),
@@ -91,19 +91,19 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("addresses = 10.1.0.1/24", "addresses = 10.1.0.1", "test.conf:2:17", "gateway.addresses", "10.1.0.1/24"),
         ("addresses = 10.1.0.1/24", "workers = 65", "test.conf:2:15", "'65'", "from 1 to 64"),
         ("addresses = 10.1.0.1/24", "xdp = eth0, eth/1", "test.conf:2:11", "gateway.xdp", "device name"),
-        ("addresses = 10.1.0.1/24", "xdp = eth0, eth0", "test.conf:2:11", "eth0 is named twice", "name it once"),
-        ("addresses = 10.1.0.1/24", "log = loud", "test.conf:2:11", "'loud'", "no level"),
-        ("addresses = 10.1.0.1/24", "eesp_protocol = 50", "test.conf:2:21", "'50'", "50 is esp"),
-        ("addresses = 10.1.0.1/24", "engine = null", "test.conf:1:1", "protects nothing", "auto"),
+        ("addresses = 10.1.0.1/24", "xdp = eth0, eth0", "test.conf:2:11", "eth0 is listed twice", "list it once"),
+        ("addresses = 10.1.0.1/24", "log = loud", "test.conf:2:11", "'loud'", "not a log level"),
+        ("addresses = 10.1.0.1/24", "eesp_protocol = 50", "test.conf:2:21", "'50'", "50 is assigned to esp"),
+        ("addresses = 10.1.0.1/24", "engine = null", "test.conf:1:1", "does not encrypt", "auto"),
         ("addresses = 10.1.0.1/24", "adresses = 10.1.0.1/24", "test.conf:2:5", "unknown key", "'addresses'"),
-        ("sa = moon", "sa = mon", "test.conf:25:14", "no SA 'mon'", "did you mean 'moon'?"),
+        ("sa = moon", "sa = mon", "test.conf:25:14", "unknown SA 'mon'", "did you mean 'moon'?"),
         ("sa = moon", "", "test.conf:22:5", "'sa' is missing", "sa = NAME"),
         ("sa = moon", "sa = moon\naction = bypass", "test.conf:25:14", "only 'action = protect'", "remove it"),
         (
             "remote_ts = 10.2.0.0/24",
             "remote_ts = fd00::/64",
             "test.conf:24:21",
-            "two address families",
+            "differ in address family",
             "one policy for IPv4",
         ),
         ("remote_ts = 10.2.0.0/24", "remote_ts = 10.2.0.0/33", "test.conf:24:21", "'33'", "ADDR"),
@@ -166,7 +166,7 @@ fn spis_and_keys_belong_to_one_sa() {
     assert!(read(&other("eesp", "0x1002", fresh, "192.0.2.9"), Purpose::Gateway).is_ok());
     let same_spi = read(&other("esp", "0x1002", fresh, "192.0.2.9"), Purpose::Gateway).err().unwrap().to_string();
     assert!(
-        same_spi.contains("SPI 0x1002 is also that of SA 'other'") && same_spi.contains("another SPI"),
+        same_spi.contains("SPI 0x1002 is also used by SA 'other'") && same_spi.contains("another SPI"),
         "{same_spi}"
     );
     let same_key = read(&other("esp", "0x1003", used, "192.0.2.9"), Purpose::Gateway).err().unwrap().to_string();
@@ -239,7 +239,7 @@ fn transport_mode_needs_no_selectors_and_refuses_wrong_ones() {
     let (local, remote) = config.policies[0].selectors[0].sides();
     assert_eq!((local.to_string(), remote.to_string()), ("192.0.2.1/32".into(), "192.0.2.2/32".into()));
     let wrong = read(&transport, Purpose::Gateway).err().unwrap().to_string();
-    assert!(wrong.contains("only carries traffic between"), "{wrong}");
+    assert!(wrong.contains("carries only traffic between"), "{wrong}");
 }
 
 #[test]
@@ -328,9 +328,9 @@ fn two_psp_senders_never_have_one_key() {
     let first = || psp("a", "192.0.2.8", "0x100", &mine, "1");
     assert_eq!(told([first(), psp("b", "192.0.2.9", "0x101", &mine, "2")]), "");
     let two_addresses = told([first(), psp("b", "192.0.2.9", "0x100", &mine, "2")]);
-    assert!(two_addresses.contains("also that of sas.a.out: nonces"), "{two_addresses}");
+    assert!(two_addresses.contains("also used by sas.a.out: nonces"), "{two_addresses}");
     let both_ways = told([first(), psp("b", "192.0.2.9", "0x101", &master, "0x101-0x1ff")]);
-    assert!(both_ways.contains("also that of sas.b.in: nonces"), "{both_ways}");
+    assert!(both_ways.contains("also used by sas.b.in: nonces"), "{both_ways}");
 }
 
 #[test]
@@ -345,13 +345,13 @@ fn an_spi_that_would_be_taken_for_eesp_is_refused() {
         problems.map(|problems| problems.to_string()).unwrap_or_default()
     };
     let refused = told("0x80001002", "encap = yes", "eesp");
-    assert!(refused.contains("sas.moon.in.spi") && refused.contains("taken for EESP"), "{refused}");
+    assert!(refused.contains("sas.moon.in.spi") && refused.contains("another SA receives EESP"), "{refused}");
     assert_eq!(told("0x7fffffff", "encap = yes", "eesp"), "");
     assert_eq!(told("0x80001002", "encap = no", "eesp"), "");
     assert_eq!(told("0x80001002", "encap = yes", "esp"), "");
 }
 
-/// What is reported of a text: problems, or warnings.
+/// Problems or warnings reported for a text.
 fn noted(text: &str) -> String {
     let file = SourceFile { name: "a.conf".into(), text: Zeroizing::new(text.into()) };
     match syntax::parse(file, Path::new(".")) {
@@ -365,7 +365,7 @@ fn what_is_seldom_meant_is_noted_with_both_places() {
     let text = "connections {\n a {\n version = 2\n children {\n b {\n }\n b {\n }\n }\n version = 0\n }\n}\nconnections {\n}\n";
     let told = noted(text);
     assert!(told.contains("a.conf:7:2: section 'b' occurs again; it is merged with the one at a.conf:5:2"), "{told}");
-    assert!(told.contains("a.conf:10:2: 'version' is set again; the value at a.conf:3:2 has no effect"), "{told}");
+    assert!(told.contains("a.conf:10:2: 'version' is set twice; the value at a.conf:3:2 has no effect"), "{told}");
     assert_eq!(told.lines().count(), 2, "sections at the top may occur again");
     let secret = |value: &str| noted(&format!("secrets {{\n ike {{\n secret = {value}\n }}\n}}\n"));
     assert!(secret("abc#def{ghi").contains("a.conf:3:2: '#' begins a comment"), "{}", secret("abc#def{ghi"));
@@ -376,9 +376,9 @@ fn what_is_seldom_meant_is_noted_with_both_places() {
 #[test]
 fn the_section_whose_brace_is_missing_is_named() {
     let text = "connections {\n    a {\n        local {\n            auth = psk\n        remote {\n            auth = psk\n        }\n    }\n}\n";
-    assert!(noted(text).starts_with("a.conf:3:9: this section is never closed"), "{}", noted(text));
-    // Without indentation only the end of the file tells.
-    assert!(noted("connections {\na {\n}\n").starts_with("a.conf:1:1: this section is never closed"));
+    assert!(noted(text).starts_with("a.conf:3:9: section is not closed"), "{}", noted(text));
+    // Without indentation the fault is found at the end of the file.
+    assert!(noted("connections {\na {\n}\n").starts_with("a.conf:1:1: section is not closed"));
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Owners and modes of the files that a configuration consists of: whoever can write one of them decides whom this host
-//! trusts and, with `updown`, what runs as root; whoever can read a secret can be this host.
+//! Owners and modes of the files that a configuration consists of: write access to one of them
+//! controls which peers this host trusts and, with `updown`, which commands run as root; read
+//! access to a secret permits impersonation of this host.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -21,7 +22,7 @@ const HEAD_BYTES: u64 = 512;
 /// Findings after which the others are not listed.
 const FINDINGS_MAX: usize = 20;
 
-/// What a file holds.
+/// Sensitivity of a file.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Holds {
     /// Settings, certificates.
@@ -92,8 +93,8 @@ pub(super) fn check(
 fn forbidden(path: &Path, error: &std::io::Error, Reader { uid, gid }: Reader) -> Problem {
     let shown = path.display();
     let access = if path.is_dir() { "rx" } else { "r" };
-    Problem::whole(format!("{shown}: user {uid}, whom weir runs as, cannot read it: {error}"))
-        .help(format!("chgrp {gid} {shown} && chmod g+{access} {shown}; so with every folder on the way to it"))
+    Problem::whole(format!("{shown}: not readable by user {uid}, which weir runs as: {error}"))
+        .help(format!("chgrp {gid} {shown} && chmod g+{access} {shown}, and the same for each parent folder"))
 }
 
 /// Files of a tree, and whether there is a secret in them.
@@ -109,7 +110,7 @@ fn sources(section: &Section, files: &mut BTreeMap<PathBuf, Holds>) {
     section.sections.iter().for_each(|section| sources(section, files));
 }
 
-/// Whether a key file says at its beginning that it needs a passphrase. PKCS #12 always does.
+/// Returns whether the header of a key file announces encryption. PKCS #12 always does.
 fn is_encrypted(file: &Path) -> bool {
     let mut head = Vec::new();
     let read = std::fs::File::open(file).and_then(|file| file.take(HEAD_BYTES).read_to_end(&mut head));
@@ -118,7 +119,8 @@ fn is_encrypted(file: &Path) -> bool {
     read.is_ok() && (text.contains("ENCRYPTED") || folder.is_some_and(|folder| folder == "pkcs12"))
 }
 
-/// What is wrong with the owner or mode of a file. Symbolic links are followed: what counts is the file that is read.
+/// Returns the fault in owner or mode of a file. Symbolic links are followed, because the target is
+/// read.
 fn fault(file: &Path, holds: Holds, reader: Reader) -> Option<Problem> {
     // What is not a file is the name of a message, or was reported by its reader.
     let meta = std::fs::metadata(file).ok().filter(std::fs::Metadata::is_file)?;
@@ -128,18 +130,18 @@ fn fault(file: &Path, holds: Holds, reader: Reader) -> Option<Problem> {
     if uid != 0 && uid != reader.uid {
         let user = if reader.uid == 0 { String::new() } else { format!(" or user {}", reader.uid) };
         return problem(
-            format!("owned by user {uid}, who may change it at any time; the owner has to be root{user}"),
+            format!("owned by user {uid}, who may change it at any time; the owner must be root{user}"),
             format!("chown root {shown}"),
         );
     }
     if mode & 0o002 != 0 {
-        return problem("every user may write it".into(), format!("chmod o-w {shown}"));
+        return problem("writable by every user".into(), format!("chmod o-w {shown}"));
     }
     if mode & 0o020 != 0 && gid != 0 && gid != reader.gid {
-        return problem(format!("group {gid} may write it"), format!("chmod g-w {shown}"));
+        return problem(format!("writable by group {gid}"), format!("chmod g-w {shown}"));
     }
     if holds == Holds::Secret && mode & 0o004 != 0 {
-        return problem("it holds a secret and every user may read it".into(), format!("chmod o-rwx {shown}"));
+        return problem("contains a secret and is readable by every user".into(), format!("chmod o-rwx {shown}"));
     }
     None
 }
@@ -172,7 +174,7 @@ mod tests {
             path
         }
 
-        /// What `weir check` and `weir up` report of the file.
+        /// Report of `weir check` and `weir up` about the file.
         fn told(&self) -> String {
             match load(&self.0.join("weir.conf"), Purpose::Gateway) {
                 Ok(_) => String::new(),
@@ -225,7 +227,7 @@ mod tests {
         let folder = Folder::new("links");
         let real = folder.write("real.conf", SECRETS, 0o644);
         symlink(&real, folder.0.join("more.conf")).unwrap();
-        assert!(folder.told().contains("holds a secret"), "{}", folder.told());
+        assert!(folder.told().contains("contains a secret"), "{}", folder.told());
         folder.write("real.conf", SECRETS, 0o600);
         assert_eq!(folder.told(), "");
     }
@@ -248,7 +250,7 @@ mod tests {
         assert!(by(0, 0).is_some_and(|told| told.contains("owned by user 4242") && told.contains("chown root")));
         assert_eq!(by(4242, 0), None, "the daemon's own user");
         std::os::unix::fs::chown(&path, Some(0), Some(4242)).unwrap();
-        assert!(by(0, 0).is_some_and(|told| told.contains("group 4242 may write it")));
+        assert!(by(0, 0).is_some_and(|told| told.contains("writable by group 4242")));
         assert_eq!(by(4242, 4242), None, "the daemon's own group");
         assert!(folder.told().contains("chmod g-w"), "{}", folder.told());
     }
@@ -270,15 +272,18 @@ mod tests {
         let key = folder.write("private/gw.pem", "-----BEGIN PRIVATE KEY-----\n", 0o600);
         group("weir.conf");
         let told = folder.told();
-        assert!(told.contains(&format!("{}: user 4242", key.display())) && told.contains("chgrp 4242"), "{told}");
-        assert!(!told.contains("weir.conf: user"), "{told}");
+        assert!(
+            told.contains(&format!("{}: not readable by user 4242", key.display())) && told.contains("chgrp 4242"),
+            "{told}"
+        );
+        assert!(!told.contains("weir.conf: not readable"), "{told}");
         folder.write("private/gw.pem", "-----BEGIN PRIVATE KEY-----\n", 0o640);
         group("private/gw.pem");
         assert_eq!(folder.told(), "");
         // A folder that cannot be listed would lose its keys at a reload, without a word.
         fs::set_permissions(folder.0.join("private"), fs::Permissions::from_mode(0o711)).unwrap();
         let told = folder.told();
-        assert!(told.contains("private: user 4242") && told.contains("chmod g+rx"), "{told}");
+        assert!(told.contains("private: not readable by user 4242") && told.contains("chmod g+rx"), "{told}");
         fs::set_permissions(folder.0.join("private"), fs::Permissions::from_mode(0o755)).unwrap();
         std::os::unix::fs::chown(folder.0.join("weir.conf"), Some(4242), None).unwrap();
         assert_eq!(folder.told(), "", "the user may own its configuration");

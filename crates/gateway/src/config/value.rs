@@ -25,7 +25,7 @@ impl Secret {
         &self.0
     }
 
-    /// How many.
+    /// Number of settings.
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
         self.0.len()
@@ -38,10 +38,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What a value would have to look like, for the error of one that does not.
+/// Expected form of a value, for the error message.
 pub(crate) type Refusal = String;
 
-/// Where all faults of a configuration gather, and what is not wrong but worth knowing.
+/// Collector of all faults and warnings of a configuration.
 #[derive(Default)]
 pub(crate) struct Sink {
     problems: RefCell<Vec<Problem>>,
@@ -74,11 +74,11 @@ impl Sink {
     }
 }
 
-/// A section that is being read. Keys that were asked for are known; [`Fields::finish`] reports
-/// the others.
+/// A section that is being read. Keys that were requested are known; [`Fields::finish`] reports the
+/// others.
 pub(crate) struct Fields<'a> {
     section: &'a Section,
-    /// Where a key may stand as well, when it is not here.
+    /// Section that may contain the key instead.
     above: Option<&'a Fields<'a>>,
     path: String,
     asked: RefCell<Vec<&'static str>>,
@@ -94,7 +94,7 @@ impl<'a> Fields<'a> {
         Self { section, above: None, path, asked: RefCell::default(), table: &[], secret: false, sink }
     }
 
-    /// A section whose keys are those of `table`.
+    /// A section with the keys of `table`.
     pub(crate) fn of(section: &'a Section, path: String, table: &'static [Key], sink: &'a Sink) -> Self {
         Self { table, ..Self::new(section, path, sink) }
     }
@@ -104,7 +104,7 @@ impl<'a> Fields<'a> {
         Self { secret: true, ..Self::of(section, path, table, sink) }
     }
 
-    /// The subsection `name`, whose absent keys are looked for here.
+    /// The subsection `name`; keys missing there are looked up here.
     pub(crate) fn below(&'a self, section: &'a Section) -> Self {
         let path = format!("{}.{}", self.path, section.name);
         Self { above: Some(self), ..Self::new(section, path, self.sink) }
@@ -205,12 +205,12 @@ impl<'a> Fields<'a> {
         (self.sink.count() == before).then_some(read)
     }
 
-    /// A value that may stand here or above.
+    /// Reads a value from this section or the one above.
     pub(crate) fn get<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
         self.read(key, self.setting(key), parse)
     }
 
-    /// A value that may stand here only.
+    /// Reads a value from this section only.
     pub(crate) fn get_own<T>(&self, key: &'static str, parse: impl FnOnce(&str) -> Result<T, Refusal>) -> Option<T> {
         self.read(key, self.own(key), parse)
     }
@@ -233,8 +233,8 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// Reports keys nobody asked for, and sections other than `sections`. `elsewhere` says where a
-    /// key belongs that is known but not here.
+    /// Reports keys that were not requested, and sections other than `sections`. `elsewhere`
+    /// returns the correct section of a key that is known but not valid here.
     pub(crate) fn finish(&self, sections: &[&str], elsewhere: impl Fn(&str) -> Option<String>) {
         let asked = self.asked.borrow();
         for setting in &self.section.settings {
@@ -270,7 +270,7 @@ impl<'a> Fields<'a> {
         }
         match key.fate {
             Fate::Honoured => {
-                let message = format!("{}.{name} has no meaning here", self.path);
+                let message = format!("{}.{name} does not apply here", self.path);
                 let help = elsewhere.unwrap_or_else(|| "remove it".into());
                 self.push(Problem::at(&setting.at, message).help(help), name);
             }
@@ -292,18 +292,18 @@ impl<'a> Fields<'a> {
 pub(crate) fn suggestion<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> String {
     match nearest(word, known) {
         Some(name) => format!("did you mean '{name}'?"),
-        None => "remove it; docs/configuration.md lists what there is".into(),
+        None => "remove it; docs/configuration.md lists all keys".into(),
     }
 }
 
-/// Whether two spellings are one value.
+/// Returns whether two spellings are one value.
 fn means(text: &str, other: &str) -> bool {
     let switches = matches!((switch(text), switch(other)), (Ok(a), Ok(b)) if a == b);
     let any = number(0..=u64::MAX);
     switches || text.eq_ignore_ascii_case(other) || matches!((any(text), any(other)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// Items of a list: those of a message, or what stands between commas; `'…'` keeps commas.
+/// Items of a list: those of a message, or the text between commas; `'…'` keeps commas.
 pub(crate) fn items(setting: &Setting) -> Vec<Zeroizing<Vec<u8>>> {
     match &setting.items {
         Some(items) => items.clone(),
@@ -326,7 +326,7 @@ pub(crate) fn is_secret(key: &str) -> bool {
     key == "key" || key.ends_with("_key") || key.starts_with("master_key") || key.contains("secret") || key == "pin"
 }
 
-/// `yes` or `no`, in the ways strongSwan takes them.
+/// `yes` or `no`, in the spellings that strongSwan accepts.
 pub(crate) fn switch(text: &str) -> Result<bool, Refusal> {
     match text.to_ascii_lowercase().as_str() {
         "yes" | "true" | "enabled" | "1" => Ok(true),
@@ -424,9 +424,9 @@ pub(crate) fn offset(text: &str) -> Result<u8, Refusal> {
 pub(crate) fn psp_version(gmac: bool) -> impl Fn(&str) -> Result<u8, Refusal> {
     move |text| match number(0..=3)(text) {
         Ok(n) if n < 2 || gmac => Ok(n as u8),
-        Ok(n) => Err(format!(
-            "version {n} does not encrypt; where that is meant: 'allow_psp_gmac = yes' in the section 'gateway'"
-        )),
+        Ok(n) => {
+            Err(format!("version {n} does not encrypt; to permit it: 'allow_psp_gmac = yes' in the section 'gateway'"))
+        }
         Err(_) => Err("write 0 (AES-128-GCM) or 1 (AES-256-GCM); 2 and 3 are GMAC".into()),
     }
 }
@@ -447,7 +447,7 @@ pub(crate) fn from_hex(text: &str) -> Option<Vec<u8>> {
     if pairs.is_empty() || !pairs.len().is_multiple_of(2) {
         return None;
     }
-    // Room for all of it, so that no half of a key stays behind in a buffer that grew.
+    // Reserve the full size at once: a buffer that grows leaves copies of the key in freed memory.
     let mut octets = Vec::with_capacity(pairs.len() / 2);
     for pair in pairs.chunks_exact(2) {
         octets.push((nibble(pair[0])? << 4 | nibble(pair[1])?) as u8);
@@ -498,7 +498,7 @@ pub(crate) fn word<T: Copy>(choices: &'static [(&'static str, T)]) -> impl Fn(&s
     }
 }
 
-/// Anything that parses by itself; `expected` says how it is written.
+/// Parses any `FromStr` type; `expected` describes the syntax.
 pub(crate) fn parsed<T: std::str::FromStr>(expected: &'static str) -> impl Fn(&str) -> Result<T, Refusal> {
     move |text| text.parse().map_err(|_| expected.to_owned())
 }

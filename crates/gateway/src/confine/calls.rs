@@ -75,7 +75,7 @@ const DENIED: &[i64] = &[
     SYS_swapon,
     SYS_syslog,
     SYS_vhangup,
-    // Wide interfaces without a use here; io_uring would also be a way around this list.
+    // Large interfaces that Weir does not use; io_uring would also bypass this list.
     SYS_add_key,
     SYS_bpf,
     SYS_fanotify_init,
@@ -184,7 +184,7 @@ fn after_start() -> Result<BpfProgram, Error> {
     compile(both_abis(always.chain([(SYS_socket, vec![SeccompRule::new(vec![unix])?])])), libc::EPERM)
 }
 
-/// Whether this kernel can filter system calls.
+/// Returns whether this kernel can filter system calls.
 pub(crate) fn available() -> bool {
     let actions = std::fs::read_to_string("/proc/sys/kernel/seccomp/actions_avail").unwrap_or_default();
     actions.split_whitespace().any(|action| action == "errno")
@@ -195,7 +195,8 @@ fn no_programs() -> Result<BpfProgram, Error> {
 }
 
 fn filters() -> Result<[BpfProgram; 2], Error> {
-    // Flags of clone3 lie in memory, where no filter can see them. The C library takes clone instead.
+    // The flags of clone3 are in memory, where a filter cannot read them. The C library falls back
+    // to clone.
     let clone3 = both_abis([(SYS_clone3, Vec::new())]);
     Ok([compile(clone3, libc::ENOSYS)?, compile(denied()?, libc::EPERM)?])
 }

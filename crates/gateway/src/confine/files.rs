@@ -13,7 +13,7 @@ use super::{Needs, Part};
 /// know of it is left out.
 const KNOWN: ABI = ABI::V6;
 
-/// Read for local times and by the allocator; and what the kernel says about itself.
+/// Read for local times and by the allocator; and kernel information.
 const READ: &[&str] = &[
     "/etc/localtime",
     "/usr/share/zoneinfo",
@@ -48,8 +48,8 @@ const SETTINGS: &[&str] = &["/proc/sys/net/ipv4/conf", "/proc/sys/net/ipv6/conf"
 /// Devices.
 const DEVICES: &[&str] = &["/dev/null", "/dev/net/tun"];
 
-/// Files of the kernel's own file system for settings. It forgets them when nobody uses them, and a rule about one
-/// that was forgotten holds for nothing.
+/// Files of sysctl. The kernel evicts unused inodes there, and a rule for an evicted inode has no
+/// effect, so they must stay open.
 #[derive(Default)]
 pub(super) struct Anchors {
     _held: Vec<PathFd>,
@@ -118,7 +118,7 @@ fn part(status: &RestrictionStatus) -> Part {
         (RulesetStatus::PartiallyEnforced, Some(version)) => {
             Part::Partial(format!("Landlock, version {version} of the kernel's interface instead of {}", KNOWN as i32))
         }
-        _ => Part::Absent("this kernel has no Landlock, or it is switched off (boot with lsm=landlock,...)".into()),
+        _ => Part::Absent("this kernel has no Landlock, or it is disabled (boot with lsm=landlock,...)".into()),
     }
 }
 
@@ -131,7 +131,7 @@ fn version(status: &RestrictionStatus) -> Option<i32> {
 
 /// The version of Landlock that this kernel has, and whether that is all that Weir makes use of.
 pub(crate) fn available() -> Option<(i32, bool)> {
-    // The kernel tells when it confines something: a thread that ends at once.
+    // Probe on a thread that exits at once, because Landlock applies to the calling thread.
     let probe = || {
         let ruleset = Ruleset::default().handle_access(AccessFs::MakeBlock).ok()?.create().ok()?;
         version(&ruleset.restrict_self().ok()?)

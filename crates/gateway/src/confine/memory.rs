@@ -14,8 +14,7 @@ pub(crate) fn lock() -> Part {
     if getrlimit(Resource::Memlock) != unlimited
         && let Err(error) = setrlimit(Resource::Memlock, unlimited)
     {
-        let why =
-            "the limit of locked memory cannot be raised (LimitMEMLOCK=infinity in a unit, or ulimit -l unlimited)";
+        let why = "cannot raise the limit of locked memory (LimitMEMLOCK=infinity in a unit, or ulimit -l unlimited)";
         return Part::Absent(format!("{why}: {error}; keys may be swapped"));
     }
     match mlockall(MlockAllFlags::CURRENT | MlockAllFlags::FUTURE | MlockAllFlags::ONFAULT) {

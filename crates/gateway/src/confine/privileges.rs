@@ -9,7 +9,7 @@ use rustix::thread::{self, CapabilitySet, CapabilitySets};
 use super::Part;
 use crate::account::User;
 
-/// What is done with them while running: routes, addresses, nftables, marks on sockets; ICMP and sockets of
+/// Needed at run time for: routes, addresses, nftables, marks on sockets; ICMP and sockets of
 /// connections that a reload adds; ports below 1024 of those.
 const NEEDED: CapabilitySet =
     CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW).union(CapabilitySet::NET_BIND_SERVICE);
@@ -46,7 +46,8 @@ pub(super) fn keep_needed() -> std::io::Result<()> {
     Ok(thread::set_no_new_privs(true)?)
 }
 
-/// Needs CAP_SETPCAP; without it nobody here had much, and no_new_privs keeps it so.
+/// Requires CAP_SETPCAP. A process without it has few capabilities, and no_new_privs prevents it
+/// from gaining more.
 fn drop_bounding(kept: CapabilitySet) {
     for bit in 0..64 {
         let cap = CapabilitySet::from_bits_retain(1 << bit);
@@ -64,7 +65,7 @@ pub(super) fn drop_all_but_needed(groups: &BTreeSet<u32>) -> Part {
             let names: Vec<&str> = NAMES.iter().filter(|(cap, _)| kept.contains(*cap)).map(|(_, name)| *name).collect();
             Part::Full(if names.is_empty() { "no capabilities".into() } else { names.join(", ") })
         }
-        Err(error) => Part::Absent(format!("capabilities cannot be dropped: {error}")),
+        Err(error) => Part::Absent(format!("cannot drop capabilities: {error}")),
     }
 }
 

@@ -1,4 +1,4 @@
-//! What is confined cannot be undone: each test runs in a process of its own, this test program again.
+//! Confinement cannot be undone: each test runs this test program again as a separate process.
 
 use std::fs;
 use std::io::ErrorKind;
@@ -32,7 +32,7 @@ impl Drop for Folder {
     }
 }
 
-/// Runs an ignored test of this file by itself and passes on what it says.
+/// Runs an ignored test of this file in its own process and forwards its output.
 fn alone(test: &str, folder: &Path) {
     let output = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "--ignored", "--nocapture", "--test-threads=1", &format!("confine::tests::{test}")])
@@ -136,7 +136,7 @@ fn needed_works(at: &Path) {
     }
 }
 
-/// What Landlock forbids.
+/// Accesses that Landlock forbids.
 fn others_fail(at: &Path) {
     refused(fs::read(at.join("other/file")), "reading elsewhere");
     refused(fs::write(at.join("etc/weir.conf"), ""), "writing the configuration");

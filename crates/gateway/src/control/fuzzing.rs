@@ -14,11 +14,11 @@ use vici::packet::{Kind, Packet};
 use vici::server::Detached;
 use zeroize::Zeroizing;
 
-use super::{Control, Loaded, Reach, Realm, Wish};
+use super::{Control, ControlBackend, ControlContext, DaemonRequest, Loaded};
 use crate::config::problem::SourceFile;
 use crate::config::{Config, Outside, Purpose, check, syntax};
 use crate::keying::Keying;
-use crate::plane::{Foundation, Plane};
+use crate::plane::{Plane, PlaneBuilder};
 use crate::psp_keys::PspService;
 use crate::resolver::Servers;
 use crate::state::Store;
@@ -137,7 +137,7 @@ impl Bench {
         let config = config();
         let dir = std::env::temp_dir().join(format!("weir-fuzz-{}", std::process::id()));
         let store = Store::open(&dir).unwrap_or_else(|why| panic!("{why}"));
-        let foundation = Foundation::lay(config, store).unwrap_or_else(|why| panic!("{why}"));
+        let foundation = PlaneBuilder::build(config, store).unwrap_or_else(|why| panic!("{why}"));
         let publisher = foundation.publisher(config).unwrap_or_else(|why| panic!("{why}"));
         let startup = foundation.keep_numbers(config).unwrap_or_else(|why| panic!("{why}"));
         let runner = Runner::start_with(Vec::new(), publisher.clone(), Scheduler::RunToCompletion);
@@ -163,14 +163,14 @@ impl Bench {
         bench
     }
 
-    /// What commands that only look may not change.
+    /// State that read-only commands must not change.
     fn state(&self) -> (usize, usize, usize) {
         let connections = self.keying.endpoint.connections().len();
         let sas = self.keying.endpoint.ike_sas().count() + self.keying.endpoint.half_open_count();
         (connections, sas, self.plane.negotiated.policies().len())
     }
 
-    /// What the control loop does in one turn.
+    /// One iteration of the control loop.
     fn turn(&mut self, manual: bool) {
         self.carry_out(manual);
         self.control.release();
@@ -179,10 +179,14 @@ impl Bench {
     /// A turn up to the moment when routes and guard are set.
     fn carry_out(&mut self, manual: bool) {
         let Self { control, keying, psp, plane, loaded, .. } = self;
-        let reach = if manual { Reach::Manual(plane) } else { Reach::Keyed(Realm { keying, psp, plane, loaded }) };
-        for wish in control.turn(reach) {
-            if let Wish::Reload(client) = wish {
-                control.fulfilled(client, Err("not here".into()));
+        let backend = if manual {
+            ControlBackend::Manual(plane)
+        } else {
+            ControlBackend::Keyed(ControlContext { keying, psp, plane, loaded })
+        };
+        for request in control.turn(backend) {
+            if let DaemonRequest::Reload(client) = request {
+                control.reloaded(client, Err("not here".into()));
             }
         }
         let mut happened = Vec::new();
@@ -235,7 +239,7 @@ impl Bench {
         replies
     }
 
-    /// Each client that waits has one job, and nobody else has one.
+    /// Each waiting client has exactly one job, and other clients have none.
     fn check(&self) {
         for client in &self.clients {
             let jobs = self.control.jobs.values().filter(|job| job.client == *client).count();
@@ -301,8 +305,9 @@ fn message(input: &mut &[u8], depth: usize) -> Message {
     message
 }
 
-/// Runs one input: events, each a byte that says what happens and one for the client. Of a request follow the command and its
-/// message, byte by byte behind its length or built from names that commands look for.
+/// Runs one input: events, each a byte for the kind and one for the client. A request continues
+/// with the command and its message, either length-prefixed bytes or built from names that commands
+/// read.
 ///
 /// # Panics
 /// When a command has more or less than one reply, a refusal has no reason, a command that only looks changes something, or
@@ -332,7 +337,7 @@ pub fn vici_commands(mut input: &[u8]) {
         } else {
             Some(message(&mut input, 0))
         };
-        // A client has one command at a time. What loads has a target of its own.
+        // A client has one command at a time. Loading has a separate target.
         let free = !bench.server.is_busy(bench.clients[at]);
         let loads = command.name().starts_with("load-");
         if let Some(message) = message.filter(|_| free && !loads) {

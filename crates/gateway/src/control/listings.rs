@@ -262,7 +262,7 @@ fn section(child: &ChildConfig) -> ChildConfigListing {
     }
 }
 
-/// Policies that stand for sections: traps, `pass` and `drop`.
+/// Policies installed for sections: traps, `pass` and `drop`.
 pub(super) fn policies(negotiated: &Negotiated) -> impl Iterator<Item = PolicyListing> {
     // Local and remote side of every pair, each once.
     let side = |sides: Vec<TrafficSelector>| {

@@ -1,7 +1,7 @@
 //! Connections, credentials, authorities and pools: from the file and over vici.
 //!
-//! Both stand side by side. What vici loads takes the place of what the file says under the same name, and
-//! stays when the file is read again.
+//! Both sources coexist. A section loaded by vici overrides the section of the same name in the
+//! file, and survives a reload of the file.
 
 use std::collections::HashSet;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use vici::message::Message;
 use vici::names::{CertFlag, CertKind, Command, transform_name};
 
 use super::listings::Subjects;
-use super::{Realm, listing};
+use super::{ControlContext, listing};
 use crate::config::problem::Problems;
 use crate::config::syntax::Section;
 use crate::config::{self, Authority, Certificates, Gateway, Keyed, KeyedSections, Outside, SecretEntry};
@@ -24,7 +24,7 @@ use crate::credentials::{Certificate, CertificateUse, Listed, Origin, Passphrase
 /// Connections, pools and authorities that vici may load; each is some KiB.
 const LOADED_MAX: usize = 10_000;
 
-/// What is in force: what the file says, and what was loaded since.
+/// Configuration in force: the file, and sections loaded since.
 pub(crate) struct Loaded {
     file: KeyedSections,
     folder: PathBuf,
@@ -34,7 +34,7 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// What the file in `folder` says.
+    /// Starts from the file in `folder`.
     pub(crate) fn new(file: KeyedSections, folder: PathBuf) -> Self {
         Self { file, folder, connections: Vec::new(), pools: Vec::new(), authorities: Vec::new() }
     }
@@ -120,45 +120,48 @@ fn add_secret(store: &mut Store, entry: &SecretEntry, origin: Origin) -> Result<
 }
 
 /// Carries out a command that loads, unloads or names something.
-pub(super) fn carry_out(realm: &mut Realm<'_>, command: Command, request: &Message) -> Message {
+pub(super) fn carry_out(context: &mut ControlContext<'_>, command: Command, request: &Message) -> Message {
     let outcome = match command {
-        Command::LoadConn => load_conn(realm, request),
-        Command::UnloadConn => unload_conn(realm, request),
-        Command::LoadPool => load_pool(realm, request),
+        Command::LoadConn => load_conn(context, request),
+        Command::UnloadConn => unload_conn(context, request),
+        Command::LoadPool => load_pool(context, request),
         Command::UnloadPool => {
-            unload(realm, request, |loaded, name| drop_named(&mut loaded.pools, name, |pool| &pool.name))
+            unload(context, request, |loaded, name| drop_named(&mut loaded.pools, name, |pool| &pool.name))
         }
-        Command::LoadAuthority => load_authority(realm, request),
+        Command::LoadAuthority => load_authority(context, request),
         Command::UnloadAuthority => {
-            let outcome = unload(realm, request, |loaded, name| {
+            let outcome = unload(context, request, |loaded, name| {
                 drop_named(&mut loaded.authorities, name, |authority| &authority.name)
             });
-            renew_sources(realm);
+            renew_sources(context);
             outcome
         }
         Command::GetAuthorities => {
-            return listing::names("authorities", realm.loaded.authorities().map(|authority| authority.name.as_str()));
+            return listing::names(
+                "authorities",
+                context.loaded.authorities().map(|authority| authority.name.as_str()),
+            );
         }
-        Command::LoadCert => load_cert(realm, request),
-        Command::LoadKey => return load_key(realm, request),
-        Command::UnloadKey => unload_key(realm, request),
-        Command::GetKeys => return get_keys(realm),
-        Command::LoadShared => load_shared(realm, request),
+        Command::LoadCert => load_cert(context, request),
+        Command::LoadKey => return load_key(context, request),
+        Command::UnloadKey => unload_key(context, request),
+        Command::GetKeys => return get_keys(context),
+        Command::LoadShared => load_shared(context, request),
         Command::UnloadShared => {
             let id = request.text("id").unwrap_or_default();
-            let gone = realm.keying.credentials.with_store(|store| store.unload_shared(id));
-            realm.keying.secrets_changed();
-            if gone { Ok(()) } else { Err(format!("there is no secret '{id}'")) }
+            let gone = context.keying.credentials.with_store(|store| store.unload_shared(id));
+            context.keying.secrets_changed();
+            if gone { Ok(()) } else { Err(format!("unknown secret '{id}'")) }
         }
         Command::GetShared => {
-            return realm.keying.credentials.with_store(|store| listing::names("keys", store.shared_ids()));
+            return context.keying.credentials.with_store(|store| listing::names("keys", store.shared_ids()));
         }
         Command::ClearCreds => {
-            realm.keying.credentials.with_store(|store| store.clear(Origin::Vici));
-            realm.keying.credentials_changed();
+            context.keying.credentials.with_store(|store| store.clear(Origin::Vici));
+            context.keying.credentials_changed();
             Ok(())
         }
-        _ => Err("weir has no tokens: load the key from a file".to_owned()),
+        _ => Err("tokens are not supported: load the key from a file".to_owned()),
     };
     outcome.map_or_else(|why| listing::failure(&why), |()| listing::success())
 }
@@ -172,9 +175,9 @@ fn section(name: &str, request: &Message) -> Section {
     Section::of_message(name, request)
 }
 
-fn load_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
+fn load_conn(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
     let (outside, gateway): (Outside<'_>, &Gateway) =
-        (Outside::host(&realm.loaded.folder), &realm.plane.config.gateway);
+        (Outside::host(&context.loaded.folder), &context.plane.config.gateway);
     let loaded =
         config::load_connection(&section("load-conn", request), &outside, gateway).map_err(|why| told(&why))?;
     for warning in &loaded.warnings {
@@ -182,68 +185,68 @@ fn load_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
     }
     let connection = match loaded.connection {
         Keyed::Ike(connection) => Arc::new(*connection),
-        Keyed::Psp(_) => return Err("peers of the PSP key service stand in the configuration file".into()),
+        Keyed::Psp(_) => return Err("peers of the PSP key service must be in the configuration file".into()),
     };
     let faults =
-        realm.keying.credentials.with_store(|store| add_certificates(store, &loaded.certificates, Origin::Vici));
+        context.keying.credentials.with_store(|store| add_certificates(store, &loaded.certificates, Origin::Vici));
     if !faults.is_empty() {
         return Err(faults.join("; "));
     }
-    put(&mut realm.loaded.connections, Arc::clone(&connection), |connection| &connection.name)?;
+    put(&mut context.loaded.connections, Arc::clone(&connection), |connection| &connection.name)?;
     if !loaded.certificates.end_entities.is_empty() || !loaded.certificates.authorities.is_empty() {
-        realm.keying.credentials_changed();
+        context.keying.credentials_changed();
     }
-    realm.keying.load_one(connection, realm.plane);
+    context.keying.load_one(connection, context.plane);
     Ok(())
 }
 
-fn unload_conn(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
+fn unload_conn(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
     let name = request.text("name").unwrap_or_default();
-    if !drop_named(&mut realm.loaded.connections, name, |connection| &connection.name) {
+    if !drop_named(&mut context.loaded.connections, name, |connection| &connection.name) {
         return Err(not_loaded(name));
     }
     // What the file says under that name is in force again.
-    match realm.loaded.file.connections.iter().find(|connection| connection.name == name) {
-        Some(of_file) => realm.keying.load_one(Arc::clone(of_file), realm.plane),
-        None => realm.keying.unload_one(name, realm.plane),
+    match context.loaded.file.connections.iter().find(|connection| connection.name == name) {
+        Some(of_file) => context.keying.load_one(Arc::clone(of_file), context.plane),
+        None => context.keying.unload_one(name, context.plane),
     }
     Ok(())
 }
 
 fn not_loaded(name: &str) -> String {
-    format!("nothing of the name '{name}' was loaded over this socket")
+    format!("'{name}' was not loaded over this socket")
 }
 
-fn load_pool(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
+fn load_pool(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
     let pool = config::load_pool(&section("load-pool", request)).map_err(|why| told(&why))?;
-    put(&mut realm.loaded.pools, pool, |pool| &pool.name)?;
-    realm.apply();
+    put(&mut context.loaded.pools, pool, |pool| &pool.name)?;
+    context.apply();
     Ok(())
 }
 
-fn load_authority(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
-    let (outside, gateway) = (Outside::host(&realm.loaded.folder), &realm.plane.config.gateway);
+fn load_authority(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+    let (outside, gateway) = (Outside::host(&context.loaded.folder), &context.plane.config.gateway);
     let authority =
         config::load_authority(&section("load-authority", request), &outside, gateway).map_err(|why| told(&why))?;
-    realm
+    context
         .keying
         .credentials
         .with_store(|store| store.add_certificates(&authority.cacert.der, CertificateUse::Authority, Origin::Vici))?;
-    put(&mut realm.loaded.authorities, authority, |authority| &authority.name)?;
-    renew_sources(realm);
-    realm.keying.credentials_changed();
+    put(&mut context.loaded.authorities, authority, |authority| &authority.name)?;
+    renew_sources(context);
+    context.keying.credentials_changed();
     Ok(())
 }
 
-fn renew_sources(realm: &Realm<'_>) {
-    realm.keying.credentials.with_store(|store| store.set_sources(realm.loaded.sources()));
+fn renew_sources(context: &ControlContext<'_>) {
+    context.keying.credentials.with_store(|store| store.set_sources(context.loaded.sources()));
 }
 
 /// Adds an item, in place of one of the same name.
 fn put<T>(list: &mut Vec<T>, item: T, name: impl Fn(&T) -> &String) -> Result<(), String> {
     list.retain(|there| name(there) != name(&item));
     if list.len() >= LOADED_MAX {
-        return Err(format!("{LOADED_MAX} are loaded, which is the limit"));
+        return Err(format!("limit of {LOADED_MAX} loaded entries reached"));
     }
     list.push(item);
     Ok(())
@@ -257,64 +260,65 @@ fn drop_named<T>(list: &mut Vec<T>, name: &str, of: impl Fn(&T) -> &String) -> b
 }
 
 fn unload(
-    realm: &mut Realm<'_>,
+    context: &mut ControlContext<'_>,
     request: &Message,
     take_out: impl Fn(&mut Loaded, &str) -> bool,
 ) -> Result<(), String> {
     let name = request.text("name").unwrap_or_default();
-    if !take_out(realm.loaded, name) {
+    if !take_out(context.loaded, name) {
         return Err(not_loaded(name));
     }
-    realm.apply();
+    context.apply();
     Ok(())
 }
 
-fn load_cert(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
-    let bytes = request.bytes("data").ok_or("there is no data")?;
+fn load_cert(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
+    let bytes = request.bytes("data").ok_or("no data")?;
     let kind = request.text("type").unwrap_or("X509");
     let ca = request.text("flag").is_some_and(|flag| flag.eq_ignore_ascii_case("CA"));
-    realm.keying.credentials.with_store(|store| match kind.to_ascii_uppercase().as_str() {
+    context.keying.credentials.with_store(|store| match kind.to_ascii_uppercase().as_str() {
         "X509" if ca => store.add_certificates(bytes, CertificateUse::Authority, Origin::Vici).map(drop),
         "X509" => store.add_certificates(bytes, CertificateUse::EndEntity, Origin::Vici).map(drop),
         "X509_CRL" => store.add_crls(bytes, Origin::Vici),
         "PUBKEY" => store.add_public_key(bytes, Origin::Vici),
-        other => Err(format!("weir has no use for a certificate of type {other}")),
+        other => Err(format!("unsupported certificate type {other}")),
     })?;
-    realm.keying.credentials_changed();
+    context.keying.credentials_changed();
     Ok(())
 }
 
-fn load_key(realm: &mut Realm<'_>, request: &Message) -> Message {
-    let Some(bytes) = request.bytes("data") else { return listing::failure("there is no data") };
-    match realm.keying.credentials.with_store(|store| store.add_private_key(bytes, &[], Origin::Vici)) {
+fn load_key(context: &mut ControlContext<'_>, request: &Message) -> Message {
+    let Some(bytes) = request.bytes("data") else { return listing::failure("no data") };
+    match context.keying.credentials.with_store(|store| store.add_private_key(bytes, &[], Origin::Vici)) {
         Ok(id) => listing::loaded_key(&id),
         Err(why) => listing::failure(&why),
     }
 }
 
-fn unload_key(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
+fn unload_key(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
     let text = request.text("id").unwrap_or_default();
     let octets: Option<Vec<u8>> =
         (0..text.len() / 2).map(|i| u8::from_str_radix(text.get(2 * i..2 * i + 2)?, 16).ok()).collect();
     let id: [u8; 20] = octets.and_then(|octets| octets.try_into().ok()).ok_or("'id' is 40 hex digits")?;
-    let gone = realm.keying.credentials.with_store(|store| store.unload_key(&id));
-    if gone { Ok(()) } else { Err(format!("there is no key {text}")) }
+    let gone = context.keying.credentials.with_store(|store| store.unload_key(&id));
+    if gone { Ok(()) } else { Err(format!("unknown key {text}")) }
 }
 
-fn get_keys(realm: &Realm<'_>) -> Message {
+fn get_keys(context: &ControlContext<'_>) -> Message {
     let hex = |id: [u8; 20]| id.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let ids: Vec<String> = realm.keying.credentials.with_store(|store| store.key_ids().map(hex).collect());
+    let ids: Vec<String> = context.keying.credentials.with_store(|store| store.key_ids().map(hex).collect());
     listing::names("keys", ids.iter().map(String::as_str))
 }
 
-fn load_shared(realm: &mut Realm<'_>, request: &Message) -> Result<(), String> {
+fn load_shared(context: &mut ControlContext<'_>, request: &Message) -> Result<(), String> {
     let entry = config::load_shared(&section("load-shared", request)).map_err(|why| told(&why))?;
-    let added = realm.keying.credentials.with_store(|store| add_secret(store, &entry, Origin::Vici));
-    realm.keying.secrets_changed();
+    let added = context.keying.credentials.with_store(|store| add_secret(store, &entry, Origin::Vici));
+    context.keying.secrets_changed();
     added
 }
 
-/// Whether one of the identities of a certificate is the subject that `list-certs` asks for, or matches it.
+/// Returns whether one of the identities of a certificate equals or matches the subject requested
+/// by `list-certs`.
 fn has_subject(certificate: &Listed, subject: &str) -> bool {
     let Ok(wanted) = IdPattern::parse(subject) else { return false };
     certificate.identities.iter().any(|id| wanted.matches(id).is_some())
@@ -327,8 +331,8 @@ pub(super) fn subjects(store: &Store) -> Subjects {
 }
 
 /// The events of `list-certs`.
-pub(super) fn list_certs(realm: &Realm<'_>, request: &Message) -> Vec<Message> {
-    let credentials = &realm.keying.credentials;
+pub(super) fn list_certs(context: &ControlContext<'_>, request: &Message) -> Vec<Message> {
+    let credentials = &context.keying.credentials;
     let mut listed = credentials.with_store(|store| store.list());
     listed.extend(credentials.received());
     if let Some(subject) = request.text("subject") {
@@ -345,13 +349,13 @@ pub(super) fn list_certs(realm: &Realm<'_>, request: &Message) -> Vec<Message> {
 }
 
 /// Removes fetched CRLs and OCSP responses that a request of `flush-certs` names.
-pub(super) fn flush_certs(realm: &Realm<'_>, request: &Message) {
+pub(super) fn flush_certs(context: &ControlContext<'_>, request: &Message) {
     let asked = |kind: CertKind| {
         let listing =
             CertListing { kind, flag: CertFlag::None, has_private_key: false, der: Vec::new(), subject: None };
         listing.is_asked_for(request)
     };
-    let credentials = &realm.keying.credentials;
+    let credentials = &context.keying.credentials;
     credentials.flush_fetched(asked(CertKind::Crl), asked(CertKind::OcspResponse));
     if asked(CertKind::X509) {
         credentials.flush_received();
@@ -359,7 +363,7 @@ pub(super) fn flush_certs(realm: &Realm<'_>, request: &Message) {
 }
 
 /// The events of `list-authorities`.
-pub(super) fn list_authorities(realm: &Realm<'_>, request: &Message) -> Vec<Message> {
+pub(super) fn list_authorities(context: &ControlContext<'_>, request: &Message) -> Vec<Message> {
     let wanted = request.text("name");
     let listing = |authority: &Authority| AuthorityListing {
         name: authority.name.clone(),
@@ -368,7 +372,7 @@ pub(super) fn list_authorities(realm: &Realm<'_>, request: &Message) -> Vec<Mess
         ocsp_uris: authority.ocsp_uris.clone(),
         cert_uri_base: None,
     };
-    let asked = realm.loaded.authorities().filter(|authority| wanted.is_none_or(|name| name == authority.name));
+    let asked = context.loaded.authorities().filter(|authority| wanted.is_none_or(|name| name == authority.name));
     asked.map(|authority| listing(authority).list_authority()).collect()
 }
 

@@ -1,7 +1,7 @@
 //! Peers of the key service of PSP over vici: started, ended, rekeyed and listed beside IKE SAs.
 //!
-//! A command is answered when it has been given: the log tells of keys, and so does the listing. In a listing
-//! a peer is an IKE SA without a version.
+//! A command returns at once; keys are reported by the log and by the listing. In a listing a peer
+//! is an IKE SA without a version.
 
 use std::net::SocketAddr;
 use std::time::Instant;
@@ -10,33 +10,33 @@ use vici::listing::{self, Algorithms, ChildIpsec, ChildListing, IkeSaListing, Us
 use vici::message::Message;
 use vici::names::{self, IkeState, Mode};
 
-use super::Realm;
+use super::ControlContext;
 use crate::psp_keys::{ChildState, PeerListing, State, Traffic};
 
 /// Carries out `initiate` where it speaks of the key service.
-pub(super) fn initiate(realm: &mut Realm<'_>, request: &Message, now: Instant) -> Option<Message> {
+pub(super) fn initiate(context: &mut ControlContext<'_>, request: &Message, now: Instant) -> Option<Message> {
     let (ike, child) = (request.text("ike"), request.text("child"));
-    let name = realm.psp.named(ike, child)?;
-    let found = realm.psp.initiate(now, &name, child, realm.plane);
+    let name = context.psp.named(ike, child)?;
+    let found = context.psp.initiate(now, &name, child, context.plane);
     Some(match found {
-        0 => listing::failure("no peer of this connection has an address: it has to start"),
+        0 => listing::failure("no peer of this connection has an address: the peer must connect"),
         _ => listing::success(),
     })
 }
 
 /// Carries out `terminate` where it speaks of the key service.
-pub(super) fn terminate(realm: &mut Realm<'_>, request: &Message, now: Instant) -> Option<Message> {
+pub(super) fn terminate(context: &mut ControlContext<'_>, request: &Message, now: Instant) -> Option<Message> {
     let (ike, child) = (request.text("ike"), request.text("child"));
-    let name = realm.psp.named(ike, child)?;
-    let found = realm.psp.terminate(now, &name, child, realm.plane);
+    let name = context.psp.named(ike, child)?;
+    let found = context.psp.terminate(now, &name, child, context.plane);
     Some(listing::terminated(found, found))
 }
 
 /// Carries out `rekey`; how many children it speaks of.
-pub(super) fn rekey(realm: &mut Realm<'_>, request: &Message, now: Instant) -> usize {
+pub(super) fn rekey(context: &mut ControlContext<'_>, request: &Message, now: Instant) -> usize {
     let (ike, child) = (request.text("ike"), request.text("child"));
-    let Some(name) = realm.psp.named(ike, child) else { return 0 };
-    realm.psp.rekey(now, &name, child, realm.plane)
+    let Some(name) = context.psp.named(ike, child) else { return 0 };
+    context.psp.rekey(now, &name, child, context.plane)
 }
 
 /// Last fault of a connection with a key service.
@@ -49,8 +49,8 @@ pub(super) fn fault(peers: &[PeerListing], connection: &str) -> Option<String> {
 }
 
 /// All peers as `list-sas` shows them.
-pub(super) fn list(realm: &Realm<'_>, now: Instant) -> Vec<IkeSaListing> {
-    let peers = realm.psp.listing(&realm.plane.negotiated.psp);
+pub(super) fn list(context: &ControlContext<'_>, now: Instant) -> Vec<IkeSaListing> {
+    let peers = context.psp.listing(&context.plane.negotiated.psp);
     peers.iter().map(|peer| sa(peer, now)).collect()
 }
 
@@ -83,7 +83,7 @@ pub(super) fn sa(peer: &PeerListing, now: Instant) -> IkeSaListing {
         reauth_s: None,
         local_vips: Vec::new(),
         remote_vips: Vec::new(),
-        // What keeps it from its keys stands where IKE lists what it has yet to do.
+        // The reason for missing keys is in the field for pending tasks of IKE.
         tasks_queued: peer
             .fault
             .iter()

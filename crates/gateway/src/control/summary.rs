@@ -10,14 +10,14 @@ use ike::{IkeView, Unanswered};
 use vici::listing::{ChildListing, IkeSaListing};
 use vici::names::{ChildState, IkeState};
 
-use super::{Realm, listings, psp};
+use super::{ControlContext, listings, psp};
 use crate::metrics;
 use crate::negotiated::{Negotiated, Sums, drops};
 use crate::plane::Plane;
 use crate::psp_keys::PeerListing;
 use crate::status::connection::{ChildStatus, ConnectionStatus, IkeStatus, Kind, State, UnansweredStatus};
 
-/// Connections whose last failure is remembered.
+/// Limit of connections for which the last failure is stored.
 const FAILURES_MAX: usize = 1024;
 
 /// Last failure of each connection that is not up.
@@ -58,7 +58,7 @@ impl Failures {
     }
 }
 
-/// Manual SAs, which are up until their lifetime is over.
+/// Manual SAs, which are up until their lifetime expired.
 pub(super) fn manual(plane: &Plane) -> Vec<ConnectionStatus> {
     let row = |entry: &crate::tables::Entry| {
         let halves = entry.outbound.iter().map(|live| &live.sa.common);
@@ -72,7 +72,7 @@ pub(super) fn manual(plane: &Plane) -> Vec<ConnectionStatus> {
             missing: Vec::new(),
             remote_addrs: vec![entry.sa.peer.remote.to_string()],
             remote_id: None,
-            reason: expired.then(|| "lifetime is over".to_owned()),
+            reason: expired.then(|| "lifetime expired".to_owned()),
             ike_sas: Vec::new(),
         }
     };
@@ -80,13 +80,13 @@ pub(super) fn manual(plane: &Plane) -> Vec<ConnectionStatus> {
 }
 
 /// Connections in the order of their names, each with its IKE SAs, newest first.
-pub(super) fn connections(realm: &Realm<'_>, failures: &Failures, now: Instant) -> Vec<ConnectionStatus> {
-    let negotiated = &realm.plane.negotiated;
+pub(super) fn connections(context: &ControlContext<'_>, failures: &Failures, now: Instant) -> Vec<ConnectionStatus> {
+    let negotiated = &context.plane.negotiated;
     let mut sas: BTreeMap<String, Vec<IkeStatus>> = BTreeMap::new();
-    let views = realm.keying.endpoint.ike_sas();
+    let views = context.keying.endpoint.ike_sas();
     let sums = negotiated.sums();
     let of_ike = views.map(|view| ike_sa(&view, negotiated, sums.get(&view.id), now));
-    let peers = realm.psp.listing(&negotiated.psp);
+    let peers = context.psp.listing(&negotiated.psp);
     let of_psp = peers.iter().map(|peer| psp_peer(peer, now));
     for sa in of_ike.chain(of_psp) {
         sas.entry(sa.connection.clone()).or_default().push(sa);
@@ -94,7 +94,7 @@ pub(super) fn connections(realm: &Realm<'_>, failures: &Failures, now: Instant) 
     let trapped: HashSet<&str> =
         negotiated.policies().iter().filter(|line| line.action == "trap").map(|line| &*line.connection.name).collect();
     let mut all = Vec::new();
-    for connection in realm.keying.endpoint.connections() {
+    for connection in context.keying.endpoint.connections() {
         let ike_sas = sas.remove(&connection.name).unwrap_or_default();
         let (state, missing) = state(&wanted(connection), &ike_sas, trapped.contains(connection.name.as_str()));
         all.push(ConnectionStatus {
@@ -105,11 +105,11 @@ pub(super) fn connections(realm: &Realm<'_>, failures: &Failures, now: Instant) 
             missing,
             remote_addrs: listings::addresses(&connection.remote_addrs),
             remote_id: connection.remote.first().map(|auth| auth.id.to_string()),
-            reason: failures.of(&connection.name).or_else(|| realm.keying.endpoint.unresolved_host(connection)),
+            reason: failures.of(&connection.name).or_else(|| context.keying.endpoint.unresolved_host(connection)),
             ike_sas,
         });
     }
-    for config in &realm.plane.config.keyed.psp {
+    for config in &context.plane.config.keyed.psp {
         let ike_sas = sas.remove(&config.name).unwrap_or_default();
         let starts = |child: &&crate::config::PspChild| child.start_action.start || child.start_action.trap;
         let names: Vec<String> = config.children.iter().filter(starts).map(|child| child.name.clone()).collect();
@@ -129,7 +129,7 @@ pub(super) fn connections(realm: &Realm<'_>, failures: &Failures, now: Instant) 
             ike_sas,
         });
     }
-    // IKE SAs whose connection is not loaded any more, or not known yet.
+    // IKE SAs of a connection that is no longer loaded or not yet known.
     for (name, ike_sas) in sas {
         let (state, missing) = state(&[], &ike_sas, false);
         let (remote_addrs, kind) = (Vec::new(), Kind::IkeV2);

@@ -6,7 +6,7 @@ use crypto::ike::{Curve, Hash, PublicKeyKind, SignatureScheme};
 /// RSA keys shorter than this need a constraint that names a shorter length.
 const RSA_DEFAULT_BITS: usize = 2048;
 
-/// What keys and schemes are allowed.
+/// Allowed keys and signature schemes.
 pub(super) struct Constraints(Vec<Constraint>);
 
 struct Constraint {
@@ -48,7 +48,7 @@ impl Constraints {
         allowed(self.0.iter().filter(|constraint| constraint.ike == own), key, scheme)
     }
 
-    /// PSS is not named: as strongSwan, whose peers may not have it.
+    /// True if PSS is not configured: as in strongSwan, because peers may not support it.
     pub(super) fn prefer_pkcs1(&self) -> bool {
         !self.0.iter().any(|constraint| constraint.key == Key::RsaPss)
     }

@@ -66,7 +66,7 @@ impl<'a> Reader<'a> {
         self.any().filter(|element| element.tag == tag)
     }
 
-    /// What is inside the next element, which has this tag.
+    /// Contents of the next element, which must have this tag.
     pub(super) fn inside(&mut self, tag: u8) -> Option<Self> {
         self.one(tag).map(|element| Self(element.body))
     }
@@ -85,7 +85,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether `bytes` are one SEQUENCE with nothing behind it.
+/// Returns whether `bytes` are one SEQUENCE without trailing data.
 pub(super) fn is_one_sequence(bytes: &[u8]) -> bool {
     let mut reader = Reader::new(bytes);
     reader.one(SEQUENCE).is_some() && reader.is_empty()

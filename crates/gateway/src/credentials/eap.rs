@@ -29,7 +29,7 @@ use super::store::Store;
 
 /// Conversations at one time; the largest, EAP-TLS, holds about 256 KiB: 128 MiB in all.
 const MAX_CONVERSATIONS: usize = 512;
-/// How long a conversation may take.
+/// Maximum duration of a conversation.
 const MAX_AGE: Duration = Duration::from_secs(60);
 /// Packets of the other side in one conversation: a TLS handshake of the largest size in small pieces.
 const MAX_STEPS: u32 = 200;
@@ -49,10 +49,10 @@ enum Side {
     Server(Server),
 }
 
-/// What a step leads to.
+/// Result of a step.
 pub(super) enum Outcome {
     Send(Vec<u8>),
-    /// MSK, and whose it is.
+    /// MSK, and the identity of its owner.
     Success(Option<Secret>, Option<Identity>),
     Failure(String),
 }
@@ -76,7 +76,7 @@ impl Conversations {
         };
         conversation.steps += 1;
         if conversation.steps > MAX_STEPS {
-            return failed(step, format!("it has more than {MAX_STEPS} steps"));
+            return failed(step, format!("more than {MAX_STEPS} steps"));
         }
         let outcome = match &mut conversation.side {
             Side::Client(client) => client.step(&step.packet),

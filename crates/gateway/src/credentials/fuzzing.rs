@@ -28,9 +28,9 @@ fn store(password: &[u8]) -> Store {
     store
 }
 
-/// A client and a server of EAP. The first byte chooses the methods of both, whether the server requests the identity, and whether
-/// the passwords differ; then each packet is delivered, changed or replaced as the input has it: a number that says how, a length,
-/// bytes.
+/// A client and a server of EAP. The first byte chooses the methods of both, whether the server
+/// requests the identity, and whether the passwords differ; then the input decides whether each
+/// packet is delivered, changed or replaced: an operation, a length, bytes.
 ///
 /// # Panics
 /// When an end reports success although the passwords differ.

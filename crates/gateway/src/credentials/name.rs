@@ -33,7 +33,7 @@ pub(super) fn identity_of(certificate: &Certificate) -> Option<Identity> {
     identities_of(certificate).into_iter().next()
 }
 
-/// What a certificate says that its subject is: the distinguished name first.
+/// Identities in a certificate: the distinguished name first.
 pub(super) fn identities_of(certificate: &Certificate) -> Vec<Identity> {
     let subject = Identity::of_dn(certificate.subject().to_vec());
     let alternatives = certificate.extensions().alt_names.iter().filter_map(|name| {
@@ -50,8 +50,8 @@ pub(super) fn identities_of(certificate: &Certificate) -> Vec<Identity> {
     Some(subject).filter(|_| !empty).into_iter().chain(alternatives).collect()
 }
 
-/// Whether the certificate says that its key is that of `id`: subject, alternative name of the type, or for
-/// a key ID one of the identifiers of the key.
+/// Returns whether the certificate contains `id`: subject, alternative name of the type, or for a
+/// key ID one of the identifiers of the key.
 pub(super) fn is_of(certificate: &Certificate, id: &Identity) -> bool {
     let extensions = certificate.extensions();
     let names = &extensions.alt_names;
@@ -130,7 +130,7 @@ fn text(value: &Any) -> Option<String> {
     Some(decoded.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase())
 }
 
-/// Whether the name constraints of `issuer` allow every name of a certificate below it.
+/// Returns whether the name constraints of `issuer` allow every name of a certificate below it.
 ///
 /// # Errors
 /// The name that they do not allow.
@@ -156,11 +156,11 @@ pub(super) fn constrain(issuer: &Certificate, below: &Certificate) -> Result<(),
     Ok(())
 }
 
-/// What a list of subtrees says about a name.
+/// Result of comparing a name with a list of subtrees.
 struct Subtrees {
     /// There are subtrees of its type.
     concern: bool,
-    /// It is in one of them; `None` when that cannot be told.
+    /// True if the name is in one of them; `None` if they cannot be compared.
     contain: Option<bool>,
 }
 
@@ -172,7 +172,7 @@ impl Subtrees {
                 continue;
             }
             found.concern = true;
-            // RFC 5280: minimum is 0 and there is no maximum; what others would mean nobody knows.
+            // RFC 5280: minimum is 0 and there is no maximum; other values are undefined.
             let plain = tree.minimum == 0 && tree.maximum.is_none();
             match within(name, &tree.base).filter(|_| plain) {
                 Some(true) if found.contain == Some(false) => found.contain = Some(true),
@@ -184,7 +184,8 @@ impl Subtrees {
     }
 }
 
-/// `name` lies within `base`, which is of the same type; `None` for types that cannot be compared.
+/// Returns whether `name` is within `base`, which is of the same type; `None` for types that cannot
+/// be compared.
 fn within(name: &GeneralName, base: &GeneralName) -> Option<bool> {
     match (name, base) {
         (GeneralName::DnsName(name), GeneralName::DnsName(base)) => Some(domain_within(name.as_str(), base.as_str())),
@@ -225,7 +226,7 @@ fn show_general(name: &GeneralName) -> String {
         }
         GeneralName::DirectoryName(name) => printable(&name.to_string()),
         GeneralName::IpAddress(addr) => format!("address {:02x?}", &addr.as_bytes()[..addr.as_bytes().len().min(16)]),
-        _ => "a name of another type".into(),
+        _ => "name of another type".into(),
     }
 }
 
@@ -251,7 +252,7 @@ mod tests {
     #[test]
     fn trees_of_names_are_compared_as_people_read_them() {
         let name = |text: &str| text.parse::<Name>().expect("a name");
-        // Written backwards: what stands last is the root.
+        // Reversed, because the root is last.
         assert!(begins_with(&name("CN=Moon,O=Weir,C=CH"), &name("O=WEIR,C=ch")));
         assert!(begins_with(&name("CN=Moon  Base"), &name("CN=moon base")));
         assert!(!begins_with(&name("O=Weir,C=CH"), &name("CN=Moon,O=Weir,C=CH")));

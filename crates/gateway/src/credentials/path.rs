@@ -23,7 +23,7 @@ pub(super) const MAX_PEER_CERTIFICATES: usize = 32;
 /// milliseconds with the largest keys.
 const MAX_SIGNATURES: u32 = 64;
 
-/// What is known about certificates when a path is built.
+/// Inputs of path building.
 pub(super) struct Known<'a> {
     /// Trust anchors: self-signed CAs.
     pub(super) anchors: &'a [Certificate],
@@ -31,9 +31,9 @@ pub(super) struct Known<'a> {
     pub(super) intermediates: &'a [Certificate],
     /// Other certificates of this host's store that may be part of a path.
     pub(super) stored: &'a [Certificate],
-    /// What the peer sent: no more than a hint.
+    /// Certificates that the peer sent: untrusted hints.
     pub(super) sent: &'a [Certificate],
-    /// What revocation is judged with.
+    /// Sources of revocation status.
     pub(super) evidence: Evidence<'a>,
     /// Time since 1970.
     pub(super) now: Duration,
@@ -46,7 +46,7 @@ pub(super) struct Path {
 }
 
 impl Path {
-    /// When the first of its certificates ends, since 1970.
+    /// Earliest expiry of its certificates, since 1970.
     pub(super) fn not_after(&self) -> Duration {
         self.certificates.iter().map(|certificate| certificate.validity().1).min().unwrap_or_default()
     }
@@ -58,13 +58,13 @@ struct Search<'a> {
     auth: &'a Auth,
     constraints: &'a Constraints,
     signatures: u32,
-    /// Why, and how long the path was that failed so: the longest says most.
+    /// Reason, and the length of the path that failed: the longest path has the most useful reason.
     fault: (usize, String),
     revoked: bool,
     wants: Vec<Want>,
 }
 
-/// Why there is no path.
+/// Reason why there is no path.
 #[derive(Debug)]
 pub(super) struct NoPath {
     /// For the log of this host.
@@ -73,8 +73,8 @@ pub(super) struct NoPath {
     pub(super) revoked: bool,
 }
 
-/// Finds a path from `leaf` that satisfies what `auth` asks for. Beside it goes what should be fetched to know better
-/// which of its certificates are revoked.
+/// Finds a path from `leaf` that satisfies `auth`. Also returns the revocation data that should be
+/// fetched for its certificates.
 pub(super) fn validate(
     leaf: &Certificate,
     known: &Known<'_>,
@@ -99,7 +99,7 @@ pub(super) fn validate(
     (Err(NoPath { why: search.fault.1, revoked: search.revoked }), search.wants)
 }
 
-/// What the certificate of a peer has to be, whoever vouches for it.
+/// Checks of a peer's certificate that do not depend on its issuer.
 ///
 /// # Errors
 /// What it is not.
@@ -107,10 +107,12 @@ pub(super) fn peer_certificate(leaf: &Certificate, now: Duration) -> Result<(), 
     in_time(leaf, now)?;
     known_extensions(leaf)?;
     if !leaf.extensions().may_sign() {
-        return Err(format!("{leaf:?} may not sign: its key usage has neither digitalSignature nor nonRepudiation"));
+        return Err(format!(
+            "{leaf:?} is not allowed to sign: its key usage has neither digitalSignature nor nonRepudiation"
+        ));
     }
     if !leaf.extensions().may_be_peer() {
-        return Err(format!("{leaf:?} is for other purposes: its extended key usage has neither IPsec nor TLS"));
+        return Err(format!("{leaf:?} is not for IKE: its extended key usage has neither IPsec nor TLS"));
     }
     Ok(())
 }
@@ -131,7 +133,7 @@ fn in_time(certificate: &Certificate, now: Duration) -> Result<(), String> {
 fn known_extensions(certificate: &Certificate) -> Result<(), String> {
     match &certificate.extensions().unknown_critical {
         None => Ok(()),
-        Some(oid) => Err(format!("{certificate:?} has the critical extension {oid}, which is not known")),
+        Some(oid) => Err(format!("{certificate:?} has the unknown critical extension {oid}")),
     }
 }
 
@@ -179,7 +181,7 @@ impl Search<'_> {
         false
     }
 
-    /// Whether `issuer` may stand above the path and signed its end.
+    /// Returns whether `issuer` can extend the path and signed its last certificate.
     fn issues(
         &mut self,
         path: &[Certificate],
@@ -192,10 +194,10 @@ impl Search<'_> {
         known_extensions(issuer)?;
         // One that is trusted by being loaded may be older than version 3.
         if !(issuer.is_ca() || trusted && !extensions.v3) {
-            return Err(format!("{issuer:?} issued a certificate but is no CA"));
+            return Err(format!("{issuer:?} issued a certificate but is not a CA"));
         }
         if extensions.key_usage.as_ref().is_some_and(|usage| !usage.key_cert_sign()) {
-            return Err(format!("{issuer:?} issued a certificate but its key usage does not allow that"));
+            return Err(format!("{issuer:?} issued a certificate, which its key usage does not allow"));
         }
         if !extensions.may_be_peer() {
             return Err(format!("{issuer:?} may only issue certificates for other purposes"));
@@ -203,7 +205,7 @@ impl Search<'_> {
         let between = path[1..].iter().filter(|certificate| !certificate.is_self_issued()).count();
         let allowed = extensions.basic_constraints.as_ref().and_then(|constraints| constraints.path_len_constraint);
         if allowed.is_some_and(|allowed| between > usize::from(allowed)) {
-            return Err(format!("there are more CAs below {issuer:?} than it allows"));
+            return Err(format!("more CAs below {issuer:?} than its path length allows"));
         }
         if path.len() >= MAX_PATH {
             return Err(format!("the path has more than {MAX_PATH} certificates"));
@@ -217,17 +219,19 @@ impl Search<'_> {
         }
         count(&mut self.signatures)?;
         if !last.is_signed_by(issuer.key()) {
-            return Err(format!("the signature of {issuer:?} on {last:?} is wrong; is it an older key of that CA?"));
+            return Err(format!(
+                "the signature of {issuer:?} on {last:?} is invalid; check whether that CA changed its key"
+            ));
         }
-        // After the signature, so that nobody can make us compare many names for nothing.
+        // Checked after the signature, so that an attacker cannot force many name comparisons.
         for below in path {
             name::constrain(issuer, below)
-                .map_err(|name| format!("the name constraints of {issuer:?} do not allow {name}"))?;
+                .map_err(|name| format!("{name} violates the name constraints of {issuer:?}"))?;
         }
         Ok(())
     }
 
-    /// Whether a complete path satisfies the configuration.
+    /// Returns whether a complete path satisfies the configuration.
     fn accept(&mut self, path: &[Certificate]) -> Result<(), String> {
         let wanted = &self.auth.cacerts;
         if !wanted.is_empty() && !path[1..].iter().any(|ca| wanted.contains(&ca.fingerprint())) {
@@ -269,18 +273,20 @@ impl Search<'_> {
     }
 }
 
-/// Whether a path carries the policies (RFC 5280 §6.1, without mappings): the end entity by name, CAs by
-/// name or as anyPolicy. The trusted CA itself need not.
+/// Returns whether a path carries the policies (RFC 5280 §6.1, without mappings): the end entity by
+/// name, CAs by name or as anyPolicy. The trusted CA itself need not.
 fn policies(path: &[Certificate], wanted: &[String]) -> Result<(), String> {
     let authorities = &path[1..path.len() - 1];
-    // Stricter than the counters of RFC 5280: whoever forbids anyPolicy forbids it everywhere.
+    // Stricter than the counters of RFC 5280: a certificate that forbids anyPolicy forbids it
+    // everywhere.
     let any_counts = !path.iter().any(|certificate| certificate.extensions().inhibit_any_policy);
     let carried = |policy: &ObjectIdentifier| {
         path[0].extensions().has_policy(policy, false)
             && authorities.iter().all(|ca| ca.extensions().has_policy(policy, any_counts))
     };
     for policy in wanted {
-        let oid = ObjectIdentifier::new(policy).map_err(|_| format!("'{policy}' is no OID; change 'cert_policy'"))?;
+        let oid =
+            ObjectIdentifier::new(policy).map_err(|_| format!("'{policy}' is not an OID; change 'cert_policy'"))?;
         if !carried(&oid) {
             return Err(format!("it lacks the policy {policy} of 'cert_policy', itself or a CA above it"));
         }
@@ -289,7 +295,7 @@ fn policies(path: &[Certificate], wanted: &[String]) -> Result<(), String> {
     if let Some(asking) = asked
         && !path[0].extensions().policies.iter().flatten().any(carried)
     {
-        return Err(format!("{asking:?} asks for a policy that all below it have, and there is none"));
+        return Err(format!("{asking:?} requires a common policy of all certificates below it, and there is none"));
     }
     Ok(())
 }

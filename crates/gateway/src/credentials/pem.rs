@@ -11,7 +11,7 @@ const MAX_BLOCKS: usize = 4096;
 pub(super) struct Block {
     /// `CERTIFICATE`, `PRIVATE KEY`, …; empty for a file that is DER.
     pub(super) label: String,
-    /// Encrypted in the way that was usual before PKCS #8 (`Proc-Type: 4,ENCRYPTED`).
+    /// Encrypted in the format used before PKCS #8 (`Proc-Type: 4,ENCRYPTED`).
     pub(super) old_encryption: bool,
     /// The bytes; zeroed on drop because they may be a key.
     pub(super) der: Zeroizing<Vec<u8>>,
@@ -26,16 +26,16 @@ pub(super) fn blocks(bytes: &[u8]) -> Result<Vec<Block>, String> {
         let der = Zeroizing::new(bytes.to_vec());
         return Ok(vec![Block { label: String::new(), old_encryption: false, der }]);
     }
-    let neither = "it is neither DER nor PEM; write what 'openssl x509' or 'openssl pkey' puts out";
+    let neither = "neither DER nor PEM; write the output of 'openssl x509' or 'openssl pkey'";
     let mut rest = std::str::from_utf8(bytes).map_err(|_| neither)?;
     let mut blocks = Vec::new();
     while let Some((_, after)) = rest.split_once("-----BEGIN ") {
-        let (label, after) = after.split_once("-----").ok_or("a PEM block does not begin with a whole line")?;
+        let (label, after) = after.split_once("-----").ok_or("a PEM block starts with a truncated line")?;
         let (body, after) = after
             .split_once(&format!("-----END {label}-----"))
             .ok_or_else(|| format!("the PEM block {label} has no end; is the file complete?"))?;
         if blocks.len() == MAX_BLOCKS {
-            return Err(format!("it has more than {MAX_BLOCKS} PEM blocks; split it"));
+            return Err(format!("more than {MAX_BLOCKS} PEM blocks; split the file"));
         }
         let encrypted = body.contains("Proc-Type:") && body.contains("ENCRYPTED");
         // Headers end with an empty line.
@@ -52,7 +52,7 @@ pub(super) fn blocks(bytes: &[u8]) -> Result<Vec<Block>, String> {
 
 /// Base64 (RFC 4648 §4) with white space anywhere.
 fn from_base64(text: &str) -> Option<Zeroizing<Vec<u8>>> {
-    // Room for all of it, so that no half of a key stays behind in a buffer that grew.
+    // Reserve the full size at once: a buffer that grows leaves copies of the key in freed memory.
     let mut out = Zeroizing::new(Vec::with_capacity(text.len() / 4 * 3 + 3));
     let (mut bits, mut count, mut padding) = (0u32, 0usize, 0usize);
     for c in text.bytes().filter(|c| !c.is_ascii_whitespace()) {

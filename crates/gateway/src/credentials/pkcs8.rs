@@ -16,9 +16,9 @@ const MAX_ITERATIONS: u32 = 50_000_000;
 
 const PBES2: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x05, 0x0d];
 const PBKDF2: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x01, 0x05, 0x0c];
-/// The last byte of rsadsi digestAlgorithm hmacWith… says which.
+/// Prefix of rsadsi digestAlgorithm hmacWith…; the last byte selects the hash.
 const HMAC: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x02];
-/// The last byte says the key length and mode.
+/// Prefix of the AES OIDs; the last byte selects key length and mode.
 const AES: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x01];
 const TRIPLE_DES: &[u8] = &[0x2a, 0x86, 0x48, 0x86, 0xf7, 0x0d, 0x03, 0x07];
 
@@ -34,13 +34,13 @@ const CONVERT: &str = "convert it with 'openssl pkcs8 -topk8 -v2 aes-256-cbc -v2
 pub(super) fn private_key(file: &[u8], passphrases: &[&[u8]]) -> Result<PrivateKey, KeyFileFault> {
     let blocks = pem::blocks(file)?;
     let is_key = |block: &&Block| block.label.is_empty() || block.label.ends_with("PRIVATE KEY");
-    let block = blocks.iter().find(is_key).ok_or("there is no private key in it")?;
+    let block = blocks.iter().find(is_key).ok_or("contains no private key")?;
     if block.old_encryption {
-        return Err(format!("it is encrypted in an old, weak way; {CONVERT}"));
+        return Err(format!("encrypted with a weak legacy scheme; {CONVERT}"));
     }
     if is_pkcs12(&block.der) {
         return Err(
-            "it is PKCS #12; convert it with 'openssl pkcs12 -in FILE -nodes -nocerts -out private/NAME.pem' and \
+            "PKCS #12 is not supported; convert the file with 'openssl pkcs12 -in FILE -nodes -nocerts -out private/NAME.pem' and \
              'openssl pkcs12 -in FILE -nokeys -out x509/NAME.pem'"
                 .into(),
         );
@@ -49,12 +49,12 @@ pub(super) fn private_key(file: &[u8], passphrases: &[&[u8]]) -> Result<PrivateK
         return PrivateKey::from_der(&block.der).map_err(|fault| fault.to_string());
     };
     if passphrases.is_empty() {
-        return Err("it is encrypted; write its passphrase into a section 'private' of 'secrets'".into());
+        return Err("encrypted; write its passphrase into a section 'private' of 'secrets'".into());
     }
     let method = Method::parse(&sealed)?;
     let opened = |passphrase: &&[u8]| method.open(passphrase, sealed.body);
     let found = passphrases.iter().filter_map(opened).find_map(|der| PrivateKey::from_der(&der).ok());
-    found.ok_or_else(|| "no passphrase opens it, or what is inside is no usable key".into())
+    found.ok_or_else(|| "no passphrase decrypts it, or it contains no usable key".into())
 }
 
 /// Reads a file as one with a private key, with a passphrase and without. For fuzzing: a derivation that takes long is left out,
@@ -111,16 +111,16 @@ struct Method<'a> {
 
 impl<'a> Method<'a> {
     fn parse(sealed: &Sealed<'a>) -> Result<Self, KeyFileFault> {
-        let other = |what: &str| format!("it is encrypted with {what}; {CONVERT}");
+        let other = |what: &str| format!("encrypted with {what}; {CONVERT}");
         if sealed.algorithm != PBES2 {
-            return Err(other("something else than PBES2"));
+            return Err(other("a scheme other than PBES2"));
         }
-        let (kdf, cipher) = Self::halves(sealed.parameters).ok_or("its encryption parameters are malformed")?;
+        let (kdf, cipher) = Self::halves(sealed.parameters).ok_or("malformed encryption parameters")?;
         let ((kdf, mut kdf_parameters), (cipher, mut cipher_parameters)) = (kdf, cipher);
         if kdf != PBKDF2 {
             return Err(other("a key derivation other than PBKDF2"));
         }
-        let malformed = "its PBKDF2 parameters are malformed";
+        let malformed = "malformed PBKDF2 parameters";
         let mut kdf = kdf_parameters.inside(SEQUENCE).ok_or(malformed)?;
         let salt = kdf.one(OCTET_STRING).ok_or(malformed)?.body;
         let iterations =
@@ -140,17 +140,17 @@ impl<'a> Method<'a> {
             9 => pbkdf2::PBKDF2_HMAC_SHA256,
             10 => pbkdf2::PBKDF2_HMAC_SHA384,
             11 => pbkdf2::PBKDF2_HMAC_SHA512,
-            _ => return Err(other("PBKDF2 over a hash that is not supported")),
+            _ => return Err(other("PBKDF2 with an unsupported hash")),
         };
         let cipher = match (cipher, cipher.strip_prefix(AES)) {
             (TRIPLE_DES, _) => "3des",
             (_, Some([2])) => "aes128",
             (_, Some([22])) => "aes192",
             (_, Some([42])) => "aes256",
-            _ => return Err(other("a cipher that is not supported")),
+            _ => return Err(other("an unsupported cipher")),
         };
-        let cipher = EncAlg::by_name(cipher).ok_or_else(|| other("a cipher that is not supported"))?;
-        let iv = cipher_parameters.one(OCTET_STRING).ok_or("its encryption parameters are malformed")?.body;
+        let cipher = EncAlg::by_name(cipher).ok_or_else(|| other("an unsupported cipher"))?;
+        let iv = cipher_parameters.one(OCTET_STRING).ok_or("malformed encryption parameters")?.body;
         Ok(Self { prf, salt, iterations, cipher, iv })
     }
 

@@ -12,7 +12,7 @@ use ike::output::{Path, SignRequest};
 use super::shared::{self, SharedKind};
 use super::{Store, sign};
 
-/// What would keep this host and its peer from authenticating each other, one line each.
+/// Faults that would prevent this host and its peer from authenticating each other, one line each.
 pub(crate) fn faults(store: &Store, connection: &Arc<Connection>, now: Duration) -> Vec<String> {
     let name = &connection.name;
     let mut faults = Vec::new();
@@ -35,7 +35,7 @@ pub(crate) fn faults(store: &Store, connection: &Arc<Connection>, now: Duration)
                 if auth.certs.is_empty() && auth.cacerts.is_empty() && auth.pubkeys.is_empty() =>
             {
                 let none = store.trust().anchors.is_empty();
-                none.then(|| "there is no CA certificate, so no peer is accepted; put one into x509ca".to_owned())
+                none.then(|| "no CA certificate, so every peer is refused; put one into x509ca".to_owned())
             }
             _ => None,
         };
@@ -51,14 +51,14 @@ pub(crate) fn weak_secrets(store: &Store) -> Vec<String> {
 }
 
 fn names_peer(connection: &Connection, round: usize) -> bool {
-    // The address behind a name is not known here.
+    // The address of a name is not resolved here.
     let one = |hosts: &[Host]| matches!(hosts, [Host::Range(range)] if range.start == range.end);
     connection.remote.get(round).is_some_and(|auth| auth.id.exact().is_some()) || one(&connection.remote_addrs)
 }
 
 fn no_secret(store: &Store) -> Option<String> {
     let none = !store.shared().any(|shared| shared.kind == SharedKind::Ike);
-    none.then(|| "there is no shared key; add a section 'ike' to 'secrets'".to_owned())
+    none.then(|| "no shared key; add a section 'ike' to 'secrets'".to_owned())
 }
 
 fn no_password(store: &Store, connection: &Connection, round: usize) -> Option<String> {
@@ -71,7 +71,7 @@ fn no_password(store: &Store, connection: &Connection, round: usize) -> Option<S
     (!found).then(|| format!("no password for '{user}'; add a section 'eap' to 'secrets' with 'id = {user}'"))
 }
 
-/// What the daemon would have to sign, for a peer that accepts every hash and names no CA.
+/// Signature request for a peer that accepts every hash and names no CA.
 fn request(connection: &Arc<Connection>, round: usize) -> SignRequest {
     let address = |hosts: &[Host], port| {
         let first = match hosts.first() {

@@ -29,7 +29,7 @@ pub(super) const MAX_WANTS: usize = 16;
 pub struct Source {
     /// Its certificate.
     pub authority: Certificate,
-    /// Where its CRLs are.
+    /// URIs of its CRLs.
     pub crl_uris: Vec<String>,
     /// Its OCSP servers.
     pub ocsp_uris: Vec<String>,
@@ -44,7 +44,7 @@ impl Source {
 /// Something to fetch.
 #[derive(Clone, Debug)]
 pub(super) struct Want {
-    /// Where it is.
+    /// URI.
     pub(super) uri: String,
     /// The configuration names this URI, so that it may be of this host or a link-local address.
     pub(super) named: bool,
@@ -60,7 +60,7 @@ pub(super) enum What {
     Ocsp(Certificate, Certificate),
 }
 
-/// What a question is judged with.
+/// Evidence for a revocation check.
 pub(super) struct Evidence<'a> {
     /// CRLs of the store and of the peer.
     pub(super) crls: &'a [&'a Crl],
@@ -68,7 +68,7 @@ pub(super) struct Evidence<'a> {
     pub(super) responses: &'a [Response],
     /// URIs of the configuration.
     pub(super) sources: &'a [Source],
-    /// What was fetched.
+    /// Fetched CRLs and OCSP responses.
     pub(super) fetched: &'a Fetched,
     /// Certificates that may have signed CRLs in place of the issuer: loaded CAs.
     pub(super) authorities: &'a [Certificate],
@@ -76,16 +76,16 @@ pub(super) struct Evidence<'a> {
     pub(super) now: Duration,
 }
 
-/// What is known about a certificate.
+/// Revocation status of a certificate.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) enum Verdict {
     /// Not revoked, by current information.
     Good,
     /// Revoked, or on hold.
     Revoked(&'static str),
-    /// No current information, although a URI or an outdated list says that there should be some.
+    /// No current information, although a URI or an outdated list announces it.
     Unavailable,
-    /// No information, and nothing says where there could be any.
+    /// No information, and no URI for it.
     Unannounced,
 }
 
@@ -192,7 +192,7 @@ fn signers<'a>(issuer: &'a Certificate, evidence: &'a Evidence<'_>) -> impl Iter
     std::iter::once(issuer).chain(evidence.authorities.iter().filter(same_name))
 }
 
-/// What CRLs state about a certificate.
+/// Status of a certificate according to CRLs.
 struct Lists {
     revoked: Option<&'static str>,
     /// A complete list that is not past its next update, or one that a current delta list continues.
@@ -235,7 +235,7 @@ impl Lists {
         let delta = deltas.into_iter().filter(|delta| delta.continues(base)).max_by_key(|delta| delta.updates().0);
         let entry = delta.and_then(|delta| delta.entry(certificate)).or_else(|| base.entry(certificate));
         if entry == Some(Entry::OnHold) {
-            found.revoked = Some("on hold, which is as good as revoked");
+            found.revoked = Some("on hold, which counts as revoked");
         }
         let current = |crl: &Crl| evidence.now <= crl.until();
         found.has_delta = delta.is_some_and(current);
@@ -262,7 +262,7 @@ fn is_signed(
     Ok(false)
 }
 
-/// What current OCSP responses state about a certificate; one that revokes it counts first.
+/// Status of a certificate according to current OCSP responses; a revocation has priority.
 fn answered(
     certificate: &Certificate,
     issuer: &Certificate,

@@ -1,4 +1,4 @@
-//! Shared secrets and to whom they belong.
+//! Shared secrets and their owners.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -9,9 +9,9 @@ use super::name;
 
 /// Warning of a secret that can be guessed.
 pub(super) const WEAK: &str =
-    "this shared key is short enough to be guessed; make a new one, for example with 'openssl rand -base64 32'";
+    "this shared key is short enough to be guessed; create a new one, for example with 'openssl rand -base64 32'";
 
-/// What a shared secret is for.
+/// Kind of a shared secret.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 #[allow(missing_docs)] // named as in swanctl.conf
 pub enum SharedKind {
@@ -35,9 +35,9 @@ impl SharedKind {
 pub struct Shared {
     /// By which it is listed and unloaded; may be empty.
     pub id: String,
-    /// What it is for.
+    /// Kind.
     pub kind: SharedKind,
-    /// Whose it is; anybody's when empty.
+    /// Identities of the owners; empty: any.
     pub owners: Vec<IdPattern>,
     /// The secret.
     pub secret: Secret,
@@ -50,7 +50,7 @@ impl Shared {
         Self { id: id.into(), kind, owners, secret, warned: AtomicBool::new(false) }
     }
 
-    /// How well one of the owners fits one of the identities.
+    /// Quality of the match between an owner and one of the identities.
     fn owned_by(&self, ids: &[Identity]) -> Option<Match> {
         if self.owners.is_empty() {
             return Some(Match::ANY);
@@ -58,10 +58,11 @@ impl Shared {
         ids.iter().flat_map(|id| self.owners.iter().filter_map(|owner| owner.matches(id))).max()
     }
 
-    /// How well it fits two peers, the remote one first; `None` when it is not theirs.
+    /// Quality of the match with two peers, the remote one first; `None` if the secret belongs to
+    /// others.
     ///
-    /// Where an owner besides this host is named, only that owner has it: otherwise everybody who shares a
-    /// secret with this host could claim to be anybody.
+    /// If the secret names an owner besides this host, only that owner may use it: otherwise any
+    /// peer that shares a secret with this host could claim any identity.
     fn between(&self, local: &[Identity], remote: &[Identity]) -> Option<(Option<Match>, Option<Match>)> {
         let weights = (self.owned_by(remote), self.owned_by(local));
         let all_local = || self.owners.iter().all(|owner| local.iter().any(|id| owner.matches(id).is_some()));
@@ -72,7 +73,8 @@ impl Shared {
         }
     }
 
-    /// Whether it can be guessed: whoever runs an exchange with this host can try secrets offline.
+    /// Returns whether it can be guessed: after one exchange with this host an attacker can try
+    /// secrets offline.
     pub(super) fn is_weak(&self) -> bool {
         let mut bytes: Vec<u8> = self.secret.as_slice().to_vec();
         bytes.sort_unstable();
@@ -109,7 +111,7 @@ pub(super) fn keys<'a>(
     found.into_iter().map(|(_, shared)| shared).collect()
 }
 
-/// The secret of these kinds that belongs to somebody; anybody's when there is none.
+/// The secret of these kinds for an identity; otherwise one without owners.
 pub(super) fn of_user<'a>(
     all: impl Iterator<Item = &'a Shared>,
     kinds: &[SharedKind],

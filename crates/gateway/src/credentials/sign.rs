@@ -1,4 +1,5 @@
-//! Proving who this host is: [`Question::Sign`](ike::Question::Sign) and what else needs a shared secret.
+//! Authentication of this host: [`Question::Sign`](ike::Question::Sign) and other uses of a shared
+//! secret.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +35,8 @@ pub(super) fn sign(store: &Store, request: &SignRequest, now: Duration) -> Resul
     match &auth.method {
         AuthMethod::Psk => by_shared_key(store, request, auth),
         AuthMethod::PublicKey(words) => by_signature(store, request, auth, &Constraints::parse(words), now),
-        AuthMethod::Eap(_) => refuse("the EAP method has come to no end yet, so there is no key to authenticate with"),
-        AuthMethod::Any => refuse("'auth = any' is for the peer; say how this host authenticates: pubkey or psk"),
+        AuthMethod::Eap(_) => refuse("EAP has not completed, so there is no key to authenticate with"),
+        AuthMethod::Any => refuse("'auth = any' is for the peer; for this host use pubkey or psk"),
     }
 }
 
@@ -44,7 +45,7 @@ pub(super) fn shared_key_code(prf: Prf, secret: &[u8], octets: &[&[u8]]) -> Secr
     prf.compute(&prf.compute(secret, &[KEY_PAD]), octets)
 }
 
-/// What is signed, once it is known under which identity.
+/// Octets to sign, once the identity is selected.
 fn octets(request: &SignRequest, id: &Identity) -> Vec<u8> {
     if request.version == 1 {
         return request.message_and_nonce.clone();
@@ -107,7 +108,7 @@ pub(super) fn ppk(store: &Store, id: &Identity) -> Option<Secret> {
     store.shared().find(is_it).map(|shared| shared.secret.clone())
 }
 
-/// A key, and what shows whose it is.
+/// A private key with its certificate or raw public key.
 struct Candidate {
     key: Arc<PrivateKey>,
     id: Identity,
@@ -138,8 +139,7 @@ fn by_signature(
     }
     let Some(Candidate { key, id, mut certs, scheme, .. }) = best else {
         return refuse(match faults.is_empty() {
-            true => "no certificate with its private key is there; load both (x509 and private), or name it in 'certs'"
-                .into(),
+            true => "no certificate with a private key; load both (x509 and private), or set 'certs'".into(),
             false => faults.join("; "),
         });
     };
@@ -212,7 +212,7 @@ fn with_certificate(
     };
     let chain = store.chain(leaf);
     if !auth.cacerts.is_empty() && !chain[1..].iter().any(|ca| auth.cacerts.contains(&ca.fingerprint())) {
-        return Err(format!("{leaf:?} comes from none of the CAs in 'cacerts' of this host"));
+        return Err(format!("{leaf:?} was not issued by a CA in 'cacerts' of this host"));
     }
     let scheme = scheme(key, request, constraints)?;
     let asked = chain.iter().any(|ca| request.peer_authorities.contains(&ca.key().spki_id()));
@@ -242,8 +242,8 @@ fn raw_keys(
     auth.pubkeys.iter().map(candidate).collect()
 }
 
-/// How to sign for this peer: as RFC 7427 where it can, RSA with PKCS #1 v1.5 unless the configuration names PSS, else by
-/// the methods 1 and 9 to 11.
+/// Selects the signature scheme for this peer: RFC 7427 if the peer supports it, with PKCS #1 v1.5
+/// for RSA unless PSS is configured; otherwise the methods 1 and 9 to 11.
 fn scheme(key: &PrivateKey, request: &SignRequest, constraints: &Constraints) -> Result<SignatureScheme, String> {
     let kind = key.kind();
     if request.version == 1 {
@@ -277,7 +277,7 @@ fn scheme(key: &PrivateKey, request: &SignRequest, constraints: &Constraints) ->
     tried.into_iter().find(|scheme| constraints.ike(kind, *scheme)).ok_or_else(|| {
         let list: Vec<u16> = hashes.iter().map(|hash| hash.0).collect();
         format!(
-            "the peer (hashes {list:?} of RFC 7427) and 'auth' leave no way to sign with {kind:?}; an old peer may need \
+            "the peer (hashes {list:?} of RFC 7427) and 'auth' have no common signature scheme for {kind:?}; an old peer may need \
              'auth = rsa-sha1' with 'allow_legacy = yes', or another key"
         )
     })

@@ -1,8 +1,8 @@
-//! What this host has to prove who it is and whom it believes: private keys, certificates,
-//! revocation lists, raw public keys and shared secrets.
+//! Credential store: private keys, certificates, revocation lists, raw public keys and shared
+//! secrets.
 //!
-//! Filled from the folders beside swanctl.conf and over vici, through the same functions; each thing
-//! remembers where it came from, so that one can be loaded anew without the other.
+//! Filled from the folders beside swanctl.conf and over vici, through the same functions; each
+//! entry records its origin, so that one source can be reloaded without the other.
 
 use std::path::Path as FilePath;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ const MAX_FILE_BYTES: u64 = 64 << 20;
 /// Certificates that are sent with one's own.
 const MAX_CHAIN: usize = super::path::MAX_PATH;
 
-/// Where something was loaded from.
+/// Origin of an entry.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Origin {
     /// The configuration and the folders beside it.
@@ -33,7 +33,7 @@ pub enum Origin {
     Vici,
 }
 
-/// What a certificate is loaded for.
+/// Purpose of a certificate.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CertificateUse {
     /// Of this host, or of a peer that is trusted without a CA.
@@ -64,7 +64,8 @@ pub struct Store {
     trust: Arc<Trust>,
 }
 
-/// What certificates are held against, in one piece: a TLS handshake goes on with what there was at its start.
+/// Immutable snapshot of the trust anchors and revocation data: a TLS handshake continues with the
+/// snapshot from its start.
 #[derive(Default)]
 pub(super) struct Trust {
     /// CAs that were loaded: trust anchors and intermediates.
@@ -73,14 +74,15 @@ pub(super) struct Trust {
     pub(super) anchors: Vec<Certificate>,
     /// The other ones, each valid only as far as a path leads from it to an anchor.
     pub(super) intermediates: Vec<Certificate>,
-    /// What may be part of a path; end entities too, as a certificate may have been put into the wrong folder.
+    /// Certificates that may be part of a path; end entities too, because a certificate may be in
+    /// the wrong directory.
     pub(super) others: Vec<Certificate>,
     /// Certificates of this host, and of peers that are trusted without a CA.
     pub(super) end_entities: Vec<Certificate>,
     pub(super) crls: Vec<Crl>,
     /// URIs that the configuration names.
     pub(super) sources: Vec<Source>,
-    /// What was fetched.
+    /// Fetched CRLs and OCSP responses.
     pub(super) fetched: Arc<Fetched>,
 }
 
@@ -132,12 +134,14 @@ impl Store {
             }
             let certificate = Certificate::from_der(&block.der).map_err(|fault| fault.to_string())?;
             if usage == CertificateUse::Authority && certificate.extensions().v3 && !certificate.is_ca() {
-                return Err(format!("{certificate:?} is no CA: its basic constraints do not say so; put it into x509"));
+                return Err(format!(
+                    "{certificate:?} is not a CA according to its basic constraints; put it into x509"
+                ));
             }
             found.push(certificate);
         }
         if found.is_empty() {
-            return Err("there is no certificate in it".into());
+            return Err("contains no certificate".into());
         }
         let list = match usage {
             CertificateUse::EndEntity => &mut self.end_entities,
@@ -435,7 +439,7 @@ fn files(folder: &FilePath) -> Vec<(std::path::PathBuf, String)> {
 fn read(path: &FilePath) -> Result<zeroize::Zeroizing<Vec<u8>>, String> {
     let size = std::fs::metadata(path).map_err(|why| why.to_string())?.len();
     if size > MAX_FILE_BYTES {
-        return Err(format!("{size} bytes are too many"));
+        return Err(format!("{size} bytes exceed the limit"));
     }
     std::fs::read(path).map(zeroize::Zeroizing::new).map_err(|why| why.to_string())
 }

@@ -1,5 +1,6 @@
-//! The task that holds the secrets and answers the questions of IKE, on threads of its own: a slow
-//! signature never keeps a packet waiting, and what talks to the network never sees a key.
+//! Credential task: holds the secrets and serves the credential requests of IKE on separate
+//! threads. A slow signature never delays a packet, and the network threads never see a private
+//! key.
 //!
 //! Questions wait in a bounded queue; answers are fetched. Made by [`Credentials::spawn`], ends when
 //! it is dropped.
@@ -37,7 +38,7 @@ const FETCH_WAIT: Duration = Duration::from_secs(10);
 /// Certificates of peers that are kept for listings; the oldest goes for a new one. Some 2 KiB each.
 const MAX_RECEIVED: usize = 256;
 
-/// Tells the time since 1970; a test may tell another.
+/// Returns the time since 1970; tests replace it.
 pub type WallClock = Arc<dyn Fn() -> Duration + Send + Sync>;
 
 /// A handle to the task.
@@ -88,7 +89,7 @@ impl Credentials {
         Self::spawn_with(1, Arc::new(clock), wake)
     }
 
-    /// Starts the task with several threads and a clock of its own.
+    /// Starts the task with several threads and a given clock.
     pub fn spawn_with(threads: usize, clock: WallClock, wake: impl Fn() + Send + Sync + 'static) -> Self {
         let store = Store::default();
         let shared = Arc::new(Shared {
@@ -144,7 +145,8 @@ impl Credentials {
         self.shared.fetched.counts()
     }
 
-    /// Asks. The answer comes in time; when too many questions wait, it is a refusal at once.
+    /// Submits a credential request. The response arrives asynchronously; if too many requests are
+    /// pending, it is an immediate refusal.
     pub fn ask(&self, ticket: Ticket, question: Question) {
         let mut queue = lock(&self.shared.queue);
         if queue.waiting.len() < MAX_WAITING {
@@ -153,7 +155,9 @@ impl Credentials {
             self.shared.work.notify_one();
             return;
         }
-        queue.answers.push_back((ticket, refusal(&question, "too many questions wait; try again later")));
+        queue
+            .answers
+            .push_back((ticket, refusal(&question, "too many credential requests are waiting; try again later")));
         drop(queue);
         (self.shared.wake)();
     }
@@ -216,7 +220,7 @@ impl Drop for Credentials {
         self.shared.fetched.stop();
         self.shared.work.notify_all();
         for thread in self.threads.drain(..) {
-            // One that panicked has said so already.
+            // A thread that panicked has already printed the reason.
             let _ = thread.join();
         }
     }
@@ -253,7 +257,8 @@ impl Shared {
             return Some((work.ticket, answer));
         }
         if queue.running.remove(&work.ticket) {
-            // A fetch that has ended meanwhile wakes nobody: asked with the queue locked, as in `fetched_something`.
+            // A fetch may have ended since, and would wake no thread. So check with the queue
+            // locked, as in `fetched_something`.
             match self.fetched.is_pending(&keys) {
                 true => queue.parked.push((work, keys)),
                 false => queue.waiting.push_back(work),
@@ -265,7 +270,7 @@ impl Shared {
         None
     }
 
-    /// Judges questions again whose fetches have ended.
+    /// Evaluates requests again after their fetches have ended.
     fn fetched_something(&self) {
         let mut queue = lock(&self.queue);
         queue.unpark(|(_, keys)| !self.fetched.is_pending(keys));

@@ -139,7 +139,7 @@ pub(super) fn sign_request(connection: Connection, hashes: &[u16]) -> SignReques
     }
 }
 
-/// What the other side sees of an answer.
+/// The peer's view of a response.
 pub(super) fn verify_request(connection: Connection, request: &SignRequest, signed: Signed) -> VerifyRequest {
     // As RFC 7296 §2.15 has it, written out.
     let mut body = vec![signed.local_id.kind.0, 0, 0, 0];

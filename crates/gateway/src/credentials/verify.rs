@@ -1,4 +1,4 @@
-//! Whether the peer is who it says: [`Question::Verify`](ike::Question::Verify).
+//! Verification of the peer's identity: [`Question::Verify`](ike::Question::Verify).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,7 +29,7 @@ const MAX_SHARED_KEYS: usize = 64;
 /// Known certificates of the claimed identity that are tried when the peer sends none.
 const MAX_KNOWN: usize = 16;
 
-/// What the peer sent to show whose key it is.
+/// Certificates and keys that the peer sent.
 #[derive(Default)]
 pub(super) struct Brought {
     /// Its own certificate first.
@@ -37,7 +37,7 @@ pub(super) struct Brought {
     pub(super) crls: Vec<Crl>,
     pub(super) responses: Vec<Response>,
     raw_key: Option<PublicKey>,
-    /// What could not be used, for the log.
+    /// Payloads that could not be used, for the log.
     pub(super) faults: Vec<String>,
 }
 
@@ -67,7 +67,9 @@ impl Brought {
                     Err(fault) => brought.faults.push(format!("a raw public key: {fault}")),
                 },
                 CertEncoding::HASH_URL | CertEncoding::HASH_URL_BUNDLE => {
-                    brought.faults.push("it names its certificate by URL, and nothing is fetched for strangers".into());
+                    brought
+                        .faults
+                        .push("it sent a certificate URL, and nothing is fetched for unauthenticated peers".into());
                 }
                 other => brought.faults.push(format!("a CERT payload of encoding {} is not used", other.0)),
             }
@@ -123,7 +125,7 @@ impl Check<'_> {
         faults.truncate(8);
         faults.extend(std::mem::take(&mut self.brought.faults).into_iter().take(4));
         match faults.is_empty() {
-            true => refuse("no connection is left that could admit it"),
+            true => refuse("no remaining connection matches"),
             false => refuse(faults.join("; ")),
         }
     }
@@ -134,7 +136,7 @@ impl Check<'_> {
         let auth = connection.remote.get(request.round).ok_or_else(missing)?;
         let id = name::show_id(&request.remote_id);
         if request.remote_id.kind == IdType::NULL || request.method == AuthMethodId::NULL {
-            return Err("the peer does not say who it is".into());
+            return Err("the peer sent no identity".into());
         }
         if auth.id.matches(&request.remote_id).is_none() {
             return Err(format!("the identity '{id}' of the peer does not match 'remote.id'"));
@@ -145,9 +147,9 @@ impl Check<'_> {
             (_, Some(msk)) if by_code => {
                 let code = shared_key_code(request.prf, msk, &[&request.octets]);
                 let right: bool = code.as_slice().ct_eq(&request.auth).into();
-                if right { Ok(done(None)) } else { Err("the AUTH payload was not made with the key of EAP".into()) }
+                if right { Ok(done(None)) } else { Err("the AUTH payload was not computed with the key of EAP".into()) }
             }
-            (_, Some(_)) => Err("after EAP the AUTH payload has to be made with its key".into()),
+            (_, Some(_)) => Err("after EAP the AUTH payload must be computed with its key".into()),
             (AuthMethod::Psk | AuthMethod::Any, None) if by_code => self.shared_key(connection).map(|()| done(None)),
             (AuthMethod::PublicKey(_) | AuthMethod::Any, None) if request.method != AuthMethodId::PSK => {
                 let constraints = match &auth.method {
@@ -158,8 +160,8 @@ impl Check<'_> {
                 Ok(done(until.map(|until| until.saturating_sub(self.now))))
             }
             (wanted, None) => {
-                let method = request.method.name().unwrap_or("an unknown method");
-                Err(format!("'{id}' authenticates by {method}, but 'remote.auth' wants {wanted:?}"))
+                let method = request.method.name().unwrap_or("unknown method");
+                Err(format!("'{id}' authenticates by {method}, but 'remote.auth' requires {wanted:?}"))
             }
         }
     }
@@ -183,13 +185,13 @@ impl Check<'_> {
             return Ok(());
         }
         let id = name::show_id(&request.remote_id);
-        Err(format!("the shared key of '{id}' is another one than ours; compare 'secrets' on both sides"))
+        Err(format!("the shared keys of '{id}' differ; compare 'secrets' on both sides"))
     }
 
     /// Until when the peer's key may be believed, since 1970; `None` for a raw key.
     fn public_key(&mut self, auth: &Auth, constraints: &Constraints) -> Result<Option<Duration>, String> {
         if !auth.groups.is_empty() {
-            return Err("'groups' cannot be checked: no source says who belongs to which; remove it".into());
+            return Err("'groups' cannot be checked: there is no source of group membership; remove it".into());
         }
         let raw = self.raw_keys(auth)?;
         if !raw.is_empty() {
@@ -200,7 +202,7 @@ impl Check<'_> {
         let request = self.request;
         let leaves: Vec<Certificate> = match self.brought.certificates.first() {
             Some(sent) => vec![sent.clone()],
-            // A peer that was told not to send its certificate, and that this host knows.
+            // The peer did not send its certificate, and this host has it.
             None => {
                 let known = self.store.trust().end_entities.iter().filter(|leaf| name::is_of(leaf, &request.remote_id));
                 known.take(MAX_KNOWN).cloned().collect()
@@ -212,12 +214,13 @@ impl Check<'_> {
             request.remote_id.kind == IdType::KEY_ID && (data == key.spki_id() || data == key.key_id())
         };
         let mut fault = match self.store.public_keys().any(of_known_key) {
-            true => format!("'{id}' has a raw public key in pubkey; name it in 'remote.pubkeys' to accept it"),
+            true => format!("'{id}' has a raw public key in pubkey; list it in 'remote.pubkeys' to accept it"),
             false => format!("the peer sent no certificate, and none of '{id}' is in x509"),
         };
         for leaf in &leaves {
             if !name::is_of(leaf, &request.remote_id) {
-                fault = format!("{leaf:?} is not that of '{id}': neither its subject nor an alternative name");
+                fault =
+                    format!("{leaf:?} does not belong to '{id}': neither its subject nor an alternative name matches");
                 continue;
             }
             let checked = self.trusted(leaf, auth, constraints).and_then(|until| {
@@ -236,7 +239,7 @@ impl Check<'_> {
     fn raw_keys(&self, auth: &Auth) -> Result<Vec<PublicKey>, String> {
         let without_certificate = self.brought.certificates.is_empty();
         if auth.pubkeys.is_empty() {
-            let none = "the peer sent a raw public key; name it in 'remote.pubkeys' to accept it";
+            let none = "the peer sent a raw public key; list it in 'remote.pubkeys' to accept it";
             let only = self.brought.raw_key.is_some() && without_certificate;
             return if only { Err(none.into()) } else { Ok(Vec::new()) };
         }
@@ -248,15 +251,15 @@ impl Check<'_> {
         };
         if found.is_empty() {
             let certificates = !auth.certs.is_empty() || !auth.cacerts.is_empty();
-            let none = "the peer's key is none of those in 'remote.pubkeys'";
+            let none = "the peer's key is not in 'remote.pubkeys'";
             return if certificates { Ok(found) } else { Err(none.into()) };
         }
-        // Nothing in a raw key says whose it is, so the configuration has to.
+        // A raw key contains no identity, so the configuration must name it.
         let id = &self.request.remote_id;
         let of_key =
             |key: &PublicKey| id.kind == IdType::KEY_ID && (id.data == key.key_id() || id.data == key.spki_id());
         let of: Vec<PublicKey> = found.into_iter().filter(|key| auth.id != IdPattern::Any || of_key(key)).collect();
-        let unnamed = "a raw public key needs 'remote.id', which says whose it is";
+        let unnamed = "a raw public key requires 'remote.id'";
         if of.is_empty() { Err(unnamed.into()) } else { Ok(of) }
     }
 
@@ -291,12 +294,12 @@ impl Check<'_> {
         if right {
             Ok(())
         } else {
-            Err("the signature in the AUTH payload is wrong: it is not by the key of the certificate".into())
+            Err("the signature in the AUTH payload is invalid: it was not made with the key of the certificate".into())
         }
     }
 }
 
-/// What a peer sent with its own certificate.
+/// Certificates that a peer sent with its own.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Sent<'a> {
     pub(super) certificates: &'a [Certificate],
@@ -308,7 +311,7 @@ pub(super) struct Sent<'a> {
 pub(super) struct Checked {
     /// Until when it is trusted, since 1970, or why it is not.
     pub(super) outcome: Result<Duration, String>,
-    /// What should be fetched to know better.
+    /// Revocation data to fetch.
     pub(super) wants: Vec<Want>,
 }
 
@@ -323,7 +326,7 @@ pub(super) fn trusted(
 ) -> Checked {
     let pinned = auth.certs.contains(&leaf.fingerprint());
     if !auth.certs.is_empty() && !pinned {
-        let why = format!("{leaf:?} is none of those in 'remote.certs'");
+        let why = format!("{leaf:?} is not in 'remote.certs'");
         return Checked { outcome: Err(why), wants: Vec::new() };
     }
     let crls: Vec<&Crl> = trust.crls.iter().chain(sent.crls).collect();
@@ -343,7 +346,7 @@ pub(super) fn trusted(
         now,
     };
     let (found, wants) = path::validate(leaf, &known, auth, constraints);
-    // What is loaded as an end entity is trusted by being loaded, where the configuration asks for nothing else.
+    // A certificate loaded as an end entity is trusted, unless the configuration requires more.
     let loaded = pinned || trust.end_entities.contains(leaf);
     let asks = !auth.cacerts.is_empty() || !auth.cert_policy.is_empty();
     let outcome = match found {
@@ -356,7 +359,7 @@ pub(super) fn trusted(
     Checked { outcome, wants }
 }
 
-/// How the AUTH payload was signed, and the signature.
+/// Scheme and signature of the AUTH payload.
 fn scheme(request: &VerifyRequest, kind: PublicKeyKind) -> Result<(SignatureScheme, &[u8]), String> {
     let data = &request.auth[..];
     if request.version == 1 {

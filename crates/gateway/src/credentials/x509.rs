@@ -28,11 +28,11 @@ const MAX_CRL_AGE: Duration = Duration::from_secs(7 * 86_400);
 /// with each stays cheap.
 const MAX_NAMES: usize = 128;
 
-/// Why something is no certificate or revocation list that can be used.
+/// Reason why a certificate or revocation list cannot be used.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum CertificateFault {
     /// Longer than allowed.
-    #[error("{0} bytes are too many")]
+    #[error("{0} bytes exceed the limit")]
     Long(usize),
     /// Not as RFC 5280 has it.
     #[error("malformed: {0}")]
@@ -41,7 +41,7 @@ pub enum CertificateFault {
     #[error("its public key: {0}")]
     Key(#[from] crypto::ike::KeyFault),
     /// A signature that is not used here.
-    #[error("it is signed with an algorithm that is not supported")]
+    #[error("signed with an unsupported algorithm")]
     Algorithm,
 }
 
@@ -52,7 +52,7 @@ const OID_OCSP_NOCHECK: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1
 const OID_OCSP_SIGNING: ObjectIdentifier = ObjectIdentifier::new_unwrap("1.3.6.1.5.5.7.3.9");
 const OID_CERTIFICATE_ISSUER: ObjectIdentifier = ObjectIdentifier::new_unwrap("2.5.29.29");
 
-/// What is signed, by what and how.
+/// Signed octets, signature and algorithm.
 struct Signed {
     der: Vec<u8>,
     tbs: Range<usize>,
@@ -66,7 +66,7 @@ impl Signed {
         if der.len() > max {
             return Err(CertificateFault::Long(der.len()));
         }
-        let malformed = CertificateFault::Malformed("it is not a sequence of contents, algorithm and signature");
+        let malformed = CertificateFault::Malformed("not a sequence of contents, algorithm and signature");
         let split = || {
             let mut outer = Reader::new(der);
             let mut inside = outer.inside(SEQUENCE)?;
@@ -124,11 +124,11 @@ pub(super) struct CertificateExtensions {
     pub(super) inhibit_any_policy: bool,
     pub(super) require_policy: bool,
     pub(super) name_constraints: Option<NameConstraints>,
-    /// Where CRLs are; none when the extension is absent.
+    /// CRL distribution points; none if the extension is absent.
     pub(super) crl_names: Vec<GeneralName>,
-    /// Where OCSP servers of the issuer are (RFC 5280 §4.2.2.1).
+    /// URIs of the issuer's OCSP servers (RFC 5280 §4.2.2.1).
     pub(super) ocsp_uris: Vec<String>,
-    /// Where delta CRLs are (RFC 5280 §4.2.1.15).
+    /// URIs of delta CRLs (RFC 5280 §4.2.1.15).
     pub(super) freshest: Vec<String>,
     /// Its issuer does not publish revocations of this OCSP responder (RFC 6960 §4.2.2.2.1).
     pub(super) ocsp_nocheck: bool,
@@ -137,14 +137,14 @@ pub(super) struct CertificateExtensions {
 }
 
 impl Certificate {
-    /// Parses a certificate in DER, with nothing behind it.
+    /// Parses a certificate in DER, without trailing data.
     ///
     /// # Errors
     /// [`CertificateFault`].
     pub fn from_der(der: &[u8]) -> Result<Self, CertificateFault> {
         let signed = Signed::parse(der, MAX_CERTIFICATE_BYTES)?;
         let parsed = x509_cert::Certificate::from_der(der)
-            .map_err(|_| CertificateFault::Malformed("it is not a certificate of RFC 5280"))?;
+            .map_err(|_| CertificateFault::Malformed("not a certificate of RFC 5280"))?;
         let tbs = parsed.tbs_certificate;
         // RFC 5280 §4.1.1.2: both name the same algorithm, or one of them was changed.
         if tbs.signature != parsed.signature_algorithm {
@@ -203,7 +203,7 @@ impl Certificate {
         &self.0.key
     }
 
-    /// How it is signed.
+    /// Signature scheme.
     pub fn scheme(&self) -> SignatureScheme {
         self.0.signed.scheme
     }
@@ -218,7 +218,8 @@ impl Certificate {
         *self.0.self_signed.get_or_init(|| self.names_as_issuer(self) && self.is_signed_by(self.key()))
     }
 
-    /// It says that it is a CA's. Certificates before version 3 cannot say so.
+    /// True if the basic constraints mark a CA. Certificates before version 3 have no such
+    /// extension.
     pub fn is_ca(&self) -> bool {
         self.0.extensions.basic_constraints.as_ref().is_some_and(|constraints| constraints.ca)
     }
@@ -228,7 +229,8 @@ impl Certificate {
         self.0.signed.is_by(key)
     }
 
-    /// Whether `issuer` may have issued it, by names and key identifiers; signatures are another matter.
+    /// Returns whether `issuer` may have issued it, by names and key identifiers; signatures are
+    /// another matter.
     pub(super) fn names_as_issuer(&self, issuer: &Self) -> bool {
         let ids = (&self.0.extensions.authority_key_id, &issuer.0.extensions.subject_key_id);
         self.0.issuer == issuer.0.subject && !matches!(ids, (Some(named), Some(there)) if named != there)
@@ -253,7 +255,7 @@ impl std::fmt::Debug for Certificate {
     }
 }
 
-/// Fields of a TBSCertificate whose very bytes are needed.
+/// Fields of a TBSCertificate that are needed as raw bytes.
 struct TbsFields<'a> {
     issuer: &'a [u8],
     subject: &'a [u8],
@@ -281,7 +283,7 @@ impl CertificateExtensions {
         let mut found = Self::default();
         for (at, extension) in extensions.iter().enumerate() {
             if extensions[..at].iter().any(|earlier| earlier.extn_id == extension.extn_id) {
-                return Err(CertificateFault::Malformed("an extension is there twice"));
+                return Err(CertificateFault::Malformed("duplicate extension"));
             }
             found.take(extension)?;
         }
@@ -373,7 +375,7 @@ impl CertificateExtensions {
         uris(&self.crl_names)
     }
 
-    /// Whether the certificate carries that policy, or any.
+    /// Returns whether the certificate carries that policy, or any.
     pub(super) fn has_policy(&self, policy: &ObjectIdentifier, any_counts: bool) -> bool {
         let fits = |there: &ObjectIdentifier| there == policy || any_counts && *there == OID_ANY_POLICY;
         self.policies.as_ref().is_some_and(|policies| policies.iter().any(fits))
@@ -429,7 +431,7 @@ struct CrlExtensions {
     number: Option<Vec<u8>>,
     /// Of a delta list: the number of the complete list that it changes.
     base: Option<Vec<u8>>,
-    /// Where delta lists are.
+    /// URIs of delta CRLs.
     freshest: Vec<String>,
 }
 
@@ -465,7 +467,9 @@ impl CrlExtensions {
                 IssuingDistributionPoint::OID => {
                     let point: IssuingDistributionPoint = decode(extension, "issuing distribution point")?;
                     if point.indirect_crl || point.only_some_reasons.is_some() || point.only_contains_attribute_certs {
-                        return Err(CertificateFault::Malformed("it is indirect or for some reasons only"));
+                        return Err(CertificateFault::Malformed(
+                            "indirect CRLs and CRLs for some reasons only are not supported",
+                        ));
                     }
                     found.scope = Scope {
                         end_entities_only: point.only_contains_user_certs,
@@ -473,7 +477,7 @@ impl CrlExtensions {
                         names: full_names(point.distribution_point),
                     };
                 }
-                _ if extension.critical => return Err(CertificateFault::Malformed("an unknown critical extension")),
+                _ if extension.critical => return Err(CertificateFault::Malformed("unknown critical extension")),
                 _ => {}
             }
         }
@@ -487,15 +491,15 @@ fn compare(one: &[u8], other: &[u8]) -> std::cmp::Ordering {
 }
 
 impl Crl {
-    /// Parses a complete or delta list in DER, with nothing behind it. Indirect lists and those for some
-    /// reasons only are refused: each covers less than it seems to.
+    /// Parses a complete or delta list in DER, without trailing data. Indirect lists and those for
+    /// some reasons only are refused: each covers less than it seems to.
     ///
     /// # Errors
     /// [`CertificateFault`].
     pub fn from_der(der: &[u8]) -> Result<Self, CertificateFault> {
         let signed = Signed::parse(der, MAX_CRL_BYTES)?;
         let parsed = x509_cert::crl::CertificateList::from_der(der)
-            .map_err(|_| CertificateFault::Malformed("it is not a revocation list of RFC 5280"))?;
+            .map_err(|_| CertificateFault::Malformed("not a revocation list of RFC 5280"))?;
         let tbs = parsed.tbs_cert_list;
         if tbs.signature != parsed.signature_algorithm {
             return Err(CertificateFault::Malformed("its two signature algorithms differ"));
@@ -505,7 +509,7 @@ impl Crl {
         for entry in tbs.revoked_certificates.unwrap_or_default() {
             let extensions = entry.crl_entry_extensions.unwrap_or_default();
             if extensions.iter().any(|extension| extension.critical || extension.extn_id == OID_CERTIFICATE_ISSUER) {
-                return Err(CertificateFault::Malformed("it speaks of other issuers' certificates"));
+                return Err(CertificateFault::Malformed("indirect CRLs are not supported"));
             }
             let reason = extensions.iter().find(|extension| extension.extn_id == CrlReason::OID);
             let kind = match reason.map(|reason| decode(reason, "reason")).transpose()? {
@@ -528,8 +532,8 @@ impl Crl {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Whether one of these keys signed a list, without reading what is in it: its entries take far more memory than
-    /// their bytes.
+    /// Returns whether one of these keys signed a list, without reading what is in it: its entries
+    /// take far more memory than their bytes.
     pub(super) fn is_der_signed_by(der: &[u8], signers: &[Certificate]) -> bool {
         Signed::parse(der, MAX_CRL_BYTES).is_ok_and(|signed| signers.iter().any(|signer| signed.is_by(signer.key())))
     }
@@ -551,7 +555,7 @@ impl Crl {
         &self.0.issuer
     }
 
-    /// When it was made, and when the next one is due; since 1970.
+    /// Times of this and the next update, since 1970.
     pub fn updates(&self) -> (Duration, Option<Duration>) {
         (self.0.this_update, self.0.next_update)
     }
@@ -608,12 +612,12 @@ impl Crl {
         self.0.next_update.unwrap_or(self.0.this_update + MAX_CRL_AGE)
     }
 
-    /// How it is signed.
+    /// Signature scheme.
     pub fn scheme(&self) -> SignatureScheme {
         self.0.signed.scheme
     }
 
-    /// It says something about this certificate.
+    /// Returns whether the list covers this certificate.
     pub(super) fn covers(&self, certificate: &Certificate) -> bool {
         let scope = &self.0.about.scope;
         let there = &certificate.extensions().crl_names;

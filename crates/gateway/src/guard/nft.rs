@@ -43,7 +43,8 @@ const fn kind(message: u16) -> u16 {
     SUBSYSTEM << 8 | message
 }
 
-/// Whether a notification reports a change of what the guard consists of. Counters are not reported.
+/// Returns whether a notification reports a change of what the guard consists of. Counters are not
+/// reported.
 pub(super) fn is_change(kind: u16) -> bool {
     const CHANGES: [u16; 10] =
         [NEWTABLE, DELTABLE, NEWCHAIN, DELCHAIN, NEWRULE, DELRULE, NEWSET, DELSET, NEWSETELEM, DELSETELEM];
@@ -87,7 +88,7 @@ impl Family {
     }
 }
 
-/// What a rule looks at.
+/// Packet field or metadata that a rule matches.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Field {
     Source(Family),
@@ -163,7 +164,7 @@ pub(super) enum Expr {
     Return,
 }
 
-/// Where a base chain is called: NF_INET_….
+/// Hook of a base chain: NF_INET_….
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Hook {
     pub(super) number: u32,

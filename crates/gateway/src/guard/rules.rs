@@ -7,7 +7,7 @@ use wire::{AddrRange, IpProto, PortRange, Selector};
 
 use super::nft::{Expr, Family, Field, Hook, Transaction};
 
-/// What happens to clear text that a policy names.
+/// Action for clear text that matches a policy.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub(crate) enum Verdict {
     /// The policy protects or discards it: clear text is dropped.
@@ -31,7 +31,7 @@ impl GuardPolicy {
     }
 }
 
-/// What does not depend on policies.
+/// Settings that do not depend on policies.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) struct Fixed {
     /// Name of the table.
@@ -40,11 +40,12 @@ pub(crate) struct Fixed {
     pub(crate) tun: String,
     /// Mark of Weir's own packets.
     pub(crate) mark: u32,
-    /// Whether sources in local selectors must have a route back by the interface of arrival.
+    /// True if sources in local selectors must have a route back by the interface of arrival.
     pub(crate) reverse_path: bool,
 }
 
-/// What must arrive in clear text: packets for the sockets that Weir has for this configuration, and nothing else.
+/// Traffic that must be accepted in clear text: packets for the sockets that Weir opens for this
+/// configuration, and nothing else.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Exempt {
     /// IP protocols of protected packets.
@@ -83,14 +84,14 @@ impl Exempt {
     }
 }
 
-/// What the table is built from, besides [`Fixed`].
+/// Inputs of the table, besides [`Fixed`].
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Rules {
     /// In the order in which packets meet them.
     pub(crate) policies: Vec<GuardPolicy>,
     /// Limit of the MSS option over IPv4, in bytes.
     pub(crate) mss: Option<u16>,
-    /// What arrives in clear text all the same.
+    /// Exempt clear text.
     pub(crate) exempt: Exempt,
 }
 
@@ -241,8 +242,8 @@ fn clamp(fixed: &Fixed, mss: u16) -> Vec<Vec<Expr>> {
     rules
 }
 
-/// What arrives unprotected by its nature: protected packets themselves, IKE, the key service, errors
-/// about them, neighbour discovery.
+/// Traffic that always arrives unprotected: protected packets themselves, IKE, the key service,
+/// ICMP errors about them, Neighbor Discovery.
 fn exempt_in(exempt: &Exempt, family: Family) -> Vec<Vec<Expr>> {
     let mut rules = Vec::new();
     let mut accept = |parts: &[&[Expr]]| rules.push([&parts.concat()[..], &[Expr::Accept]].concat());
@@ -262,7 +263,8 @@ fn exempt_in(exempt: &Exempt, family: Family) -> Vec<Vec<Expr>> {
             accept(&[&[Expr::Protocol(TCP), port(Field::SourcePort, theirs), flag], &here]);
         }
     }
-    // Later fragments have no ports, and are of no use without the first, whose ports are compared.
+    // Later fragments have no ports. They are useless without the first fragment, and its ports are
+    // checked.
     let fragmented = exempt.protocols.iter().filter(|_| !at.is_empty());
     for protocol in fragmented.chain((!udp.is_empty()).then_some(&UDP)) {
         let of = match family {
@@ -292,7 +294,8 @@ fn exempt_in(exempt: &Exempt, family: Family) -> Vec<Vec<Expr>> {
         accept(&[&about(UDP), &[port], &here]);
     }
     if family == Family::V6 {
-        // To the host, or to a multicast group of the link: a packet that is forwarded is no neighbour discovery.
+        // To the host, or to a multicast group of the link: a forwarded packet is never Neighbor
+        // Discovery.
         accept(&[&neighbour_discovery(), &here]);
         let link = AddrRange::from_cidr(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 0).into(), 16);
         let link = link.map(|link| Expr::Addresses(Field::Destination(family), link));
@@ -301,7 +304,7 @@ fn exempt_in(exempt: &Exempt, family: Family) -> Vec<Vec<Expr>> {
     rules
 }
 
-/// What never leaves the link, and so is never routed into a tunnel; but not what a policy names.
+/// Link-local traffic, which is never routed into a tunnel, unless a policy names it.
 fn exempt_out(policies: &[GuardPolicy], family: Family) -> Vec<Vec<Expr>> {
     let networks: &[(IpAddr, u8)] = match family {
         Family::V4 => &[(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 0)), 24), (IpAddr::V4(Ipv4Addr::BROADCAST), 32)],
@@ -436,7 +439,7 @@ fn local_sources<'a>(policies: impl Iterator<Item = &'a GuardPolicy>) -> Vec<Add
     merged(policies.map(|policy| policy.selector.src).filter(|range| !is_whole(range)))
 }
 
-/// Whether a range is every address of its family.
+/// Returns whether a range is every address of its family.
 fn is_whole(range: &AddrRange) -> bool {
     let end = match range.end {
         IpAddr::V4(end) => end.to_bits() == u32::MAX,

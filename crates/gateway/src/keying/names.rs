@@ -1,7 +1,8 @@
 //! Resolution of host names outside of the control thread.
 //!
-//! The resolver of the host may take long, so a few threads call it, each for one name at a time. Requests wait in a
-//! bounded queue; what does not fit fails at once and is repeated by whoever needs the name.
+//! The resolver of the host may block, so a few threads call it, each for one name at a time.
+//! Requests wait in a bounded queue; requests beyond the bound fail at once, and the caller repeats
+//! them.
 
 use std::io;
 use std::net::IpAddr;
@@ -15,7 +16,7 @@ const THREADS: usize = 4;
 /// Requests that wait, of at most 253 bytes each.
 const REQUESTS_MAX: usize = 4096;
 
-/// Who needs a name.
+/// User of a name.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Client {
     /// The endpoint of IKE.

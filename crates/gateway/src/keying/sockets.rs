@@ -1,7 +1,8 @@
 //! The UDP sockets of IKE: ports 500 and 4500 of every address of this host, both families.
 //!
-//! On the NAT-T port IKE messages carry a marker of four zero bytes (RFC 3948 §2.2); it is taken off and put
-//! on here. ESP of the same port never comes this way: the kernel hands it to the packet path.
+//! On the NAT-T port IKE messages carry a marker of four zero bytes (RFC 3948 §2.2); it is removed
+//! and added here. ESP on the same port does not arrive here: the kernel delivers it to the data
+//! plane.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,11 +13,11 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 /// Before an IKE message on the NAT-T port.
 const MARKER: [u8; 4] = [0; 4];
-/// What keeps a NAT mapping alive (RFC 3948 §2.3).
+/// NAT keepalive (RFC 3948 §2.3).
 const KEEPALIVE: [u8; 1] = [0xff];
 /// Largest datagram.
 const DATAGRAM_BYTES: usize = 65_535;
-/// Bytes asked for each receive buffer: some thousands of handshakes at once.
+/// Requested size of each receive buffer, in bytes: some thousands of handshakes at once.
 const SOCKET_BUFFER: usize = 4 << 20;
 /// Datagrams taken per look, so that a flood leaves time for everything else.
 const PER_LOOK: usize = 512;
@@ -62,7 +63,7 @@ impl Sockets {
         Self { ports: Vec::new(), buffers: Vec::new(), nat_t_port: wire::registry::PORT_IPSEC_NAT_T }
     }
 
-    /// What to wait on.
+    /// File descriptors to poll.
     pub(crate) fn readable(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ports.iter().map(|port| port.socket.as_fd())
     }

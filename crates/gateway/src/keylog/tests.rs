@@ -81,7 +81,7 @@ fn udp(ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
     packet
 }
 
-/// What tshark makes of a capture, or why that is not known.
+/// Output of tshark for a capture, or the reason why there is none.
 fn tshark(folder: &Path, capture: &Path, fields: &[&str]) -> Option<Vec<String>> {
     let mut command = Command::new("tshark");
     command.env("WIRESHARK_CONFIG_DIR", folder).env("HOME", folder).arg("-r").arg(capture).args(["-T", "fields"]);

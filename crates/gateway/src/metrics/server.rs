@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
 
-use super::{Board, Snapshot, text};
+use super::{SharedSnapshot, Snapshot, text};
 
 /// For request and answer together.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const CLIENTS_MAX: usize = 32;
 /// Request line and header fields, in bytes.
 const MAX_REQUEST: usize = 8 << 10;
-/// Wait after a failure to accept, as when there are no more file descriptors.
+/// Pause after a failed accept, for example without free file descriptors.
 const PAUSE: Duration = Duration::from_millis(100);
 /// Age of a snapshot from which the control thread counts as stuck. It makes one each second.
 const STALE: Duration = Duration::from_secs(15);
@@ -41,7 +41,7 @@ impl Server {
     ///
     /// # Errors
     /// When something else listens there; the text names the address and the key.
-    pub(super) fn start(address: SocketAddr, board: Board) -> io::Result<Self> {
+    pub(super) fn start(address: SocketAddr, board: SharedSnapshot) -> io::Result<Self> {
         let explained = |error: io::Error| {
             io::Error::new(
                 error.kind(),
@@ -60,7 +60,7 @@ impl Server {
         Ok(Self { address, stop, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Listening address.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
@@ -86,7 +86,7 @@ struct Client {
     end: Instant,
 }
 
-/// What became of a connection.
+/// Result of a connection.
 #[derive(Debug, PartialEq)]
 enum Progress {
     Waits,
@@ -104,7 +104,7 @@ impl Client {
     }
 
     /// Reads and writes as far as that is possible now.
-    fn turn(&mut self, board: &Board) -> io::Result<Progress> {
+    fn turn(&mut self, board: &SharedSnapshot) -> io::Result<Progress> {
         if self.reply.is_none() {
             if !self.read()? {
                 return Ok(Progress::Waits);
@@ -139,7 +139,7 @@ impl Client {
     }
 }
 
-fn serve(listener: &TcpListener, board: &Board, stop: &AtomicBool) {
+fn serve(listener: &TcpListener, board: &SharedSnapshot, stop: &AtomicBool) {
     let mut clients: Vec<Client> = Vec::new();
     loop {
         wait(listener, &clients);

@@ -154,7 +154,7 @@ fn what_is_counted_is_served() {
     assert!(metrics.due(start));
     metrics.count("ike_retransmissions");
     metrics.count("ike_retransmissions");
-    metrics.failed("a \"strange\\ name\n", "the peer does not answer any more");
+    metrics.failed("a \"strange\\ name\n", "no response from the peer any more");
     metrics.failed("sun", "the peer refused: AUTHENTICATION_FAILED");
     metrics.failed("sun", "");
     metrics.rekeyed("sun", start);
@@ -219,7 +219,7 @@ fn failures_are_read_from_the_log() {
 #[test]
 fn reasons_are_sorted_by_their_words() {
     for (reason, cause) in [
-        ("the peer does not answer any more", Cause::Timeout),
+        ("no response from the peer any more", Cause::Timeout),
         ("the peer refused: NO_PROPOSAL_CHOSEN", Cause::Proposal),
         ("TS_UNACCEPTABLE", Cause::Selectors),
         ("the peer does not have the post-quantum preshared key", Cause::Ppk),

@@ -8,7 +8,7 @@ use super::table::{self, Metric};
 use super::{Cause, STATES, Snapshot};
 use crate::credentials::FetchCounts;
 
-/// What the text is, for HTTP.
+/// Content type for HTTP.
 pub(super) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// A text that grows.
@@ -131,12 +131,12 @@ fn path(page: &mut Page, snapshot: &Snapshot) {
         ("outer", "rx", outer.received, outer.packets_received),
         ("outer", "tx", outer.sent, outer.packets_sent),
     ];
-    page.family(&table::SUPERS, supers.map(|(side, way, calls, _)| (vec![side, way], calls as f64)));
-    page.family(&table::SUPERS_PACKETS, supers.map(|(side, way, _, packets)| (vec![side, way], packets as f64)));
-    let past = &snapshot.past_stack;
+    page.family(&table::GSO_PACKETS, supers.map(|(side, way, calls, _)| (vec![side, way], calls as f64)));
+    page.family(&table::GSO_SEGMENTS, supers.map(|(side, way, _, packets)| (vec![side, way], packets as f64)));
+    let past = &snapshot.xdp;
     let ways = past.iter().flat_map(|it| [("rx", it.received), ("tx", it.sent)].map(|(way, count)| (it, way, count)));
-    page.family(&table::PAST_STACK, ways.map(|(it, way, count)| (vec![it.interface.as_str(), way], count as f64)));
-    page.family(&table::PAST_STACK_LOST, past.iter().map(|it| (vec![it.interface.as_str()], it.lost as f64)));
+    page.family(&table::XDP_PACKETS, ways.map(|(it, way, count)| (vec![it.interface.as_str(), way], count as f64)));
+    page.family(&table::XDP_LOST, past.iter().map(|it| (vec![it.interface.as_str()], it.lost as f64)));
     page.family(&table::UPDOWN, crate::updown::runs().map(|(outcome, runs)| (vec![outcome], runs as f64)));
     page.one(&table::BYPASSED, totals.bypassed as f64);
     let drops = Reason::ALL.iter().map(|reason| (vec![reason.key()], totals.drops[*reason as usize] as f64));

@@ -29,7 +29,7 @@ const LEAST_WINDOW: u32 = 32;
 /// passes nothing any more (RFC 4303 §3.3.3). A sixteenth of them is left for the negotiation.
 const NUMBERS_32: u64 = (1 << 32) - (1 << 28);
 
-/// What has to be known besides the Child SA.
+/// Context of a Child SA.
 pub(crate) struct Site<'a> {
     /// Engine.
     pub(crate) engine: Engine,
@@ -37,7 +37,7 @@ pub(crate) struct Site<'a> {
     pub(crate) workers: usize,
     /// Protocol numbers.
     pub(crate) code_points: CodePoints,
-    /// MTU of the way to a host, in bytes.
+    /// Path MTU to a host, in bytes.
     pub(crate) path_mtu: &'a dyn Fn(IpAddr) -> u32,
 }
 
@@ -63,7 +63,8 @@ pub(crate) struct Child {
     pub(super) group: GroupOf,
     /// Number of its group: of groups with the same selectors the latest is used.
     pub(super) turn: u64,
-    /// Tells most selectors apart without looking at them: with many Child SAs that is most of the work.
+    /// Distinguishes most selectors without comparing them, which dominates the cost with many
+    /// Child SAs.
     selectors_hash: u64,
     /// Algorithms.
     pub(crate) suite: Suite,
@@ -76,16 +77,16 @@ pub(crate) struct Child {
     /// Packets may go out through it.
     pub(crate) sending: bool,
     /// The peer may not have it yet.
-    pub(super) unproven: Option<Unproven>,
-    /// When its inbound half goes; it is over otherwise.
+    pub(super) unconfirmed: Option<Unconfirmed>,
+    /// Time at which the inbound half is removed; the outbound half has already ended.
     pub(crate) until: Option<Instant>,
     /// Soft limits of one direction: packets, bytes; `u64::MAX` is none.
     pub(crate) soft: (u64, u64),
-    /// IKE was told of the soft limit, of the hard one.
+    /// True if the soft, and the hard, limit was reported to IKE.
     pub(crate) told: (bool, bool),
     /// Packets inbound and outbound when it was last looked at.
     pub(crate) seen: (u64, u64),
-    /// When these numbers last grew.
+    /// Times of the last packets in each direction.
     pub(crate) used: (Option<Instant>, Option<Instant>),
 }
 
@@ -96,30 +97,30 @@ pub(super) struct GroupOf {
     peer: Identity,
 }
 
-/// The peer asked for a Child SA and has it only once the answer, which is sent after the SA was installed here, has
-/// reached it (RFC 7296 §1.2): what went out before would be lost.
-pub(super) struct Unproven {
-    /// When it is used all the same.
+/// A Child SA requested by the peer. The response is sent after the SA is installed here (RFC 7296
+/// §1.2), so packets sent before the peer has received it would be lost.
+pub(super) struct Unconfirmed {
+    /// Deadline after which it is used without confirmation.
     pub(super) until: Instant,
     /// Packets see by this that it is so.
     pub(super) ripe: Arc<AtomicBool>,
 }
 
 impl Child {
-    /// Whether packets go out through it, now or as soon as the peer has it.
+    /// Returns whether packets go out through it, now or as soon as the peer has it.
     pub(super) fn sends(&self) -> bool {
         self.sending && self.until.is_none()
     }
 
-    /// Whether something came through it.
+    /// Returns whether something came through it.
     pub(super) fn was_heard(&self) -> bool {
         self.inbound.common.counters.packets() > 0
     }
 
     /// The peer has it, or had time enough.
     pub(super) fn prove(&mut self) {
-        if let Some(unproven) = self.unproven.take() {
-            unproven.ripe.store(true, Ordering::Relaxed);
+        if let Some(unconfirmed) = self.unconfirmed.take() {
+            unconfirmed.ripe.store(true, Ordering::Relaxed);
         }
     }
 
@@ -171,7 +172,7 @@ impl Child {
             inbound: Arc::new(inbound),
             outbound: Arc::new(outbound),
             sending: child.outbound_now,
-            unproven: None,
+            unconfirmed: None,
             until: None,
             soft: (soft(child.config.packets).min(numbers), soft(child.config.bytes)),
             told: (false, false),
@@ -200,7 +201,7 @@ impl Child {
         (since(self.used.0), since(self.used.1))
     }
 
-    /// Whether both serve the same packets of one peer.
+    /// Returns whether both serve the same packets of one peer.
     pub(crate) fn is_redundant_with(&self, other: &Self) -> bool {
         self.selectors_hash == other.selectors_hash && self.group == other.group && self.selectors == other.selectors
     }
@@ -220,7 +221,8 @@ impl Child {
         self.outbound.set_path_mtu(path_mtu as usize);
     }
 
-    /// Whether a soft limit, a hard limit by packets or bytes has passed in either direction.
+    /// Returns whether a soft limit, a hard limit by packets or bytes has passed in either
+    /// direction.
     pub(crate) fn worn(&self) -> (bool, bool) {
         let hard = lifetime(&self.config);
         let (mut soft_passed, mut hard_passed) = (false, false);
@@ -247,7 +249,7 @@ fn mode(child: &ChildSa) -> Result<Mode, SaError> {
         ChildMode::Transport => Mode::Transport,
         ChildMode::Beet => match (single(&child.local_ts), single(&child.remote_ts)) {
             (Some(local), Some(remote)) => Mode::Beet(Beet { local, remote }),
-            _ => return Err(SaError::Conflict("BEET mode needs selectors of one address on each side")),
+            _ => return Err(SaError::Conflict("BEET mode requires a single address on each side")),
         },
         ChildMode::Tunnel | ChildMode::Pass | ChildMode::Drop => Mode::Tunnel,
     })
@@ -271,7 +273,7 @@ fn lifetime(config: &ChildConfig) -> Lifetime {
     Lifetime { packets: limit(config.packets.life), bytes: limit(config.bytes.life) }
 }
 
-/// The window that was asked for, within what the protocol allows.
+/// The configured window, limited to what the protocol allows.
 fn window(config: &ChildConfig, suite: &ChildSuite) -> u32 {
     match (suite.protocol, suite.sn) {
         (_, SequenceNumbers::None) => 0,
@@ -337,7 +339,8 @@ fn eesp_spec<'a>(
     }
 }
 
-/// Sub SAs from the highest ID that the receiver accepts; none said is all of them.
+/// Number of Sub SAs from the highest ID that the receiver accepts; without the notify it is
+/// unlimited.
 fn sub_sas(max_id: Option<u16>) -> u32 {
     u32::from(max_id.unwrap_or(u16::MAX)) + 1
 }
@@ -374,7 +377,7 @@ fn outbound(
         ChildProtocol::Esp => esp::outbound(common, &esp_spec(child, half, suite, 1), site.engine, keys),
         ChildProtocol::Ah => ah::outbound(common, &ah_spec(child, half, suite, 1), site.engine, keys),
         ChildProtocol::Eesp => {
-            // One for each packet thread is all that is of use, and nobody has to use all (EESP §4.5).
+            // One per worker is sufficient, and a sender need not use all (EESP §4.5).
             let count = sub_sas(child.peer_max_sub_sa_id).min(site.workers.max(1) as u32);
             let spec = eesp_spec(child, half, suite, site, count, None);
             let sa = eesp::outbound(common, &spec, site.engine, keys)?;

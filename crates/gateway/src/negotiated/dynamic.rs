@@ -117,8 +117,8 @@ impl Negotiated {
         changed
     }
 
-    /// Gives policies that stand for a connection other addresses in the place of `dynamic`. Those that would stand for
-    /// nothing stay as they are. False when there was nothing to do.
+    /// Replaces the addresses of `dynamic` in installed policies of a connection. Policies that
+    /// would become empty are kept. Returns false if nothing changed.
     pub(crate) fn stand_again(&mut self, connection: &Connection, (local, remote): Dynamic) -> bool {
         let known = of_connection(&self.virtual_addresses, &connection.name);
         let pools = of_pools(&self.pools, connection);

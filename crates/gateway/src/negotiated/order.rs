@@ -4,14 +4,14 @@ use ike::config::ChildConfig;
 use ike::selectors::precedence;
 use wire::{AddrRange, Selector};
 
-/// Which of policies with the same selectors comes first.
+/// Order of policies with the same selectors.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) enum Order {
-    /// What protects.
+    /// Protected by an SA.
     Sa,
-    /// What stands where nothing protects.
+    /// Trap, `pass` or `drop` of a section.
     Standing,
-    /// What keeps the traffic of a section without an SA closed.
+    /// Drops the traffic of a section without an SA.
     Closed,
 }
 
@@ -24,9 +24,10 @@ impl Rank {
         Self(precedence(config, selectors), order)
     }
 
-    /// Place of a policy that closes `selectors`, whose own place is `self`: after every policy in `rows` that protects
-    /// some of it. A section that nothing asked to be up must not take traffic from an SA that has wider selectors; but
-    /// it stays before a policy that lets the traffic pass in clear text. `rows` are in order.
+    /// Position of a policy that drops `selectors`; its default position is `self`. It follows
+    /// every policy in `rows` that protects part of the selectors, because a section that is not
+    /// supposed to be up must not take traffic from an SA with wider selectors. It precedes
+    /// policies that pass the traffic in clear text. `rows` must be sorted.
     pub(super) fn after_protection(self, selectors: &[Selector], rows: &[Row<'_>]) -> Self {
         let own = rows.partition_point(|row| row.rank < self);
         let concerns =
@@ -51,7 +52,7 @@ pub(super) struct Row<'a> {
     pub(super) selectors: &'a [Selector],
 }
 
-/// Whether a packet can be meant by both; ports are not compared.
+/// Returns whether a packet can be meant by both; ports are not compared.
 fn overlap(a: &Selector, b: &Selector) -> bool {
     let meet = |a: &AddrRange, b: &AddrRange| a.is_v6() == b.is_v6() && a.start <= b.end && b.start <= a.end;
     let protocols = a.proto.is_none() || b.proto.is_none() || a.proto == b.proto;

@@ -37,7 +37,7 @@ fn key(connection: &Connection, child: &ChildConfig) -> (String, String) {
 }
 
 impl Reqids {
-    /// Number of a section whose policy is installed.
+    /// Number of a section with an installed policy.
     pub(super) fn of_policy(&mut self, connection: &Connection, child: &ChildConfig) -> u32 {
         if child.reqid != 0 {
             return child.reqid;

@@ -14,7 +14,7 @@ use super::*;
 use crate::config::{self, Purpose};
 
 const WORKERS: usize = 2;
-/// What the first host sends to the second, and the other way.
+/// Packets between the two hosts, one per direction.
 const PING: [u8; 28] = [0x45, 0, 0, 28, 0, 1, 0, 0, 64, 17, 0, 0, 10, 1, 0, 1, 10, 2, 0, 1, 0, 9, 0, 9, 0, 8, 0, 0];
 const PONG: [u8; 28] = [0x45, 0, 0, 28, 0, 1, 0, 0, 64, 17, 0, 0, 10, 2, 0, 1, 10, 1, 0, 1, 0, 9, 0, 9, 0, 8, 0, 0];
 
@@ -77,7 +77,7 @@ impl Host {
         let spd = Spd::new(all.policies);
         let mut next = Snapshot::new(all.inbound, all.outbound, spd, self.keys.clone(), CodePoints::default()).unwrap();
         (next.groups, next.spread) = (all.groups, all.spread);
-        (next.unproven, next.ending) = (all.unproven, all.ending);
+        (next.unproven, next.ending) = (all.unconfirmed, all.ending);
         self.published.publish(next);
     }
 
@@ -143,7 +143,8 @@ impl Host {
         self.publish();
     }
 
-    /// What comes of a packet to the other host, and of those that waited for it, by the SPIs on the wire.
+    /// Packets that leave for the other host, including those held before, with the SPIs on the
+    /// wire.
     fn sends(&mut self, packet: Option<&[u8]>) -> Vec<Vec<u8>> {
         let (tables, mut replies) = (self.published.current(), Batch::new(8, 2048));
         self.batch.clear();
@@ -163,7 +164,7 @@ impl Host {
         self.batch.packets().first().is_some_and(|packet| [PING, PONG].iter().any(|sent| sent == packet.bytes()))
     }
 
-    /// Sections that packets asked for, and for which core.
+    /// Sections that packets triggered, and the core.
     fn asks(&mut self) -> Vec<(String, Option<u32>)> {
         let acquires: Vec<Acquire> = std::iter::from_fn(|| self.reports.acquires.pop().ok()).collect();
         let wanted = acquires.iter().filter_map(|acquire| self.negotiated.wanted(acquire));
@@ -188,7 +189,7 @@ fn gcm() -> ChildSuite {
     }
 }
 
-/// Both ends have met a trap of their own; this host answered the peer first.
+/// Both hosts matched a trap; this host responded to the peer first.
 #[test]
 fn what_a_peer_asked_for_carries_nothing_until_the_peer_has_it() {
     let (t0, mut host, mut peer) = (Instant::now(), Host::new(1, ""), Host::new(2, ""));
@@ -316,7 +317,8 @@ fn after_an_end_what_is_under_way_comes_in_and_the_next_packet_asks_anew() {
     assert!(peer.asks().is_empty(), "the trap is the same");
 }
 
-/// The order of a rekeying (RFC 7296 §2.8): whoever answers installs first and sends on the new one last.
+/// The order of a rekeying (RFC 7296 §2.8): the responder installs first and starts sending on the
+/// new SA last.
 #[test]
 fn a_rekeying_loses_nothing_however_long_packets_are_under_way() {
     for steps_under_way in 0..4 {
@@ -587,7 +589,7 @@ fn addresses_of_pools_are_closed_while_no_peer_has_them() {
     assert!(negotiated.set_pools(&[four.clone(), pool("other", "10.98.0.0/24")]));
     assert_eq!(closed(&negotiated), ["10.99.0.0/24"]);
     assert!(!negotiated.set_pools(std::slice::from_ref(&four)), "a pool of no connection");
-    // The family of the networks behind this host decides.
+    // The address family of the local networks decides.
     assert!(!negotiated.set_pools(&[four.clone(), pool("six", "fd99::/64")]));
     // The address of a single peer, too.
     let peer: Dynamic = (None, Some("192.0.2.2".parse().unwrap()));

@@ -1,4 +1,4 @@
-//! `weir pcap inspect`: what stands in the clear on each packet.
+//! `weir pcap inspect`: cleartext fields of each packet.
 
 use serde_json::{Map, Value, json};
 use wire::ah::AhHeader;
@@ -11,10 +11,10 @@ use wire::registry::CodePoints;
 use wire::udp::UdpHeader;
 use wire::{IpPacket, IpProto, ParseError};
 
-/// How deep headers are followed: AH around ESP around nothing that can be seen.
+/// Limit of nested headers: AH, then ESP, then opaque payload.
 const MAX_LAYERS: usize = 4;
 
-/// One layer of a packet: its name and what it says.
+/// One layer of a packet: its name and its fields.
 struct Layer {
     name: &'static str,
     fields: Map<String, Value>,

@@ -19,7 +19,7 @@ use wire::pcap::{self, LinkError, LinkType, PcapFormat, PcapSlice, Record};
 use crate::config::Config;
 use crate::config::problem::Problems;
 use crate::negotiated::Negotiated;
-use crate::tables::{self, Surroundings};
+use crate::tables::{self, HostContext};
 
 pub(crate) use inspect::inspect;
 
@@ -28,14 +28,14 @@ const PACKET_BYTES: usize = 65_535;
 /// Packets that one packet may become: 64 KiB in fragments for a path of 576 bytes.
 const MOST_FROM_ONE: usize = 128;
 
-/// Which way.
+/// Direction.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Direction {
     Seal,
     Open,
 }
 
-/// What became of a capture.
+/// Result of a capture.
 #[derive(Debug, Default, Eq, PartialEq)]
 pub(crate) struct Outcome {
     /// IP packets read.
@@ -71,7 +71,7 @@ impl Capture {
             match record {
                 Ok(record) => records.push(record),
                 Err(why) => anyhow::bail!(
-                    "{}: {why}; the file is cut off or no pcap or pcapng capture: capture or copy it again, or repair it \
+                    "{}: {why}; the file is truncated or not a pcap or pcapng capture: capture or copy it again, or repair it \
                      with 'editcap IN OUT'",
                     place()
                 ),
@@ -85,7 +85,7 @@ impl Capture {
     }
 }
 
-/// Why a capture could not be worked on at all.
+/// Reason why a capture could not be processed.
 pub(crate) enum Failure {
     Config(Problems),
     Other(anyhow::Error),
@@ -99,7 +99,7 @@ impl From<anyhow::Error> for Failure {
 
 /// Takes the capture `input` through the path and writes `output`.
 pub(crate) fn run(config: &Config, direction: Direction, input: &Path, output: &Path) -> Result<Outcome, Failure> {
-    let around = Surroundings { resume: None, path_mtu: &|_| PACKET_BYTES as u32, port_key: 0 };
+    let around = HostContext { resume: None, path_mtu: &|_| PACKET_BYTES as u32, port_key: 0 };
     let mut keys = crypto::KeyTable::default();
     let tables = tables::build(config, None, &mut keys, &around).map_err(Failure::Config)?;
     let snapshot = tables::snapshot(config, &tables, &mut Negotiated::default(), &keys).map_err(Failure::Config)?;
@@ -118,14 +118,14 @@ pub(crate) fn run(config: &Config, direction: Direction, input: &Path, output: &
     Ok(outcome)
 }
 
-/// Fragments of one packet are told by these.
+/// Key that identifies the fragments of one packet.
 type FragmentName = (IpAddr, IpAddr, u32);
 
 struct OfflinePath {
     direction: Direction,
     snapshot: Snapshot,
     worker: Worker,
-    /// Audit records that nobody reads: offline every refused packet has a line of its own.
+    /// Unused audit records: offline mode prints one line per dropped packet instead.
     _reports: dataplane::Reports,
     batch: Batch,
     replies: Batch,
@@ -164,7 +164,7 @@ impl OfflinePath {
         outcome.packets += 1;
         if record.is_cut() {
             let (have, all) = (record.data.len(), record.orig_len);
-            outcome.refused.push(format!("packet {number}: truncated: the capture kept {have} of {all} bytes"));
+            outcome.refused.push(format!("packet {number}: truncated: the capture contains {have} of {all} bytes"));
             return;
         }
         // Ethernet pads short packets.
@@ -278,12 +278,12 @@ impl Writer {
     }
 }
 
-/// Makes a link-layer header announce the version of the packet behind it.
+/// Makes a link-layer header announce the IP version of its payload.
 fn set_version(link: LinkType, header: &mut [u8], v6: bool) {
     let len = header.len();
     let ethertype: [u8; 2] = if v6 { [0x86, 0xdd] } else { [0x08, 0x00] };
     match link {
-        // The type is the last thing, also behind VLAN tags.
+        // The EtherType is the last field, also after VLAN tags.
         LinkType::ETHERNET | LinkType::LINUX_SLL if len >= 2 => header[len - 2..].copy_from_slice(&ethertype),
         LinkType::LINUX_SLL2 if len == 20 => header[..2].copy_from_slice(&ethertype),
         LinkType::LINUX_SLL2 if len > 20 => header[len - 2..].copy_from_slice(&ethertype),
@@ -302,7 +302,7 @@ fn set_version(link: LinkType, header: &mut [u8], v6: bool) {
 /// Writes under another name, then exchanges it.
 fn save(path: &Path, bytes: &[u8]) -> io::Result<()> {
     if !path.parent().is_none_or(|folder| folder.as_os_str().is_empty() || folder.is_dir()) {
-        return Err(io::Error::new(io::ErrorKind::NotFound, "there is no such folder"));
+        return Err(io::Error::new(io::ErrorKind::NotFound, "no such directory"));
     }
     // A device or a pipe cannot be exchanged.
     if path.exists() && !path.is_file() {

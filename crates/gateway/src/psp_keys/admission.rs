@@ -1,7 +1,8 @@
 //! Admission of TCP connections before TLS: handshakes of unauthenticated peers cannot keep others out.
 //!
-//! A full table drops its oldest handshake, not the newcomer, because an idle connection costs its sender nothing. Handshakes
-//! are counted by network, an IPv6 /64 being one. Addresses that the configuration names have slots of their own.
+//! A full table drops its oldest handshake, not the newcomer, because an idle connection costs its
+//! sender nothing. Handshakes are counted by network, an IPv6 /64 being one. Configured addresses
+//! have reserved slots.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -33,7 +34,7 @@ pub(super) enum Admission {
     Refuse,
 }
 
-/// Decides whether a connection from `remote` may begin its handshake; `named` is whether the configuration names it.
+/// Decides whether a connection from `remote` may begin its handshake; `named` is whether required by the configuration.
 pub(super) fn admit(slots: &[Slot], remote: IpAddr, named: bool) -> Admission {
     let oldest = |fits: &dyn Fn(&Slot) -> bool| {
         slots.iter().filter(|slot| slot.handshake && fits(slot)).map(|slot| slot.number).min()
@@ -107,7 +108,7 @@ mod tests {
             assert_ne!(table.come(&format!("10.0.{}.{}", at / 8, 1), false), Admission::Refuse);
         }
         assert_eq!(table.handshakes(), MAX_HANDSHAKES);
-        // The newcomer replaces the oldest; a named peer replaces nobody.
+        // An unknown peer replaces the oldest handshake; a configured peer uses a reserved slot.
         let oldest = table.slots.iter().map(|slot| slot.number).min().unwrap();
         assert_eq!(table.come("192.0.2.1", false), Admission::Replace(oldest));
         assert_eq!(table.come("192.0.2.2", true), Admission::Accept);

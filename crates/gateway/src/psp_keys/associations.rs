@@ -1,7 +1,7 @@
-//! PSP associations as packets see them, and the policies that stand for them.
+//! PSP associations of the data plane, and their policies.
 //!
-//! A policy stands from the moment its child is loaded (or its peer is known) until that is unloaded: while
-//! there are no keys it drops, and it never lets a packet pass in the clear.
+//! A policy is installed when its child is loaded (or its peer is known) and removed when the child
+//! is unloaded. Without keys it drops; it never passes a packet in clear text.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -21,7 +21,7 @@ use crate::negotiated::{Assembly, NO_SLOT, drops, narrowness};
 /// Name of a child of a peer.
 pub(crate) type Place = (u64, usize);
 
-/// What packets need to know of a child.
+/// Settings of a child that the data plane needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Shape {
     /// Name, for reports.
@@ -44,7 +44,7 @@ pub(crate) struct Shape {
     pub(crate) workers: u8,
 }
 
-/// Policy of a child whose peer has no address.
+/// Policy of a child without a peer address.
 #[derive(Clone, Debug)]
 pub(crate) struct Closed {
     pub(crate) name: String,
@@ -77,11 +77,11 @@ pub(crate) struct Traffic {
 /// All of them.
 pub(crate) struct Associations {
     all: BTreeMap<Place, Association>,
-    /// Policies of connections whose peer has no address. They drop.
+    /// Policies of connections without a peer address. They drop.
     closed: Vec<Closed>,
     /// Outbound halves that were installed.
     installs: u64,
-    /// What their keys are made for.
+    /// Crypto engine of the keys.
     engine: Engine,
 }
 
@@ -135,7 +135,7 @@ impl Associations {
         &self.closed
     }
 
-    /// Replaces the policies of connections whose peer has no address.
+    /// Replaces the policies of connections without a peer address.
     pub(crate) fn close(&mut self, closed: Vec<Closed>) {
         self.closed = closed;
     }
@@ -173,7 +173,7 @@ impl Associations {
         Ok(())
     }
 
-    /// Receives under an SPI no more.
+    /// Removes an inbound SPI.
     pub(crate) fn remove_rx(&mut self, place: Place, spi: PspSpi) {
         let Some(there) = self.all.get_mut(&place) else { return };
         let is = |sa: &Arc<InboundSa>| issued_to(sa) == Some(spi.get());
@@ -220,7 +220,7 @@ impl Associations {
         Ok(())
     }
 
-    /// Sends no more.
+    /// Removes the outbound association.
     pub(crate) fn remove_tx(&mut self, place: Place, keys: &mut KeyTable) {
         if let Some(there) = self.all.get_mut(&place) {
             there.end_sending(keys);
@@ -233,7 +233,7 @@ impl Associations {
         sending.map_or(0, |sa| sa.common.counters.packets())
     }
 
-    /// What went through a child in all.
+    /// Total traffic of a child.
     pub(crate) fn traffic(&self, place: Place) -> Traffic {
         let Some(there) = self.all.get(&place) else { return Traffic::default() };
         let mut sum = there.before;
@@ -282,7 +282,7 @@ impl Associations {
         self.all.values().map(|there| (&*there.shape.name, &*there.selectors, there.sending.is_some())).chain(closed)
     }
 
-    /// Lays SAs and policies behind those that are there, the narrower ones first.
+    /// Appends SAs and policies, narrower selectors first.
     pub(crate) fn assemble(&self, into: &mut Assembly) {
         let mut rows = Vec::new();
         for there in self.all.values() {

@@ -1,8 +1,8 @@
-//! The short form: one message each way in a finished TLS 1.3 session, as fizz has it, after which the
-//! same TCP connection goes on under PSP.
+//! The short form: one message each way in a finished TLS 1.3 session, as defined by fizz, after
+//! which the same TCP connection continues under PSP.
 //!
-//! Tag, length, value. There is no more TLS after it, and what a program sends first under PSP is the
-//! [`MARKER`]: what somebody on the path cut off before the switch would otherwise not be missed.
+//! Tag, length, value. TLS ends after it, and the first data that a program sends under PSP is the
+//! [`MARKER`]. Otherwise a truncation by an attacker before the switch would go unnoticed.
 
 use wire::psp::{PspSpi, PspVersion};
 use zeroize::Zeroizing;

@@ -1,4 +1,4 @@
-//! One end of the key service behind its messages, driven by a fuzzer.
+//! Message handling of one host of the key service, driven by a fuzzer.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -66,8 +66,8 @@ fn child(local: &str, remote: &str) -> ChildSpec {
     }
 }
 
-/// One peer. Each event of the input is a byte that says what happens, a byte for what it happens to, and for a message the frame
-/// behind its length in two bytes.
+/// One peer. Each event of the input is a byte for the kind, a byte for the object, and for a
+/// message the frame after its two-byte length.
 ///
 /// # Panics
 /// When an SPI is granted that does not receive, used twice, or when there are more than the limits.

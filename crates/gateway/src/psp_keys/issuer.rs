@@ -17,7 +17,7 @@ use super::message::TrafficKey;
 pub(crate) struct Seed {
     /// The key.
     pub(crate) key: Zeroizing<[u8; 32]>,
-    /// Where SPIs start.
+    /// First SPI to assign.
     pub(crate) first_spi: u32,
 }
 
@@ -35,9 +35,9 @@ pub(crate) struct Issued {
     pub(crate) spi: PspSpi,
     pub(crate) version: PspVersion,
     pub(crate) key: TrafficKey,
-    /// The master key behind it and no other, so that those of before are not kept alive.
+    /// Only the master key of this SPI, so that earlier ones are not kept alive.
     pub(crate) masters: Arc<MasterKeys>,
-    /// When that goes.
+    /// Expiry of that master key.
     pub(crate) until: Instant,
 }
 
@@ -48,14 +48,14 @@ impl std::fmt::Debug for Issued {
 }
 
 impl Issuer {
-    /// An issuer whose master key changes every `period`.
+    /// Creates an issuer that replaces its master key every `period`.
     pub(crate) fn new(now: Instant, period: Duration, seed: &Seed) -> Self {
         let masters = MasterKeys::new([Some(PspMasterKey::new(&seed.key)), None]);
         let allocator = SpiAllocator::new(masters.active(), seed.first_spi);
         Self { masters, allocator, period, rotated_at: now }
     }
 
-    /// When [`Issuer::rotate`] is due.
+    /// Time at which [`Issuer::rotate`] is due.
     pub(crate) fn rotates_at(&self) -> Instant {
         self.rotated_at + self.period
     }
@@ -80,7 +80,7 @@ impl Issuer {
         Ok(Issued { spi, version, key: key.ok_or(SpisSpent)?, masters, until })
     }
 
-    /// Whether an SPI was given out under the newest master key.
+    /// Returns whether an SPI was given out under the newest master key.
     pub(crate) fn is_fresh(&self, spi: PspSpi) -> bool {
         spi.master_key() == self.masters.active() && self.allocator.was_issued(spi.get())
     }

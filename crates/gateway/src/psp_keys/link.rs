@@ -32,7 +32,7 @@ use super::tls::{self, Candidates, Entry, Identities};
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Time for the marker of the short form.
 const MARKER: Duration = Duration::from_secs(10);
-/// Time to bring out what was said last.
+/// Time limit to flush the last message before a close.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Bytes that wait to be sent.
 const MAX_UNSENT: usize = 32 << 10;
@@ -41,11 +41,11 @@ const MAX_RECORD: usize = 5 + (1 << 14) + 256;
 /// Connections taken from one listener per turn.
 const ACCEPTS: usize = 16;
 
-/// What the thread shall do.
+/// Commands to the thread.
 pub(crate) enum Order {
     /// Listen there instead of where it does; the answer comes back.
     Listen(Vec<SocketAddr>, SyncSender<io::Result<Vec<SocketAddr>>>),
-    /// Who may connect from now on.
+    /// Replaces the set of peers that may connect.
     Admit(Vec<Arc<Entry>>),
     /// Connect; the ticket comes back.
     Connect { ticket: u64, entry: Arc<Entry>, from: Option<IpAddr>, to: SocketAddr },
@@ -59,13 +59,13 @@ pub(crate) enum Order {
     Close(Link),
 }
 
-/// What it has to tell.
+/// Reports of the thread.
 pub(crate) enum Report {
-    /// A connection to an end that has proven who it is; with the ticket if this end made it.
+    /// An authenticated connection; with the ticket if this host initiated it.
     Up { link: Link, ticket: Option<u64>, entry: Arc<Entry>, who: Identity, local: IpAddr, remote: IpAddr, short: bool },
     /// An attempt has failed.
     NotUp { ticket: u64, why: String },
-    /// Somebody could not prove who he is.
+    /// A peer could not authenticate.
     Stranger { from: SocketAddr, why: String },
     /// A message.
     Message(Link, Message),
@@ -77,14 +77,14 @@ pub(crate) enum Report {
     Down(Link, String),
 }
 
-/// What the thread is made of.
+/// Parameters of the thread.
 pub(crate) struct Links {
     pub(crate) identities: Arc<dyn Identities>,
     pub(crate) orders: Receiver<Order>,
     pub(crate) reports: SyncSender<Report>,
     /// Rings where the control side waits.
-    pub(crate) bell: Box<dyn Fn() + Send>,
-    /// Tells that there is an order.
+    pub(crate) waker: Box<dyn Fn() + Send>,
+    /// Wakes the thread when there is an order.
     pub(crate) wake: OwnedFd,
     /// Mark of the gateway's own packets, so that keys do not wait for themselves.
     pub(crate) mark: u32,
@@ -178,7 +178,7 @@ impl Loop {
             self.serve(now, number, came)?;
         }
         if std::mem::take(&mut self.told) {
-            (self.links.bell)();
+            (self.links.waker)();
         }
         Ok(())
     }
@@ -209,13 +209,13 @@ impl Loop {
         self.connections.keys().zip(ready).filter(|(_, ready)| *ready).map(|(number, _)| *number).collect()
     }
 
-    /// Tells the control side; waits for it when it is behind.
+    /// Reports to the control thread; blocks while its queue is full.
     fn tell(&mut self, report: Report) -> Result<(), Over> {
         self.told = true;
         match self.links.reports.try_send(report) {
             Ok(()) => Ok(()),
             Err(std::sync::mpsc::TrySendError::Full(report)) => {
-                (self.links.bell)();
+                (self.links.waker)();
                 self.links.reports.send(report).map_err(|_| Over)
             }
             Err(std::sync::mpsc::TrySendError::Disconnected(_)) => Err(Over),
@@ -243,7 +243,7 @@ impl Loop {
                 let _ = answer.send(listening);
             }
             Order::Admit(entries) => {
-                // Who is admitted no more is sent away.
+                // Connections that are no longer admitted are closed.
                 for connection in self.connections.values_mut() {
                     if connection.entry.as_ref().is_some_and(|entry| !entries.contains(entry)) {
                         connection.close();
@@ -287,7 +287,7 @@ impl Loop {
             return Ok(());
         }
         self.connections.remove(&link.0);
-        self.tell(Report::Down(link, "the peer does not read what it is sent".into()))
+        self.tell(Report::Down(link, "the peer does not read from the control connection".into()))
     }
 
     fn listen(&mut self, addrs: &[SocketAddr]) -> io::Result<Vec<SocketAddr>> {
@@ -316,7 +316,7 @@ impl Loop {
 
     fn connect(&mut self, ticket: u64, entry: Arc<Entry>, from: Option<IpAddr>, to: SocketAddr) -> Result<(), String> {
         if self.connections.len() >= MAX_CONNECTIONS {
-            return Err("there are control connections enough".into());
+            return Err("limit of control connections reached".into());
         }
         let opened = || -> io::Result<Socket> {
             let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
@@ -366,7 +366,7 @@ impl Loop {
                 Admission::Accept => {}
                 Admission::Replace(oldest) => {
                     self.connections.remove(&oldest);
-                    tracing::debug!(target: "psp", "{remote}: replaces the oldest handshake: there are too many at a time");
+                    tracing::debug!(target: "psp", "{remote}: replaces the oldest handshake: too many at a time");
                 }
                 Admission::Refuse => {
                     tracing::debug!(target: "psp", "{remote}: refused: too many control connections");
@@ -377,7 +377,7 @@ impl Loop {
             let fitting: Vec<Arc<Entry>> =
                 self.entries.iter().filter(|entry| entry.fits(local, remote.ip())).cloned().collect();
             let opened = match fitting.is_empty() {
-                true => Err("no connection admits this address".into()),
+                true => Err("no connection matches this address".into()),
                 false => tls::server(&*self.links.identities, fitting),
             };
             match opened {
@@ -406,7 +406,7 @@ impl Loop {
         if outcome.is_ok() {
             outcome = connection.write();
         } else {
-            // An alert tells the peer why.
+            // A TLS alert reports the reason to the peer.
             let _ = connection.write();
         }
         if outcome.is_ok() && connection.deadline.is_some_and(|deadline| now >= deadline) {
@@ -462,9 +462,9 @@ impl Connection {
     fn overdue(&self) -> &'static str {
         match (self.closing, &self.tls) {
             (true, _) => "closed",
-            (_, Tls::None) => "the peer does not answer",
-            _ if self.form == Form::ShortDone => "the marker did not come: the peer has not switched to PSP",
-            _ => "the handshake took too long",
+            (_, Tls::None) => "no response from the peer",
+            _ if self.form == Form::ShortDone => "no marker: the peer has not switched to PSP",
+            _ => "the handshake timed out",
         }
     }
 
@@ -524,7 +524,7 @@ impl Connection {
             }
             self.take(link, reports)?;
             if self.input.len() > MAX_RECORD {
-                return Err("a record of TLS that is longer than any".into());
+                return Err("TLS record exceeds the maximum length".into());
             }
         }
         Ok(())
@@ -537,7 +537,7 @@ impl Connection {
             let Some([_, _, _, high, low]) = self.input.first_chunk() else { return Ok(()) };
             let whole = 5 + usize::from(u16::from_be_bytes([*high, *low]));
             if whole > MAX_RECORD {
-                return Err("a record of TLS that is longer than any".into());
+                return Err("TLS record exceeds the maximum length".into());
             }
             if self.input.len() < whole {
                 return Ok(());
@@ -551,7 +551,7 @@ impl Connection {
             return Ok(());
         }
         if self.input[..] != fizz::MARKER[..] {
-            return Err("something else than the marker came first under PSP".into());
+            return Err("the first data under PSP is not the marker".into());
         }
         self.input.clear();
         reports.push(Report::Switched(link));
@@ -584,7 +584,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Looks who it is once TLS is done.
+    /// Determines the peer's identity after the TLS handshake.
     fn handshaken(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
         let done = either!(&self.tls, tls => !tls.is_handshaking(), false);
         if self.up || !done {
@@ -593,11 +593,11 @@ impl Connection {
         let form = match either!(&self.tls, tls => tls.alpn_protocol(), None) {
             Some(name) if name == message::ALPN => Form::Framed,
             Some(name) if name == fizz::ALPN => Form::Short,
-            _ => return Err("the peer does not speak the key service (ALPN)".into()),
+            _ => return Err("the peer does not offer the key service (ALPN)".into()),
         };
         if let Tls::Server(tls, candidates) = &self.tls {
             let entry = candidates.admits(tls.peer_certificates());
-            self.entry = Some(Arc::clone(entry.ok_or("no connection admits this peer")?));
+            self.entry = Some(Arc::clone(entry.ok_or("no connection matches this peer")?));
         }
         let Some(entry) = self.entry.clone() else { return Err("no connection".into()) };
         let certificate = either!(&self.tls, tls => tls.peer_certificates().and_then(<[_]>::first), None);
@@ -648,7 +648,7 @@ impl Connection {
     fn short(&mut self, link: Link, reports: &mut Vec<Report>) -> Result<(), String> {
         match Short::parse(&self.plain).map_err(|fault| fault.to_string())? {
             None => Ok(()),
-            Some((Short::Error(code), _)) => Err(format!("the peer refuses: {}", Code(code.into()).meaning())),
+            Some((Short::Error(code), _)) => Err(format!("the peer refused: {}", Code(code.into()).meaning())),
             Some((Short::Sa(spi, version, key), len)) => {
                 if self.plain.len() > len {
                     return Err("data after the last message of TLS".into());
@@ -661,7 +661,7 @@ impl Connection {
         }
     }
 
-    /// Takes bytes off, leaving nothing of them behind: there are keys in them.
+    /// Removes bytes and zeroes them, because they contain keys.
     fn drain(&mut self, count: usize) {
         let rest = Zeroizing::new(self.plain[count..].to_vec());
         self.plain = rest;
@@ -673,13 +673,15 @@ fn explain(why: &rustls::Error) -> String {
     use rustls::AlertDescription as Alert;
     match why {
         rustls::Error::AlertReceived(Alert::BadCertificate | Alert::CertificateUnknown | Alert::UnknownCA) => {
-            format!("the peer does not admit this host's certificate: its log says why ({why})")
+            format!("the peer rejected this host's certificate; see its log ({why})")
         }
         rustls::Error::AlertReceived(Alert::CertificateExpired | Alert::CertificateRevoked) => {
-            format!("the peer refuses this host's certificate ({why})")
+            format!("the peer rejected this host's certificate ({why})")
         }
-        rustls::Error::AlertReceived(Alert::NoApplicationProtocol) => "the peer does not speak the key service".into(),
-        rustls::Error::NoCertificatesPresented => "the peer shows no certificate".into(),
+        rustls::Error::AlertReceived(Alert::NoApplicationProtocol) => {
+            "the peer does not support the key service".into()
+        }
+        rustls::Error::NoCertificatesPresented => "the peer sent no certificate".into(),
         why => why.to_string(),
     }
 }

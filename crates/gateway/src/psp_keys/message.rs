@@ -1,8 +1,8 @@
 //! What two ends of the key service say to each other inside TLS (`docs/psp-key-service.md`).
 //!
-//! Every message is a frame of type, length and body. The sender of packets asks with [`Want`], the receiver
-//! answers with [`Grant`], unasked too when its master keys change, and the sender says with
-//! [`Message::Using`] that it has switched.
+//! Every message is a frame of type, length and body. The sender of packets requests an SPI with
+//! [`Want`]; the receiver responds with [`Grant`], also unsolicited when its master keys change;
+//! and the sender confirms the switch with [`Message::Using`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -25,7 +25,7 @@ pub const MAX_TEXT: usize = 200;
 pub const HEADER_LEN: usize = 4;
 const SELECTOR_LEN: usize = 40;
 const MAGIC: &[u8; 4] = b"PSPK";
-/// First of the types that are skipped by who does not know them.
+/// First of the message types that are ignored if unknown.
 const OPTIONAL: u8 = 128;
 
 /// A traffic key; one of 16 bytes is followed by zeros.
@@ -63,11 +63,11 @@ impl std::fmt::Debug for TrafficKey {
 pub enum Mode {
     /// The whole packet is inside.
     Tunnel,
-    /// What follows the IP header is inside.
+    /// The payload of the IP header is protected.
     Transport,
 }
 
-/// A sender asks for an SPI and a key.
+/// Request of a sender for an SPI and a key.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Want {
     /// Name of the association, chosen by the sender.
@@ -78,9 +78,9 @@ pub struct Want {
     pub counts: bool,
     /// Versions it can send, the best first; 1 to 4.
     pub versions: Vec<u8>,
-    /// SPI with which it sends and would go on sending; `None` asks for a new one.
+    /// SPI that it uses and wants to keep; `None` requests a new one.
     pub have: Option<PspSpi>,
-    /// What it protects on its own side.
+    /// Traffic selectors of its own side.
     pub local: Vec<TrafficSelector>,
     /// On the side of the receiver.
     pub remote: Vec<TrafficSelector>,
@@ -99,7 +99,8 @@ pub struct Grant {
     pub max_crypt_offset: u8,
     /// UDP port to which packets go.
     pub port: u16,
-    /// Seconds until the master key behind it goes. Monotonic clocks only: no date travels.
+    /// Seconds until its master key expires. A relative time, because the clocks of the hosts may
+    /// differ.
     pub remaining_s: u32,
     /// The receiver checks for replays: IVs have to count packets.
     pub window: bool,
@@ -107,7 +108,7 @@ pub struct Grant {
     pub key: TrafficKey,
 }
 
-/// Why something is refused or over.
+/// Reason of a refusal or an end.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct Code(pub u16);
 
@@ -124,20 +125,20 @@ impl Code {
     pub const SPI_AGAIN: Self = Self(9);
     pub const LIMIT: Self = Self(10);
 
-    /// What it means, in words.
+    /// Description.
     pub fn meaning(self) -> &'static str {
         match self {
-            Self::NO_COMMON_FORMAT => "no version of the message format is spoken by both ends",
-            Self::MALFORMED => "a message could not be read",
-            Self::NOT_ADMITTED => "no connection admits this peer",
-            Self::NO_ASSOCIATION => "no child has these selectors, mirrored",
-            Self::OTHER_MODE => "the child with these selectors has another mode",
-            Self::NO_COMMON_VERSION => "no PSP version is allowed by both ends",
-            Self::LATER => "no SPI can be given now",
-            Self::ENDED => "the association was ended",
-            Self::SPI_AGAIN => "this SPI was in use before",
-            Self::LIMIT => "there are too many",
-            _ => "an unknown reason",
+            Self::NO_COMMON_FORMAT => "no common version of the message format",
+            Self::MALFORMED => "malformed message",
+            Self::NOT_ADMITTED => "no connection matches this peer",
+            Self::NO_ASSOCIATION => "no child has the mirrored selectors",
+            Self::OTHER_MODE => "the child with these selectors has a different mode",
+            Self::NO_COMMON_VERSION => "no common PSP version",
+            Self::LATER => "no SPI available",
+            Self::ENDED => "association ended",
+            Self::SPI_AGAIN => "SPI was used before",
+            Self::LIMIT => "too many",
+            _ => "unknown reason",
         }
     }
 }
@@ -154,7 +155,7 @@ pub enum Message {
         /// Drawn at each start: another number is another start, and keys of the last one are gone.
         boot: u64,
     },
-    /// The sender asks.
+    /// Request of the sender.
     Want(Want),
     /// The receiver gives.
     Grant(Grant),
@@ -169,23 +170,23 @@ pub enum Message {
     Refuse {
         /// Association.
         id: u32,
-        /// Why.
+        /// Reason.
         code: Code,
         /// In words.
         text: String,
     },
-    /// The sender sends no more.
+    /// The sender has stopped using the association.
     Release {
         /// Association.
         id: u32,
     },
-    /// Asks whether the other end is there.
+    /// Liveness check.
     Ping,
     /// It is.
     Pong,
     /// The last message before the connection is closed.
     Fault {
-        /// Why.
+        /// Reason.
         code: Code,
         /// In words.
         text: String,
@@ -194,17 +195,17 @@ pub enum Message {
     Unknown(u8),
 }
 
-/// What could not be read.
+/// Error of a malformed message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum MessageFault {
     /// Longer than any message.
-    #[error("a message of {0} bytes is longer than any")]
+    #[error("message of {0} bytes exceeds the maximum")]
     TooLong(usize),
     /// Its fields do not fit its length.
-    #[error("a message of type {0} has a wrong length")]
+    #[error("message of type {0} has an invalid length")]
     Length(u8),
     /// A value that its field may not have.
-    #[error("a message has no valid {0}")]
+    #[error("message without a valid {0}")]
     Value(&'static str),
     /// A type that may not be skipped.
     #[error("unknown message type {0}")]

@@ -1,12 +1,13 @@
 //! One peer of the key service, without sockets, clocks and packets.
 //!
-//! Made when a connection with a known peer is loaded, or when a stranger that a connection admits has
-//! proven who it is. Told of control connections ([`Link`]s), messages and time, it says what to do. Loss of
-//! the control connection changes nothing for packets: every association goes on until the deadline of its
-//! master key, and is over then.
+//! Created when a connection with a known peer is loaded, or when an unknown peer that a connection
+//! admits has authenticated. Control connections ([`Link`]s), messages and time are inputs; actions
+//! are outputs. Loss of the control connection does not affect packets: every association is valid
+//! until its master key expires.
 //!
-//! Each direction of each child is agreed for itself: the sender asks, the receiver installs what it gives
-//! before it says so, the sender switches and tells. What was given before stays until its deadline.
+//! Each direction of each child is negotiated separately: the sender requests, the receiver
+//! installs the SPI before it responds, the sender switches and confirms. Earlier SPIs stay valid
+//! until they expire.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -26,7 +27,8 @@ pub(crate) struct Link(pub(crate) u64);
 
 /// Control connections of one peer at a time: one of each end, and their successors while the old ones are closed.
 const MAX_LINKS: usize = 4;
-/// SPIs of one child that receive at a time: those of two rotations, the others asked for by packets or time.
+/// Limit of inbound SPIs of one child: those of two rotations, and those requested because of
+/// packet or time limits.
 const MAX_RECEIVING: usize = 8;
 /// SPIs with which was sent, remembered so that none is used with two counters.
 const MAX_USED: usize = 64;
@@ -49,16 +51,16 @@ const SHORT_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// Events that wait to be fetched.
 const MAX_EVENTS: usize = 64;
 
-/// What this end agreed to for one pair of associations.
+/// Agreed parameters of one pair of associations.
 #[derive(Clone, Debug)]
 pub(crate) struct ChildSpec {
     /// Mode.
     pub(crate) mode: Mode,
     /// Versions, the best first.
     pub(crate) versions: Vec<u8>,
-    /// What this side protects.
+    /// Traffic selectors of this side.
     pub(crate) local: Vec<TrafficSelector>,
-    /// What the other side protects.
+    /// Traffic selectors of the peer's side.
     pub(crate) remote: Vec<TrafficSelector>,
     /// Largest crypt offset that is accepted, in bytes.
     pub(crate) max_crypt_offset: u8,
@@ -68,7 +70,7 @@ pub(crate) struct ChildSpec {
     pub(crate) rekey: Duration,
 }
 
-/// What is the same for all of a peer.
+/// Settings common to all children of a peer.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerSpec {
     /// Drawn at the start of this process.
@@ -77,7 +79,7 @@ pub(crate) struct PeerSpec {
     pub(crate) port: u16,
     /// This end may connect: the peer has an address.
     pub(crate) dials: bool,
-    /// Silence after which the peer is asked; zero is never.
+    /// Idle time before a liveness check; zero disables it.
     pub(crate) dpd_delay: Duration,
     /// Tries before the peer was reached once; 0 is without end.
     pub(crate) tries: u32,
@@ -87,7 +89,7 @@ pub(crate) struct PeerSpec {
     pub(crate) children: Vec<ChildSpec>,
 }
 
-/// What is to be done, in this order.
+/// Actions, in order.
 #[derive(Debug)]
 pub(crate) enum Action {
     /// Open a control connection.
@@ -98,11 +100,11 @@ pub(crate) enum Action {
     Close(Link, &'static str),
     /// Receive under an SPI besides those there are, looking for replays or not.
     InstallRx(usize, Issued, bool),
-    /// Receive under it no more.
+    /// Remove an inbound SPI.
     RemoveRx(usize, PspSpi),
     /// Send with this instead of what there is.
     InstallTx(usize, Grant),
-    /// Send no more.
+    /// Remove the outbound association.
     RemoveTx(usize),
     /// Something to tell.
     Event(Event),
@@ -115,7 +117,7 @@ pub(crate) enum Event {
     Reached,
     /// The control connection is gone; associations go on until their deadlines.
     Lost(String),
-    /// The peer was started anew: what was agreed is gone.
+    /// The peer restarted: the agreed associations are lost.
     Restarted,
     /// Packets of a child go out with a new SPI.
     Sending(usize, PspSpi),
@@ -125,11 +127,11 @@ pub(crate) enum Event {
     Expired(usize),
     /// The peer does not give a key.
     Refused(usize, String),
-    /// The peer asked for what there is not.
+    /// The peer requested a child that does not exist.
     Asked(String),
     /// The peer closes the connection.
     Fault(String),
-    /// It is tried no more.
+    /// No further attempts.
     GivenUp(u32),
 }
 
@@ -137,9 +139,9 @@ pub(crate) enum Event {
 struct Control {
     link: Link,
     initiated: bool,
-    /// When it came up.
+    /// Time of establishment.
     since: Instant,
-    /// When the first message has to be there, then when something last came.
+    /// Deadline of the first message; afterwards the time of the last input.
     heard: Instant,
     /// The peer has been heard: boot number.
     boot: Option<u64>,
@@ -147,7 +149,7 @@ struct Control {
     pinged: Option<Instant>,
 }
 
-/// What this end sends with.
+/// State of the outbound association.
 struct Sending {
     spi: PspSpi,
     version: u8,
@@ -156,7 +158,7 @@ struct Sending {
     rekey_at: Option<Instant>,
 }
 
-/// What the peer may send with.
+/// State of the inbound SPIs.
 struct Receiving {
     issued: Issued,
     used: bool,
@@ -169,9 +171,9 @@ struct Child {
     sending: Option<Sending>,
     /// The next grant shall be a new one.
     renew: bool,
-    /// When to ask; `None` when nothing is to be asked.
+    /// Time of the next request; `None` if no request is due.
     ask_at: Option<Instant>,
-    /// What the peer wants; its `have` is the last SPI it asked to keep.
+    /// Request of the peer; its `have` is the last SPI that it asked to keep.
     want: Option<Want>,
     receiving: VecDeque<Receiving>,
     issued_at: Option<Instant>,
@@ -188,7 +190,7 @@ enum Dial {
     Trying,
 }
 
-/// How a peer is.
+/// State of a peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum State {
     /// There is nothing to agree.
@@ -205,7 +207,7 @@ pub(crate) struct Line {
     pub(crate) spi: PspSpi,
     pub(crate) version: u8,
     pub(crate) until: Instant,
-    /// The sender has said that it uses it; always true for one's own.
+    /// True if the sender has confirmed its use; always true for outbound.
     pub(crate) used: bool,
 }
 
@@ -252,7 +254,7 @@ impl Peer {
         }
     }
 
-    /// What is to be done next.
+    /// Next action.
     pub(crate) fn poll(&mut self) -> Option<Action> {
         let action = self.out.pop_front();
         if matches!(action, Some(Action::Event(_))) {
@@ -275,7 +277,7 @@ impl Peer {
         self.ask(now);
     }
 
-    /// Ends a child in both directions and tells the peer.
+    /// Ends a child in both directions and notifies the peer.
     pub(crate) fn end(&mut self, child: usize) {
         self.end_because(child, Code::ENDED);
     }
@@ -325,15 +327,15 @@ impl Peer {
         }
     }
 
-    /// A control connection is up, to an end that has proven who it is.
+    /// Handles a new authenticated control connection.
     pub(crate) fn connected(&mut self, now: Instant, link: Link, initiated: bool) {
         if initiated {
             self.dial = Dial::Idle;
         }
         if self.controls.len() >= MAX_LINKS {
-            let fault = Message::Fault { code: Code::LIMIT, text: "there are control connections enough".into() };
+            let fault = Message::Fault { code: Code::LIMIT, text: "limit of control connections reached".into() };
             self.out.push_back(Action::Send(link, fault));
-            self.out.push_back(Action::Close(link, "there are control connections enough"));
+            self.out.push_back(Action::Close(link, "limit of control connections reached"));
             return;
         }
         self.controls.push(Control { link, initiated, since: now, heard: now, boot: None, pinged: None });
@@ -448,7 +450,7 @@ impl Peer {
         known.max_by_key(|control| (control.initiated == ours_first, control.link)).map(|control| control.link)
     }
 
-    /// Asks for everything anew over a control connection that was not used before.
+    /// Requests all associations again over a new control connection.
     fn begin(&mut self, now: Instant) {
         for child in self.children.iter_mut().filter(|child| child.wanted || child.sending.is_some()) {
             child.ask_at = Some(now);
@@ -468,7 +470,7 @@ impl Peer {
         }
     }
 
-    /// Sends what is due to be asked.
+    /// Sends the requests that are due.
     fn ask(&mut self, now: Instant) {
         let Some(link) = self.current() else { return };
         for (number, child) in self.children.iter_mut().enumerate() {
@@ -490,7 +492,7 @@ impl Peer {
         }
     }
 
-    /// The peer asks for an SPI.
+    /// Handles a request for an SPI.
     fn wanted(&mut self, now: Instant, link: Link, want: Want, issuer: &mut Issuer) {
         let id = want.id;
         if let Err((code, text)) = self.admit(now, link, want, issuer) {
@@ -597,7 +599,7 @@ impl Peer {
         self.out.push_back(Action::Send(link, Message::Using { id: id(number), spi }));
     }
 
-    /// What the peer gave cannot be used.
+    /// Handles an unusable grant of the peer.
     fn distrust(&mut self, now: Instant, link: Link, child: usize, code: Code, text: String) {
         self.children[child].ask_at = Some(now + ASK_REFUSED);
         self.children[child].fault = Some(text.clone());
@@ -642,8 +644,8 @@ impl Peer {
         self.out.extend(receiving.into_iter().map(|one| Action::RemoveRx(number, one.issued.spi)));
     }
 
-    /// The short form: gives an SPI of version 0 for the first child that allows one. The peer says nothing of
-    /// its IVs there, so no replays are looked for.
+    /// The short form: gives an SPI of version 0 for the first child that allows one. The short
+    /// form does not announce the use of IVs, so there is no anti-replay check.
     pub(crate) fn short_offer(&mut self, now: Instant, issuer: &mut Issuer) -> Result<Issued, (Code, String)> {
         let number = self.short_child().ok_or((Code::NO_ASSOCIATION, String::new()))?;
         let child = &mut self.children[number];
@@ -731,7 +733,7 @@ impl Peer {
         let silent: Vec<Link> =
             self.controls.iter().filter(|control| overdue(control)).map(|control| control.link).collect();
         for link in silent {
-            self.close(now, link, "the peer does not answer");
+            self.close(now, link, "no response from the peer");
         }
         let dpd = self.spec.dpd_delay;
         for control in self.controls.iter_mut().filter(|control| control.boot.is_some() && control.pinged.is_none()) {
@@ -760,13 +762,13 @@ impl Peer {
         if child.sending.as_ref().is_some_and(|sending| now >= sending.until) {
             (child.sending, child.renew) = (None, false);
             child.ask_at = child.wanted.then_some(now);
-            child.fault = Some("the deadline of the last key has passed".into());
+            child.fault = Some("the last key expired".into());
             self.out.push_back(Action::RemoveTx(number));
             self.tell(Event::Expired(number));
         }
     }
 
-    /// When [`Peer::timeout`] has something to do.
+    /// Time of the next [`Peer::timeout`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let linked = self.current().is_some();
         let dpd = self.spec.dpd_delay;
@@ -784,7 +786,7 @@ impl Peer {
         controls.chain(children).chain(dial).min()
     }
 
-    /// How it is.
+    /// Current state.
     pub(crate) fn state(&self) -> State {
         match self.current() {
             Some(_) => State::Reached,
@@ -793,7 +795,7 @@ impl Peer {
         }
     }
 
-    /// When the control connection in use came up.
+    /// Time at which the current control connection was established.
     pub(crate) fn reached_since(&self) -> Option<Instant> {
         let link = self.current()?;
         self.controls.iter().find(|control| control.link == link).map(|control| control.since)

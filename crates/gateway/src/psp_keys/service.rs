@@ -1,7 +1,8 @@
 //! The key service in the daemon: peers, control connections and the packet side brought together.
 //!
-//! The control thread owns it and calls [`PspService::turn`]; sockets have a thread of their own
-//! ([`super::link`]). Whatever a message announces is visible to packets before the message goes out.
+//! The control thread owns it and calls [`PspService::turn`]; the sockets run on a separate thread
+//! ([`super::link`]). Changes that a message announces are published to the data plane before the
+//! message is sent.
 
 pub(crate) mod fuzzing;
 
@@ -50,17 +51,17 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const FRESH: Duration = Duration::from_secs(1);
 /// The same for a peer that is not reached: it may have moved.
 const UNREACHED: Duration = Duration::from_secs(60);
-/// How often packets are counted.
+/// Interval at which packet counters are read.
 const LOOK: Duration = Duration::from_millis(500);
 
 /// The packet side, as far as the key service changes it.
-pub(crate) trait Fabric {
+pub(crate) trait DataPlane {
     /// Associations and the keys they name, to be changed; `routes` when policies come or go. Packets see it with
-    /// [`Fabric::commit`].
+    /// [`DataPlane::commit`].
     fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable);
     /// Associations, to be looked at.
     fn associations(&self) -> &Associations;
-    /// MTU of the way to a host, in bytes.
+    /// Path MTU to a host, in bytes.
     fn path_mtu(&mut self, to: IpAddr) -> u32;
     /// Makes everything visible to packets.
     ///
@@ -69,7 +70,7 @@ pub(crate) trait Fabric {
     fn commit(&mut self) -> anyhow::Result<()>;
 }
 
-/// What the service is started with.
+/// Parameters of the service.
 pub(crate) struct Setup {
     /// UDP port of PSP on this host.
     pub(crate) port: u16,
@@ -80,7 +81,7 @@ pub(crate) struct Setup {
     /// Certificates, keys, trust.
     pub(crate) identities: Arc<dyn Identities>,
     /// Rings where the control thread waits.
-    pub(crate) bell: Box<dyn Fn() + Send>,
+    pub(crate) waker: Box<dyn Fn() + Send>,
     /// Workers that send.
     pub(crate) workers: u8,
 }
@@ -92,8 +93,9 @@ struct Connection {
 }
 
 impl Connection {
-    /// Whether associations of `old` may go on with these settings until there are new keys: the same peers, children, modes,
-    /// versions and selectors, and no check that the old ones lack.
+    /// Returns whether associations of `old` may go on with these settings until there are new
+    /// keys: the same peers, children, modes, versions and selectors, and no check that the old
+    /// ones lack.
     fn continues(&self, old: &Self) -> bool {
         let child = |child: &PspChild| PspChild {
             crypt_offset: 0,
@@ -131,7 +133,8 @@ struct Known {
     ports: (u16, u16),
     ids: (String, String),
     fault: Option<String>,
-    /// It stands in the configuration with its address; the others come and go.
+    /// True if the configuration contains the peer's address; other peers are added and removed at
+    /// run time.
     configured: bool,
 }
 
@@ -165,9 +168,9 @@ pub(crate) struct PspService {
     boot: u64,
     port: u16,
     port_key: u64,
-    /// Workers that send, each with IVs of its own.
+    /// Number of sending workers; each has a separate IV space.
     workers: u8,
-    /// What the file contains, and the addresses that its names have.
+    /// Connections of the file, and the resolved addresses of names.
     configs: Vec<PspConfig>,
     hosts: Hosts,
     /// Names to resolve.
@@ -191,13 +194,13 @@ pub(crate) struct PspService {
 /// Takes orders.
 type SendOrder = Box<dyn Fn(Order) + Send>;
 
-/// Way to the thread with the sockets.
+/// Channel to the socket thread.
 struct Sockets {
     orders: Sender<Order>,
     wake: OwnedFd,
 }
 
-/// By whom a control connection is used.
+/// User of a control connection.
 #[derive(Clone, Copy)]
 struct Used {
     peer: u64,
@@ -239,7 +242,7 @@ pub(crate) struct PeerListing {
     /// Age of its key channel.
     pub(crate) reached_for: Option<Duration>,
     pub(crate) children: Vec<ChildState>,
-    /// What went wrong last.
+    /// Last error.
     pub(crate) fault: Option<String>,
 }
 
@@ -256,7 +259,7 @@ impl PspService {
             identities: setup.identities,
             orders: waiting,
             reports: told,
-            bell: setup.bell,
+            waker: setup.waker,
             wake: rustix::io::fcntl_dupfd_cloexec(&wake, 0)?,
             mark: setup.mark,
         };
@@ -267,7 +270,8 @@ impl PspService {
         Ok(Self::new(Instant::now(), shape, (send, reports), crypto::random))
     }
 
-    /// A service with UDP port, workers and time between rotations, and the way to and from the sockets.
+    /// A service with UDP port, workers and time between rotations, and the channel to the socket
+    /// thread.
     fn new(
         now: Instant,
         (port, workers, rotation): (u16, u8, Duration),
@@ -297,16 +301,16 @@ impl PspService {
         }
     }
 
-    /// Puts connections in force: those that did not change go on. What could not be done is told, one line each.
-    pub(crate) fn load(&mut self, now: Instant, configs: &[PspConfig], fabric: &mut dyn Fabric) -> Vec<String> {
+    /// Applies connections; unchanged ones continue. Returns errors, one line each.
+    pub(crate) fn load(&mut self, now: Instant, configs: &[PspConfig], plane: &mut dyn DataPlane) -> Vec<String> {
         self.configs = configs.to_vec();
         self.hosts.keep(configs.iter().flat_map(PspConfig::host_names));
         self.ask_hosts(now, configs.iter().flat_map(PspConfig::host_names), FRESH);
-        self.put(now, fabric)
+        self.put(now, plane)
     }
 
-    /// Puts connections in force whose names have addresses; those without stay closed.
-    fn put(&mut self, now: Instant, fabric: &mut dyn Fabric) -> Vec<String> {
+    /// Applies connections with resolved names; the others stay blocked.
+    fn put(&mut self, now: Instant, plane: &mut dyn DataPlane) -> Vec<String> {
         let mut faults = Vec::new();
         let (mut next, mut closed) = (Vec::new(), Vec::new());
         for config in &self.configs {
@@ -328,7 +332,7 @@ impl PspService {
             });
         }
         // Both at once until the peers are there: packets find no gap.
-        let (associations, _) = fabric.psp(true);
+        let (associations, _) = plane.psp(true);
         let before = associations.closed().to_vec();
         associations.close(before.into_iter().chain(closed.iter().cloned()).collect());
         self.changed = true;
@@ -346,44 +350,44 @@ impl PspService {
             match self.peers.get(&number).filter(stays) {
                 Some(known) => {
                     again.push(known.wanted());
-                    self.end_peer(now, number, Peer::end_for_another, fabric);
+                    self.end_peer(now, number, Peer::end_for_another, plane);
                 }
-                None => self.end_peer(now, number, Peer::end, fabric),
+                None => self.end_peer(now, number, Peer::end, plane),
             }
         }
         // The peers hear of it before their connections are closed.
-        self.settle(fabric);
+        self.settle(plane);
         self.connections = next;
         match self.listen() {
             Ok(_) => {}
-            Err(why) => faults.push(format!("the key service of PSP cannot listen: {why}")),
+            Err(why) => faults.push(format!("the PSP key service cannot listen: {why}")),
         }
         self.order(Order::Admit(self.connections.iter().map(|connection| Arc::clone(&connection.entry)).collect()));
         for at in (0..fresh.len()).filter(|at| fresh[*at]) {
-            if let Err(why) = self.begin(now, at, fabric) {
+            if let Err(why) = self.begin(now, at, plane) {
                 let config = &self.connections[at].config;
                 faults.push(format!("connections.{}: {why}", config.name));
                 closed.extend(closed_policies(config));
             }
         }
         for at in (0..fresh.len()).filter(|at| changed[*at] && !fresh[*at]) {
-            self.update(now, at, fabric);
+            self.update(now, at, plane);
         }
         for wanted in &again {
-            self.want_again(now, wanted, fabric);
+            self.want_again(now, wanted, plane);
         }
         // Those that wait for peers stay closed when a peer is gone.
         let single = |range: &AddrRange| range.start == range.end;
         let waiting = self.connections.iter().filter(|there| !there.entry.remote.iter().any(single));
         closed.extend(waiting.flat_map(|there| closed_policies(&there.config)));
-        fabric.psp(true).0.close(closed);
+        plane.psp(true).0.close(closed);
         self.changed = true;
-        self.settle(fabric);
+        self.settle(plane);
         faults
     }
 
     /// Gives the peers of a connection other settings, with which their associations go on, and new keys.
-    fn update(&mut self, now: Instant, at: usize, fabric: &mut dyn Fabric) {
+    fn update(&mut self, now: Instant, at: usize, plane: &mut dyn DataPlane) {
         let config = self.connections[at].config.clone();
         let of_connection = |known: &Known| known.connection == config.name;
         let numbers: Vec<u64> =
@@ -397,7 +401,7 @@ impl PspService {
             for (child, section) in config.children.iter().enumerate().filter(|(i, section)| before[*i] != **section) {
                 let name = format!("{}.{}", config.name, section.name);
                 let shape = shape(section, name, local, remote, (self.port_key, self.workers));
-                fabric.psp(false).0.reshape((number, child), shape);
+                plane.psp(false).0.reshape((number, child), shape);
                 let starts = configured && (section.start_action.start || section.start_action.trap);
                 self.with_peer(number, |peer, issuer| {
                     peer.renew(now, child, issuer);
@@ -406,13 +410,13 @@ impl PspService {
                     }
                 });
             }
-            self.drive(now, number, fabric);
+            self.drive(now, number, plane);
         }
         self.changed = true;
     }
 
     /// Wants keys for children that had them, or were to have them, before their connection changed.
-    fn want_again(&mut self, now: Instant, wanted: &Wanted, fabric: &mut dyn Fabric) {
+    fn want_again(&mut self, now: Instant, wanted: &Wanted, plane: &mut dyn DataPlane) {
         let is = |known: &Known| known.connection == wanted.connection && known.remote == wanted.remote;
         let Some((number, known)) = self.peers.iter().find(|(_, known)| is(known)) else { return };
         let names = known.children.iter().enumerate().filter(|(_, child)| wanted.children.contains(&child.name));
@@ -420,7 +424,7 @@ impl PspService {
         for child in children {
             self.with_peer(number, |peer, _| peer.want(now, child));
         }
-        self.drive(now, number, fabric);
+        self.drive(now, number, plane);
     }
 
     /// Takes the answer of the resolver to one of [`PspService::requests`]. What could not be done is returned, one line each.
@@ -429,7 +433,7 @@ impl PspService {
         now: Instant,
         number: u64,
         found: Result<Vec<IpAddr>, ResolveError>,
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> Vec<String> {
         let Some(answered) = self.hosts.answer(now, number, found) else { return Vec::new() };
         match answered.failure {
@@ -440,7 +444,7 @@ impl PspService {
             }
             None if answered.changed => {
                 tracing::info!(target: "psp", "'{}' has other addresses now", answered.name);
-                self.put(now, fabric)
+                self.put(now, plane)
             }
             None => Vec::new(),
         }
@@ -474,7 +478,7 @@ impl PspService {
         self.ask_hosts(now, lost.iter().map(String::as_str), UNREACHED);
     }
 
-    /// Where the service listens.
+    /// Listening addresses.
     fn listen(&self) -> io::Result<Vec<SocketAddr>> {
         let mut at: Vec<SocketAddr> = Vec::new();
         for connection in &self.connections {
@@ -506,7 +510,7 @@ impl PspService {
     }
 
     /// Makes the peer of a connection that names its address.
-    fn begin(&mut self, now: Instant, at: usize, fabric: &mut dyn Fabric) -> Result<(), String> {
+    fn begin(&mut self, now: Instant, at: usize, plane: &mut dyn DataPlane) -> Result<(), String> {
         let connection = &self.connections[at];
         let most = connection.config.children.iter().map(|child| child.local_ts.len().max(child.remote_ts.len())).max();
         if most.is_some_and(|most| most > MAX_SELECTORS) {
@@ -518,8 +522,8 @@ impl PspService {
         };
         let ours = connection.entry.local.iter().find(|range| single(range) && range.is_v6() == remote.is_ipv6());
         let local = ours.map(|range| range.start).or_else(|| source_towards(remote, 0));
-        let local = local.ok_or_else(|| format!("there is no way to {remote}: write 'local_addrs'"))?;
-        let number = self.make(at, local, remote, true, fabric)?;
+        let local = local.ok_or_else(|| format!("no route to {remote}: set 'local_addrs'"))?;
+        let number = self.make(at, local, remote, true, plane)?;
         let wanted: Vec<usize> = {
             let children = self.connections[at].config.children.iter().enumerate();
             // There is no packet that could start it, since a policy without keys drops.
@@ -528,7 +532,7 @@ impl PspService {
         for child in wanted {
             self.with_peer(number, |peer, _| peer.want(now, child));
         }
-        self.drive(now, number, fabric);
+        self.drive(now, number, plane);
         Ok(())
     }
 
@@ -538,10 +542,10 @@ impl PspService {
         local: IpAddr,
         remote: IpAddr,
         configured: bool,
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> Result<u64, String> {
         if self.peers.len() >= MAX_PEERS {
-            return Err(format!("there are {MAX_PEERS} peers, which is the limit"));
+            return Err(format!("limit of {MAX_PEERS} peers reached"));
         }
         let config = &self.connections[at].config;
         let number = self.next;
@@ -555,7 +559,7 @@ impl PspService {
             chance: random_u64(self.random),
             children: config.children.iter().map(|child| child_spec(child, local, remote)).collect(),
         };
-        let (associations, _) = fabric.psp(true);
+        let (associations, _) = plane.psp(true);
         for (child, (section, spec)) in config.children.iter().zip(&spec.children).enumerate() {
             let name = format!("{}.{}", config.name, section.name);
             let shape = shape(section, name, local, remote, (self.port_key, self.workers));
@@ -579,27 +583,28 @@ impl PspService {
         Ok(number)
     }
 
-    /// Wants keys for a child, or for all children of a connection. How many there are whose peer is known.
+    /// Requests keys for a child, or for all children of a connection. Returns the number of
+    /// children with a known peer.
     pub(crate) fn initiate(
         &mut self,
         now: Instant,
         connection: &str,
         child: Option<&str>,
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> usize {
-        self.each(now, connection, child, fabric, |peer, at, _| peer.want(now, at))
+        self.each(now, connection, child, plane, |peer, at, _| peer.want(now, at))
     }
 
-    /// Ends a child, or all children of a connection, and tells the peers. Their policies go on
-    /// dropping. How many there were.
+    /// Ends a child, or all children of a connection, and notifies the peers. Their policies
+    /// continue to drop. Returns their number.
     pub(crate) fn terminate(
         &mut self,
         now: Instant,
         connection: &str,
         child: Option<&str>,
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> usize {
-        self.each(now, connection, child, fabric, |peer, at, _| peer.end(at))
+        self.each(now, connection, child, plane, |peer, at, _| peer.end(at))
     }
 
     /// Renews the keys of a child, or of all children of a connection, in both directions; how many there are.
@@ -608,9 +613,9 @@ impl PspService {
         now: Instant,
         connection: &str,
         child: Option<&str>,
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> usize {
-        self.each(now, connection, child, fabric, |peer, at, issuer| peer.renew(now, at, issuer))
+        self.each(now, connection, child, plane, |peer, at, issuer| peer.renew(now, at, issuer))
     }
 
     fn each(
@@ -618,7 +623,7 @@ impl PspService {
         now: Instant,
         connection: &str,
         child: Option<&str>,
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
         mut act: impl FnMut(&mut Peer, usize, &mut Issuer),
     ) -> usize {
         let (mut found, mut count) = (Vec::new(), 0);
@@ -633,17 +638,17 @@ impl PspService {
         }
         found.dedup();
         for number in &found {
-            self.drive(now, *number, fabric);
+            self.drive(now, *number, plane);
         }
-        self.settle(fabric);
+        self.settle(plane);
         count
     }
 
-    /// Takes what has arrived, does what time asks for. Harmless at any time.
-    pub(crate) fn turn(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+    /// Processes input and timers. Can be called at any time.
+    pub(crate) fn turn(&mut self, now: Instant, plane: &mut dyn DataPlane) {
         for _ in 0..REPORTS_PER_TURN {
             let Ok(report) = self.reports.try_recv() else { break };
-            self.take(now, report, fabric);
+            self.take(now, report, plane);
         }
         let numbers: Vec<u64> = self.peers.keys().copied().collect();
         let look = now >= self.look_at;
@@ -653,39 +658,39 @@ impl PspService {
         }
         for number in &numbers {
             if look {
-                self.count(now, *number, fabric);
+                self.count(now, *number, plane);
             }
             self.with_peer(*number, |peer, _| {
                 if peer.deadline().is_some_and(|at| now >= at) {
                     peer.timeout(now);
                 }
             });
-            self.drive(now, *number, fabric);
+            self.drive(now, *number, plane);
         }
         if now >= self.issuer.rotates_at() {
             self.issuer.rotate(now, &seed(self.random));
             tracing::info!(target: "psp", "new master key; {} peers get new SPIs", self.peers.len());
             for number in numbers {
                 self.with_peer(number, |peer, issuer| peer.rotated(now, issuer));
-                self.drive(now, number, fabric);
+                self.drive(now, number, plane);
             }
         }
-        self.forget_spent(now, fabric);
-        self.settle(fabric);
+        self.forget_spent(now, plane);
+        self.settle(plane);
     }
 
     /// Removes peers that are not in the configuration when they have ended their associations, or the deadline of their
     /// last key has passed without a control connection. Otherwise addresses that peers had would add up, and their
     /// policies would stay before those of the addresses that they have.
-    fn forget_spent(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+    fn forget_spent(&mut self, now: Instant, plane: &mut dyn DataPlane) {
         let linked = |number: u64| self.links.values().any(|used| used.peer == number);
         let spent = |(number, known): &(&u64, &Known)| !known.configured && known.peer.is_spent() && !linked(**number);
         let spent: Vec<u64> = self.peers.iter().filter(spent).map(|(number, _)| *number).collect();
         for number in spent {
             if let Some(known) = self.peers.get(&number) {
-                tracing::info!(target: "psp", "{} {}: forgotten: nothing is agreed with it any more", known.connection, known.remote);
+                tracing::info!(target: "psp", "{} {}: removed: no associations left", known.connection, known.remote);
             }
-            self.end_peer(now, number, Peer::end, fabric);
+            self.end_peer(now, number, Peer::end, plane);
         }
     }
 
@@ -699,16 +704,16 @@ impl PspService {
         self.connections.iter().find(|there| is(there) && has(there)).map(|there| there.config.name.clone())
     }
 
-    /// Ends everything and tells the peers.
-    pub(crate) fn shutdown(&mut self, now: Instant, fabric: &mut dyn Fabric) {
+    /// Ends all associations and notifies the peers.
+    pub(crate) fn shutdown(&mut self, now: Instant, plane: &mut dyn DataPlane) {
         let numbers: Vec<u64> = self.peers.keys().copied().collect();
         for number in numbers {
             for child in 0..self.peers.get(&number).map_or(0, |known| known.children.len()) {
                 self.with_peer(number, |peer, _| peer.end(child));
             }
-            self.drive(now, number, fabric);
+            self.drive(now, number, plane);
         }
-        self.settle(fabric);
+        self.settle(plane);
         // The answer comes when the last messages are written.
         let (answer, answered) = sync_channel(1);
         self.order(Order::Listen(Vec::new(), answer));
@@ -754,7 +759,7 @@ impl PspService {
         }
     }
 
-    fn take(&mut self, now: Instant, report: Report, fabric: &mut dyn Fabric) {
+    fn take(&mut self, now: Instant, report: Report, plane: &mut dyn DataPlane) {
         match report {
             Report::Up { link, ticket, entry, who, local, remote, short } => {
                 let number = match ticket {
@@ -762,11 +767,11 @@ impl PspService {
                     None => None,
                 };
                 let number = match number {
-                    Some(number) => self.recognize(now, number, &who, fabric),
-                    None => self.find(now, &entry, &who, (local, remote), fabric),
+                    Some(number) => self.recognize(now, number, &who, plane),
+                    None => self.find(now, &entry, &who, (local, remote), plane),
                 };
                 match number {
-                    Ok(number) => self.up(now, number, link, ticket.is_some(), short, fabric),
+                    Ok(number) => self.up(now, number, link, ticket.is_some(), short, plane),
                     Err(why) => {
                         tracing::warn!(target: "psp", "{remote}: {why}");
                         self.outbox.push(Order::Close(link));
@@ -776,19 +781,19 @@ impl PspService {
             Report::NotUp { ticket, why } => {
                 let Some(number) = self.tickets.remove(&ticket) else { return };
                 self.with_peer(number, |peer, _| peer.closed(now, None, &why));
-                self.drive(now, number, fabric);
+                self.drive(now, number, plane);
             }
-            Report::Stranger { from, why } => tracing::warn!(target: "psp", "{from} is not admitted: {why}"),
+            Report::Stranger { from, why } => tracing::warn!(target: "psp", "{from} refused: {why}"),
             Report::Message(link, message) => {
                 let Some(used) = self.links.get(&link).copied() else { return };
                 self.with_peer(used.peer, |peer, issuer| peer.received(now, link, message, issuer));
-                self.drive(now, used.peer, fabric);
+                self.drive(now, used.peer, plane);
             }
             Report::Short(link, spi, version, key) => {
                 let Some(used) = self.links.get(&link).copied() else { return };
                 let mut outcome = Ok(());
                 self.with_peer(used.peer, |peer, _| outcome = peer.short_granted(now, spi, version, key));
-                self.drive(now, used.peer, fabric);
+                self.drive(now, used.peer, plane);
                 match outcome {
                     Ok(()) => self.outbox.push(Order::Switch(link)),
                     Err(code) => {
@@ -803,7 +808,7 @@ impl PspService {
                     let number = used.peer;
                     let known = self.peers.get(&number);
                     let name = known.map(|known| format!("{} {}", known.connection, known.remote)).unwrap_or_default();
-                    tracing::info!(target: "psp", "{name}: both ends have switched to PSP");
+                    tracing::info!(target: "psp", "{name}: both hosts have switched to PSP");
                 }
             }
             Report::Down(link, why) => {
@@ -816,20 +821,20 @@ impl PspService {
                         self.with_peer(used.peer, |peer, _| peer.short_failed());
                     }
                 }
-                self.drive(now, used.peer, fabric);
+                self.drive(now, used.peer, plane);
             }
         }
     }
 
-    fn up(&mut self, now: Instant, number: u64, link: Link, initiated: bool, short: bool, fabric: &mut dyn Fabric) {
+    fn up(&mut self, now: Instant, number: u64, link: Link, initiated: bool, short: bool, plane: &mut dyn DataPlane) {
         self.links.insert(link, Used { peer: number, short: short.then_some(false) });
         if !short {
             self.with_peer(number, |peer, _| peer.connected(now, link, initiated));
-            return self.drive(now, number, fabric);
+            return self.drive(now, number, plane);
         }
         let mut offer = Err((Code::NOT_ADMITTED, String::new()));
         self.with_peer(number, |peer, issuer| offer = peer.short_offer(now, issuer));
-        self.drive(now, number, fabric);
+        self.drive(now, number, plane);
         match offer {
             Ok(issued) => {
                 let message = Short::Sa(issued.spi, issued.version, issued.key.clone());
@@ -843,14 +848,20 @@ impl PspService {
         }
     }
 
-    /// This host still is at the address for which the policies of a peer stand.
+    /// Returns whether this host still has the local address of a peer's policies.
     fn is_at(&self, number: u64, local: IpAddr) -> bool {
         self.peers.get(&number).is_some_and(|known| known.local == local)
     }
 
     /// The peer that this host connected to has proven its identity. Another one than before takes its place: what was
     /// agreed with the other one ends.
-    fn recognize(&mut self, now: Instant, number: u64, who: &Identity, fabric: &mut dyn Fabric) -> Result<u64, String> {
+    fn recognize(
+        &mut self,
+        now: Instant,
+        number: u64,
+        who: &Identity,
+        plane: &mut dyn DataPlane,
+    ) -> Result<u64, String> {
         let Some(known) = self.peers.get_mut(&number) else { return Err("the connection was unloaded".to_owned()) };
         let before = known.who.replace(who.clone());
         if before.is_none_or(|before| before.is_same(who)) {
@@ -858,7 +869,7 @@ impl PspService {
         }
         let (name, local, remote) = (known.connection.clone(), known.local, known.remote);
         let at = self.connections.iter().position(|there| there.config.name == name);
-        let number = self.renew_peer(now, number, at.ok_or("the connection was unloaded")?, (local, remote), fabric)?;
+        let number = self.renew_peer(now, number, at.ok_or("the connection was unloaded")?, (local, remote), plane)?;
         self.peers.entry(number).and_modify(|known| known.who = Some(who.clone()));
         Ok(number)
     }
@@ -871,7 +882,7 @@ impl PspService {
         entry: &Arc<Entry>,
         who: &Identity,
         (local, remote): (IpAddr, IpAddr),
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> Result<u64, String> {
         let at = self.connections.iter().position(|connection| connection.entry == *entry);
         let at = at.ok_or("the connection was unloaded")?;
@@ -881,16 +892,16 @@ impl PspService {
             |known: &Known| known.connection == name && known.remote == remote && (known.configured || is_same(known));
         let found = self.peers.iter().find(|(_, known)| of_peer(known)).map(|(number, known)| (*number, known.local));
         let number = match found {
-            Some((number, there)) if there == local => self.recognize(now, number, who, fabric)?,
+            Some((number, there)) if there == local => self.recognize(now, number, who, plane)?,
             // This host has moved; the SPIs of before are bound to where it was.
             Some((number, _)) => {
-                self.check_selectors(at, who, (local, remote), fabric)?;
-                self.renew_peer(now, number, at, (local, remote), fabric)?
+                self.check_selectors(at, who, (local, remote), plane)?;
+                self.renew_peer(now, number, at, (local, remote), plane)?
             }
             None => {
-                self.check_selectors(at, who, (local, remote), fabric)?;
-                self.make_room_for(now, &name, who, fabric);
-                self.make(at, local, remote, false, fabric)?
+                self.check_selectors(at, who, (local, remote), plane)?;
+                self.make_room_for(now, &name, who, plane);
+                self.make(at, local, remote, false, plane)?
             }
         };
         self.peers.entry(number).and_modify(|known| known.who = Some(who.clone()));
@@ -904,31 +915,32 @@ impl PspService {
         number: u64,
         at: usize,
         (local, remote): (IpAddr, IpAddr),
-        fabric: &mut dyn Fabric,
+        plane: &mut dyn DataPlane,
     ) -> Result<u64, String> {
         let known = self.peers.get(&number);
         let configured = known.is_some_and(|known| known.configured);
         let wanted: Vec<usize> = known.map_or_else(Vec::new, |known| known.peer.wanted_children());
-        self.end_peer(now, number, Peer::end, fabric);
-        let number = self.make(at, local, remote, configured, fabric)?;
+        self.end_peer(now, number, Peer::end, plane);
+        let number = self.make(at, local, remote, configured, plane)?;
         for child in wanted {
             self.with_peer(number, |peer, _| peer.want(now, child));
         }
         Ok(number)
     }
 
-    /// Refuses a peer whose selectors another identity uses: it would take over the packets for that one.
+    /// Refuses a peer if another identity uses its selectors: it would receive the packets of that
+    /// peer.
     fn check_selectors(
         &self,
         at: usize,
         who: &Identity,
         (local, remote): (IpAddr, IpAddr),
-        fabric: &dyn Fabric,
+        plane: &dyn DataPlane,
     ) -> Result<(), String> {
         for child in &self.connections[at].config.children {
             let spec = child_spec(child, local, remote);
             let selectors = pairs(&spec.local, &spec.remote);
-            let others = fabric.associations().peers_with(&selectors).filter_map(|number| self.peers.get(&number));
+            let others = plane.associations().peers_with(&selectors).filter_map(|number| self.peers.get(&number));
             for other in others {
                 if let Some(there) = other.who.as_ref().filter(|there| !there.is_same(who)) {
                     return Err(format!(
@@ -943,7 +955,7 @@ impl PspService {
     }
 
     /// Ends the oldest peer of an identity that comes from one address too many.
-    fn make_room_for(&mut self, now: Instant, connection: &str, who: &Identity, fabric: &mut dyn Fabric) {
+    fn make_room_for(&mut self, now: Instant, connection: &str, who: &Identity, plane: &mut dyn DataPlane) {
         let is_same = |known: &Known| known.who.as_ref().is_some_and(|there| there.is_same(who));
         let of_identity = |known: &Known| !known.configured && known.connection == connection && is_same(known);
         let same: Vec<u64> =
@@ -951,14 +963,14 @@ impl PspService {
         if same.len() >= MAX_PER_IDENTITY
             && let Some(oldest) = same.first()
         {
-            self.end_peer(now, *oldest, Peer::end, fabric);
+            self.end_peer(now, *oldest, Peer::end, plane);
         }
     }
 
-    /// Asks for a new key where enough packets went out.
-    fn count(&mut self, now: Instant, number: u64, fabric: &mut dyn Fabric) {
+    /// Requests a new key after the configured number of packets.
+    fn count(&mut self, now: Instant, number: u64, plane: &mut dyn DataPlane) {
         let Some(known) = self.peers.get_mut(&number) else { return };
-        let associations = fabric.associations();
+        let associations = plane.associations();
         for (child, section) in known.children.iter().enumerate() {
             if associations.sent((number, child)) >= section.rekey_packets {
                 known.peer.worn(now, child);
@@ -969,13 +981,13 @@ impl PspService {
         }
     }
 
-    fn end_peer(&mut self, now: Instant, number: u64, end: fn(&mut Peer, usize), fabric: &mut dyn Fabric) {
+    fn end_peer(&mut self, now: Instant, number: u64, end: fn(&mut Peer, usize), plane: &mut dyn DataPlane) {
         let children = self.peers.get(&number).map_or(0, |known| known.children.len());
         for child in 0..children {
             self.with_peer(number, |peer, _| end(peer, child));
         }
-        self.drive(now, number, fabric);
-        let (associations, keys) = fabric.psp(true);
+        self.drive(now, number, plane);
+        let (associations, keys) = plane.psp(true);
         (0..children).for_each(|child| associations.fall((number, child), keys));
         self.changed = true;
         self.peers.remove(&number);
@@ -987,15 +999,15 @@ impl PspService {
     }
 
     /// Carries out what a peer wants.
-    fn drive(&mut self, now: Instant, number: u64, fabric: &mut dyn Fabric) {
+    fn drive(&mut self, now: Instant, number: u64, plane: &mut dyn DataPlane) {
         let Some(mut known) = self.peers.remove(&number) else { return };
         while let Some(action) = known.peer.poll() {
-            self.carry_out(now, number, &mut known, action, fabric);
+            self.carry_out(now, number, &mut known, action, plane);
         }
         self.peers.insert(number, known);
     }
 
-    fn carry_out(&mut self, now: Instant, number: u64, known: &mut Known, action: Action, fabric: &mut dyn Fabric) {
+    fn carry_out(&mut self, now: Instant, number: u64, known: &mut Known, action: Action, plane: &mut dyn DataPlane) {
         let place = |child: usize| -> Place { (number, child) };
         match action {
             Action::Connect => {
@@ -1015,26 +1027,26 @@ impl PspService {
                 self.outbox.push(Order::Close(link));
             }
             Action::InstallRx(child, issued, window) => {
-                let (associations, keys) = fabric.psp(false);
+                let (associations, keys) = plane.psp(false);
                 if let Err(why) = associations.install_rx(place(child), &issued, window, keys) {
                     known.told(child, &why.to_string());
                 }
                 self.changed = true;
             }
             Action::RemoveRx(child, spi) => {
-                fabric.psp(false).0.remove_rx(place(child), spi);
+                plane.psp(false).0.remove_rx(place(child), spi);
                 self.changed = true;
             }
             Action::InstallTx(child, grant) => {
-                let mtu = fabric.path_mtu(known.remote);
-                let (associations, keys) = fabric.psp(false);
+                let mtu = plane.path_mtu(known.remote);
+                let (associations, keys) = plane.psp(false);
                 if let Err(why) = associations.install_tx(place(child), &grant, mtu, keys) {
                     known.told(child, &why.to_string());
                 }
                 self.changed = true;
             }
             Action::RemoveTx(child) => {
-                let (associations, keys) = fabric.psp(false);
+                let (associations, keys) = plane.psp(false);
                 associations.remove_tx(place(child), keys);
                 self.changed = true;
             }
@@ -1049,10 +1061,10 @@ impl PspService {
         }
     }
 
-    /// Shows packets what changed, then tells peers.
-    fn settle(&mut self, fabric: &mut dyn Fabric) {
+    /// Publishes changes to the data plane, then sends the messages.
+    fn settle(&mut self, plane: &mut dyn DataPlane) {
         if std::mem::take(&mut self.changed)
-            && let Err(error) = fabric.commit()
+            && let Err(error) = plane.commit()
         {
             tracing::error!(target: "psp", "{error:#}");
         }
@@ -1068,14 +1080,14 @@ impl PspService {
 
 impl Sockets {
     fn order(&self, order: Order) {
-        // Without the thread there is nobody left to tell.
+        // The socket thread has ended, so there is no receiver.
         let _ = self.orders.send(order);
         let _ = rustix::io::write(&self.wake, &1_u64.to_ne_bytes());
     }
 }
 
 impl Drop for Sockets {
-    /// The thread with the sockets sees that there are no more orders.
+    /// Closing the channel ends the socket thread.
     fn drop(&mut self) {
         let (nobody, _) = channel();
         self.orders = nobody;
@@ -1108,13 +1120,13 @@ impl Known {
         let (connection, remote) = (&self.connection, self.remote);
         let mut fault = None;
         match event {
-            Event::Reached => tracing::info!(target: "psp", "{connection} {remote}: reached"),
+            Event::Reached => tracing::info!(target: "psp", "{connection} {remote}: connected"),
             Event::Lost(why) => {
-                tracing::warn!(target: "psp", "{connection} {remote}: {why}; keys stay until their deadlines");
+                tracing::warn!(target: "psp", "{connection} {remote}: {why}; keys stay until they expire");
                 fault = Some(why.clone());
             }
             Event::Restarted => {
-                tracing::warn!(target: "psp", "{connection} {remote}: the peer was started anew; agreeing again");
+                tracing::warn!(target: "psp", "{connection} {remote}: the peer restarted; negotiating again");
             }
             Event::Sending(child, spi) => {
                 tracing::info!(target: "psp", "{connection}.{} {remote}: sending with SPI {:#010x}", name(child), spi.get());
@@ -1123,16 +1135,16 @@ impl Known {
                 tracing::info!(target: "psp", "{connection}.{} {remote}: receiving with SPI {:#010x}", name(child), spi.get());
             }
             Event::Expired(child) => {
-                let why = "the deadline of the last key has passed: packets are dropped until there is another";
+                let why = "the last key expired: packets are dropped until there is a new one";
                 tracing::error!(target: "psp", "{connection}.{} {remote}: {why}", name(child));
                 fault = Some(why.to_owned());
             }
             Event::Refused(child, why) => {
-                tracing::warn!(target: "psp", "{connection}.{} {remote}: the peer refuses: {why}", name(child));
+                tracing::warn!(target: "psp", "{connection}.{} {remote}: the peer refused: {why}", name(child));
                 fault = Some(why.clone());
             }
             Event::Asked(why) => {
-                tracing::warn!(target: "psp", "{connection} {remote}: refused to the peer: {why}");
+                tracing::warn!(target: "psp", "{connection} {remote}: refused the peer's request: {why}");
                 fault = Some(why.clone());
             }
             Event::Fault(why) => {
@@ -1142,7 +1154,7 @@ impl Known {
             Event::GivenUp(tries) => {
                 let tried = if *tries == 1 { "1 attempt".to_owned() } else { format!("{tries} attempts") };
                 let why = format!(
-                    "not reached after {tried}, and not tried again: set 'keyingtries = 0' to try without end, or run 'weir initiate'"
+                    "no connection after {tried}, no further attempts: set 'keyingtries = 0' to retry without limit, or run 'weir initiate'"
                 );
                 tracing::error!(target: "psp", "{connection} {remote}: {why}");
                 fault = Some(why);
@@ -1233,7 +1245,7 @@ fn has_v6() -> bool {
     socket2::Socket::new(socket2::Domain::IPV6, socket2::Type::STREAM, None).is_ok()
 }
 
-impl Fabric for crate::plane::Plane {
+impl DataPlane for crate::plane::Plane {
     fn psp(&mut self, routes: bool) -> (&mut Associations, &mut KeyTable) {
         Self::psp(self, routes)
     }

@@ -17,7 +17,7 @@ use wire::psp::{PspSpi, PspVersion};
 use super::associations::Associations;
 use super::fizz::{self, Short};
 use super::message::{Code, TrafficKey};
-use super::service::{Fabric, PeerListing, PspService, Setup};
+use super::service::{DataPlane, PeerListing, PspService, Setup};
 use crate::config::{PspChild, PspConfig, PspMode};
 use crate::credentials::{CertificateUse, Credentials, Origin};
 use crate::negotiated::Assembly;
@@ -88,7 +88,7 @@ fn assemble(associations: &Associations, keys: &KeyTable) -> Snapshot {
     snapshot
 }
 
-impl Fabric for Bench {
+impl DataPlane for Bench {
     fn psp(&mut self, _: bool) -> (&mut Associations, &mut KeyTable) {
         (&mut self.associations, &mut self.keys)
     }
@@ -170,7 +170,7 @@ impl End {
             rotation: HOUR,
             workers: 1,
             identities: credentials.identities(),
-            bell: Box::new(|| {}),
+            waker: Box::new(|| {}),
         });
         let net = |addr: &str| if addr == A { "10.1.0.0/16" } else { "10.2.0.0/16" };
         let config = PspConfig {
@@ -261,7 +261,7 @@ fn two_services_key_each_other_and_packets_pass_both_ways() {
     elsewhere[15] = 9;
     assert_eq!(ends[0].bench.take(&elsewhere, false), None);
 
-    // A new key before the old one is worn: what is under way still arrives.
+    // A new key before the old one reaches its limit: packets in flight still arrive.
     let late = ends[0].bench.take(&there, true).expect("protected");
     let before = ends[0].peer().children[0].sending.clone().unwrap().spi;
     std::thread::sleep(Duration::from_millis(1100));
@@ -279,7 +279,7 @@ fn two_services_key_each_other_and_packets_pass_both_ways() {
         idle.0.is_some() && idle.1.is_some()
     });
 
-    // Unloaded, the policy is gone with everything else, and the peer is told.
+    // Unloading removes the policy and all state, and notifies the peer.
     let [a, b] = &mut ends;
     assert_eq!(a.service.load(Instant::now(), &[], &mut a.bench), [""; 0]);
     assert_eq!(a.bench.associations.captured().count(), 0);
@@ -359,7 +359,7 @@ fn a_peer_whose_name_has_no_address_is_closed_until_it_has_one() {
         );
         assert_eq!(failed, ["'other.test' has no address: timed out"]);
         assert_eq!((end.bench.associations.captured().count(), end.bench.take(&there, true)), (1, None));
-        // A reload asks again, and so does time.
+        // A reload triggers a new request, and so does a timeout.
         std::thread::sleep(Duration::from_millis(1100));
         end.load();
         let requests = end.service.requests();
@@ -408,7 +408,7 @@ impl Site {
         self.hub.service.listing(&self.hub.bench.associations)
     }
 
-    /// Where the hub sends a packet for 10.2.0.1.
+    /// Destination to which the hub sends a packet for 10.2.0.1.
     fn target(&mut self) -> Option<u8> {
         self.hub.bench.take(&packet([10, 1, 0, 1], [10, 2, 0, 1]), true).map(|sealed| sealed[19])
     }
@@ -419,7 +419,7 @@ impl Site {
             assert!(start.elapsed() < Duration::from_secs(20), "{what}: {:?}", self.peers());
             self.turn(branch);
         }
-        // What is under way arrives.
+        // Packets in flight arrive.
         (0..20).for_each(|_| self.turn(branch));
     }
 
@@ -508,7 +508,8 @@ fn both_ends_start_at_once_and_agree() {
     assert!(ends[1].bench.take(&sealed, false).is_some());
 }
 
-/// Tries until one end has a fault to show that says `first`, and the other one that says `second`.
+/// Repeats until one host reports a fault that contains `first`, and the other one a fault that
+/// contains `second`.
 fn refused(mut ends: [End; 2], first: &str, second: &str) {
     ends.iter_mut().for_each(End::load);
     let [a, _] = &mut ends;
@@ -527,14 +528,18 @@ fn who_cannot_prove_who_he_is_gets_no_key() {
     let (a, b) = ids();
     refused([End::new(&authority, &other, a, b), End::new(&authority, &authority, b, a)], "certificate", "");
     let (a, b) = ids();
-    refused([End::new(&authority, &authority, a, b), End::new(&authority, &other, b, a)], "does not admit", "");
-    // A trusted certificate of somebody else.
+    refused(
+        [End::new(&authority, &authority, a, b), End::new(&authority, &other, b, a)],
+        "rejected this host's certificate; see",
+        "",
+    );
+    // A trusted certificate of another identity.
     let mut ends = pair();
     ends[0].config.remote_auth = auth("c.test");
-    refused(ends, "is not that of 'c.test'", "");
+    refused(ends, "does not belong to 'c.test'", "");
     let mut ends = pair();
     ends[1].config.remote_auth = auth("c.test");
-    refused(ends, "does not admit", "");
+    refused(ends, "rejected this host's certificate; see", "");
 }
 
 #[test]
@@ -554,7 +559,7 @@ fn keys_survive_the_control_connection_and_a_restart_brings_new_ones() {
     until(&mut ends, "both ways", |ends| ends.iter().all(End::sends));
     let there = packet([10, 1, 0, 1], [10, 2, 0, 1]);
     let spi = ends[0].peer().children[0].sending.clone().unwrap().spi;
-    // The second end is started anew: other master keys.
+    // The second host restarts with new master keys.
     let [_, b] = &mut ends;
     b.service = PspService::start(Setup {
         port: 1000,
@@ -562,7 +567,7 @@ fn keys_survive_the_control_connection_and_a_restart_brings_new_ones() {
         rotation: HOUR,
         workers: 1,
         identities: b.credentials.identities(),
-        bell: Box::new(|| {}),
+        waker: Box::new(|| {}),
     })
     .unwrap();
     b.bench = Bench::new();
@@ -576,7 +581,8 @@ fn keys_survive_the_control_connection_and_a_restart_brings_new_ones() {
     assert!(ends[1].bench.take(&sealed, false).is_some());
 }
 
-/// A program with the short form: TLS, one message each way, then the marker on the same connection.
+/// A program with the short form: TLS, one message per direction, then the marker on the same
+/// connection.
 #[test]
 fn a_program_with_the_short_form_gets_its_keys() {
     let [mut end, program] = pair();

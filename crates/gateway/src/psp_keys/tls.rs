@@ -15,7 +15,7 @@ use wire::AddrRange;
 use super::{fizz, message};
 use crate::tls::{Own, provider};
 
-/// Who may connect, and how both ends prove who they are: what the service needs of a connection.
+/// Admission and authentication settings of a connection.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Entry {
     /// Name of the connection.
@@ -29,33 +29,34 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Whether a connection between these addresses may be this one.
+    /// Returns whether a connection between these addresses may be this one.
     pub(crate) fn fits(&self, local: IpAddr, remote: IpAddr) -> bool {
         let within = |ranges: &[AddrRange], addr| ranges.is_empty() || ranges.iter().any(|range| range.contains(addr));
         within(&self.local, local) && within(&self.remote, remote)
     }
 }
 
-/// Where certificates, keys and trust come from; asked for each handshake, so that what was loaded since counts.
+/// Source of certificates, keys and trust anchors; read for each handshake, so that later loads
+/// take effect.
 pub(crate) trait Identities: Send + Sync {
     /// This host's certificate and key.
     ///
     /// # Errors
     /// There is none, in words.
     fn own(&self, local: &Auth) -> Result<Arc<CertifiedKey>, String>;
-    /// Judges who connects: certificate path and identity.
+    /// Verifier of clients: certificate path and identity.
     ///
     /// # Errors
-    /// Nobody can be trusted, in words.
+    /// No trust anchor is usable; the text states the reason.
     fn clients(&self, remote: &Auth) -> Result<Arc<dyn ClientCertVerifier>, String>;
-    /// Judges whom this host connected to: certificate path and identity.
+    /// Verifier of servers: certificate path and identity.
     ///
     /// # Errors
-    /// Nobody can be trusted, in words.
+    /// No trust anchor is usable; the text states the reason.
     fn servers(&self, remote: &Auth) -> Result<Arc<dyn ServerCertVerifier>, String>;
 }
 
-/// Admits who is admitted by one of several connections.
+/// Accepts a client that at least one of several connections accepts.
 pub(crate) struct Candidates(Vec<(Arc<Entry>, Arc<dyn ClientCertVerifier>)>);
 
 impl Candidates {
@@ -86,7 +87,7 @@ impl ClientCertVerifier for Candidates {
         others: &[CertificateDer<'_>],
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        let mut outcome = Err(Error::General("no connection admits this peer".into()));
+        let mut outcome = Err(Error::General("no connection matches this peer".into()));
         for (_, verifier) in &self.0 {
             outcome = verifier.verify_client_cert(leaf, others, now);
             if outcome.is_ok() {
@@ -120,9 +121,9 @@ impl ClientCertVerifier for Candidates {
 }
 
 impl Candidates {
-    /// Signatures are judged in the same way by all of them.
+    /// All of them verify signatures in the same way.
     fn first(&self) -> Result<&Arc<dyn ClientCertVerifier>, Error> {
-        self.0.first().map(|(_, verifier)| verifier).ok_or(Error::General("no connection admits this peer".into()))
+        self.0.first().map(|(_, verifier)| verifier).ok_or(Error::General("no connection matches this peer".into()))
     }
 }
 

@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(read_address(Received::new(RTM_NEWADDR, &mixed)), None);
     }
 
-    /// Runs an ignored test of this file in a network namespace of its own.
+    /// Runs an ignored test of this file in a separate network namespace.
     fn apart(test: &str) {
         let this = std::env::current_exe().unwrap();
         for way in [&["-n"][..], &["-Urn"]] {

@@ -68,7 +68,7 @@ impl fmt::Display for Network {
     }
 }
 
-/// Where a route of the table leads.
+/// Target of a route.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Target {
     /// Into the TUN device, from this source address; without the device the network is unreachable.
@@ -124,7 +124,7 @@ pub(super) fn remove_unreachable(table: u32, network: Network) -> Message {
     request
 }
 
-/// Leads a network where `target` says.
+/// Adds a route of a network to `target`.
 pub(super) fn add(table: u32, device: u32, network: Network, target: Target) -> Message {
     let flags = NLM_F_CREATE | NLM_F_REPLACE;
     match target {

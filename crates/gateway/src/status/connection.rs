@@ -34,7 +34,7 @@ impl State {
     }
 }
 
-/// How a connection gets its keys.
+/// Source of a connection's keys.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Kind {
@@ -68,7 +68,7 @@ pub(crate) struct ConnectionStatus {
 }
 
 impl ConnectionStatus {
-    /// Whether it should be up and is not.
+    /// Returns whether it should be up and is not.
     pub(crate) fn is_missing(&self) -> bool {
         self.wanted && self.state != State::Up
     }
@@ -90,9 +90,9 @@ pub(crate) struct IkeStatus {
     pub(crate) remote_id: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) remote_eap_id: Option<String>,
-    /// This host is behind a NAT.
+    /// True if a NAT is in front of this host.
     pub(crate) nat_local: bool,
-    /// The peer is behind a NAT.
+    /// True if a NAT is in front of the peer.
     pub(crate) nat_remote: bool,
     /// Algorithms of the IKE SA.
     #[serde(skip_serializing_if = "Option::is_none")]

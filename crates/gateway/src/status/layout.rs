@@ -15,7 +15,7 @@ pub(super) struct Cell {
     pub(super) right: bool,
 }
 
-/// A row of a table, with a remark on lines of its own.
+/// A row of a table, with a remark on separate lines.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Row {
     /// In a narrow terminal: what identifies the row.
@@ -131,8 +131,8 @@ pub(super) fn wrapped(sentence: &str, indent: usize, width: usize) -> String {
     lines.iter().map(|line| format!("{:indent$}{line}\n", "")).collect()
 }
 
-/// Puts items on as few lines as `width` allows. One that is longer has a line of its own: the terminal breaks it, and a
-/// copy of it stays whole.
+/// Puts items on as few lines as `width` allows. A longer item is on a separate line: the terminal
+/// wraps it, and it can be copied in one piece.
 pub(super) fn pack(items: impl Iterator<Item = String>, between: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for item in items {

@@ -13,7 +13,7 @@ const REASONS_SHOWN: usize = 4;
 /// Packets that Weir takes for itself: counted as drops of the data plane, and no loss of traffic.
 const CONSUMED: [Reason; 4] = [Reason::Keepalive, Reason::IkeMessage, Reason::OuterIcmp, Reason::Dummy];
 
-/// What to show.
+/// Detail level.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shown {
     /// Details of SAs, policies and workers.
@@ -146,7 +146,7 @@ fn without_sa(connection: &ConnectionStatus) -> Row {
     Row { remark: remark(connection, None), ..row(connection.state.word(), &connection.name, peer, Default::default()) }
 }
 
-/// What an operator has to know of a connection that is not as it should be.
+/// Remark about a connection that needs attention.
 fn remark(connection: &ConnectionStatus, sa: Option<&IkeStatus>) -> Option<String> {
     let missing = match connection.state {
         State::Partial => format!("children that are not up: {}; ", connection.missing.join(", ")),
@@ -244,8 +244,8 @@ fn packets(status: &Status) -> String {
         };
         vec![name.to_owned(), count.packets.to_string(), scaled(count.bytes), joined.calls.to_string(), each]
     };
-    let mut text = layout::columns(&["", "packets", "bytes", "GSO packets", "packets in each"], &sides.map(row));
-    let bypass: Vec<Vec<String>> = status.head.past_stack.iter().map(kernel_bypass).collect();
+    let mut text = layout::columns(&["", "packets", "bytes", "GSO packets", "packets per GSO packet"], &sides.map(row));
+    let bypass: Vec<Vec<String>> = status.head.xdp.iter().map(kernel_bypass).collect();
     if !bypass.is_empty() {
         text.push('\n');
         text.push_str(&layout::columns(&["kernel bypass", "queues", "received", "sent", "lost"], &bypass));
@@ -256,7 +256,7 @@ fn packets(status: &Status) -> String {
     text
 }
 
-fn kernel_bypass(it: &super::PastStackStatus) -> Vec<String> {
+fn kernel_bypass(it: &super::XdpStatus) -> Vec<String> {
     let name = format!("{}{}", it.interface, if it.zero_copy { ", zero-copy" } else { "" });
     std::iter::once(name).chain([it.queues, it.received, it.sent, it.lost].map(|n| n.to_string())).collect()
 }

@@ -1,4 +1,4 @@
-//! What a running gateway tells of itself.
+//! State of a running gateway, for `weir status`.
 //!
 //! The control thread only gathers what is there; entries are written by the thread of the socket, each when the client
 //! is about to read it.
@@ -17,8 +17,8 @@ use wire::Selector;
 
 use super::connection::ConnectionStatus;
 use super::{
-    Asked, CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookUps, PastStackStatus, PolicyStatus, SaStatus,
-    SuperStatus, SupersStatus,
+    CoreStatus, Count, Entry, GuardStatus, Head, Lane, LookupStatus, LookupsStatus, PolicyStatus, SaStatus,
+    SuperStatus, SupersStatus, XdpStatus,
 };
 use crate::config::{self, PolicyAction};
 use crate::plane::Plane;
@@ -38,7 +38,7 @@ pub(crate) struct View {
     threads: Vec<String>,
     counters: Vec<Arc<CoreCounters>>,
     supers: Vec<Supers>,
-    past_stack: Vec<PastStackStatus>,
+    xdp: Vec<XdpStatus>,
     guard: Option<GuardStatus>,
     outbound: Vec<(Arc<OutboundSa>, String)>,
     inbound: Vec<(Arc<InboundSa>, String, String)>,
@@ -57,7 +57,7 @@ impl View {
     /// Gathers it.
     pub(crate) fn of(plane: &Plane, started: Instant, connections: Vec<ConnectionStatus>) -> Self {
         let gateway = &plane.config.gateway;
-        let why = if gateway.engine.is_some() { "the configuration names it" } else { &Engine::choice().why };
+        let why = if gateway.engine.is_some() { "required by the configuration" } else { &Engine::choice().why };
         let mut view = Self {
             engine: gateway.engine(),
             engine_why: format!("{}; {why}", gateway.engine().describe()),
@@ -67,7 +67,7 @@ impl View {
             threads: plane.runner().threads().map(numbers).collect(),
             counters: plane.runner().counters().to_vec(),
             supers: plane.supers.clone(),
-            past_stack: plane.bypass.status(),
+            xdp: plane.bypass.status(),
             guard: plane.guard_counters().map(|counters| {
                 let count = |(packets, bytes)| Count { packets, bytes };
                 GuardStatus {
@@ -153,7 +153,7 @@ impl View {
             engine_why: self.engine_why.clone(),
             scheduler: self.scheduler.into(),
             threads: self.threads.clone(),
-            past_stack: self.past_stack.clone(),
+            xdp: self.xdp.clone(),
             guard: self.guard,
             total: core(
                 &Totals::of(self.counters.iter().map(|core| &**core)),
@@ -178,7 +178,7 @@ impl View {
     }
 }
 
-/// A connection, then its IKE SAs: each fits into a message of its own.
+/// A connection, then its IKE SAs: each fits into a separate message.
 pub(super) fn connection_entries(mut connection: ConnectionStatus) -> impl Iterator<Item = Entry> + Send {
     let sas = std::mem::take(&mut connection.ike_sas);
     std::iter::once(Entry::Connection(connection)).chain(sas.into_iter().map(Entry::Ike))
@@ -229,7 +229,7 @@ fn core(totals: &Totals, (inner, outer): (SuperCount, SuperCount)) -> CoreStatus
         wrong_core: totals.wrong_core,
         blocked: totals.blocked,
         input_waits: totals.input_waits,
-        look_ups: LookUps {
+        look_ups: LookupsStatus {
             outbound_flows: asked(totals.look_ups[0]),
             inbound_flows: asked(totals.look_ups[1]),
             sad: asked(totals.look_ups[2]),
@@ -238,8 +238,8 @@ fn core(totals: &Totals, (inner, outer): (SuperCount, SuperCount)) -> CoreStatus
     }
 }
 
-fn asked([hits, misses, collisions]: [u64; 3]) -> Asked {
-    Asked { hits, misses, collisions }
+fn asked([hits, misses, collisions]: [u64; 3]) -> LookupStatus {
+    LookupStatus { hits, misses, collisions }
 }
 
 fn numbers(workers: &[usize]) -> String {

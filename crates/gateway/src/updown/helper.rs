@@ -32,7 +32,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 /// Variables of one pair of selectors.
 type Variables = Vec<(String, String)>;
 
-/// A Child SA whose command ran.
+/// A Child SA for which the command ran.
 struct Up {
     name: String,
     command: String,
@@ -86,7 +86,7 @@ impl<W: Write> Runner<W> {
         let interface = local.parse().ok().and_then(routes::interface_of).unwrap_or_else(|| "unknown".into());
         pairs.iter_mut().for_each(|variables| variables.push(("PLUTO_INTERFACE".into(), interface.clone())));
         let refused = if !self.allowed.has(&command) {
-            Some("the command is not in the configuration file, or the file cannot be read; commands that come by vici are run with 'confine = no' only".to_owned())
+            Some("the command is not in the configuration file, or the file is not readable; commands loaded by vici run with 'confine = no' only".to_owned())
         } else {
             (self.up.len() >= UP_MAX).then(|| format!("{UP_MAX} Child SAs are up"))
         };
@@ -100,7 +100,7 @@ impl<W: Write> Runner<W> {
         self.up.insert(run, up);
     }
 
-    /// In the reverse order of the way up.
+    /// In reverse order of `up`.
     fn down(&mut self, up: &Up) {
         for variables in up.pairs.iter().rev() {
             let mut variables = variables.clone();
@@ -144,7 +144,7 @@ struct Ended {
     lines: Vec<String>,
 }
 
-/// Runs a command by the shell, in a process group of its own that is killed after `limit`.
+/// Runs a command by the shell, in a new process group, which is killed after `limit`.
 fn execute(command: &str, variables: &Variables, limit: Duration) -> io::Result<Ended> {
     let (output, writer) = io::pipe()?;
     let path = std::env::var_os("PATH").unwrap_or_else(|| PATH.into());
@@ -159,7 +159,8 @@ fn execute(command: &str, variables: &Variables, limit: Duration) -> io::Result<
     let mut process = shell.spawn()?;
     drop(shell); // It holds the writing end.
     let (found, lines) = sync_channel(LINES_MAX);
-    // A process that the command left behind may hold the pipe open: the thread reads on, so that it is not blocked.
+    // A background process of the command may hold the pipe open: the thread continues to read, so
+    // that it does not block.
     std::thread::Builder::new().name("output".into()).spawn(move || {
         let mut output = BufReader::new(output);
         let mut number = 0;
@@ -229,7 +230,7 @@ impl Allowed {
         allowed
     }
 
-    /// Whether the command is in the file; the file is read again when it was not there.
+    /// Returns whether the command is in the file; the file is read again when it was not there.
     fn has(&mut self, command: &str) -> bool {
         if self.file.is_none() || self.commands.contains(command) {
             return true;

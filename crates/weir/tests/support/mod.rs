@@ -11,7 +11,7 @@ pub const ETHERNET: u32 = 1;
 
 static FOLDERS: AtomicU32 = AtomicU32::new(0);
 
-/// A folder of its own for each test.
+/// A separate directory for each test.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -46,7 +46,7 @@ pub fn weir() -> Command {
     Command::new(env!("CARGO_BIN_EXE_weir"))
 }
 
-/// Exit status, and what it said on standard error.
+/// Exit status and standard error.
 pub fn told(output: &Output) -> (i32, String) {
     (output.status.code().unwrap_or(-1), String::from_utf8_lossy(&output.stderr).into_owned())
 }

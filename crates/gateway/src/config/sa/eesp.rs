@@ -24,7 +24,7 @@ pub(super) fn eesp(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_
     let key = fields.need_own("key", octets);
 
     if kdf.is_some() && count == 0 {
-        fields.fault_of("sskdf", "there are no Sub SAs to derive keys for", "add 'sub_sas = NUMBER', or remove it");
+        fields.fault_of("sskdf", "no Sub SAs to derive keys for", "add 'sub_sas = NUMBER', or remove it");
     }
     if count > 0 && u32::from(session) >= count {
         fields.fault_of(

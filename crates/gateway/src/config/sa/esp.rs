@@ -14,7 +14,7 @@ pub(super) fn esp(fields: &Fields<'_>, direction: Direction, shared: &Shared<'_>
     if tfc_padding && shared.mode != Mode::Tunnel {
         fields.fault_of(
             "tfc_padding",
-            "only tunnel mode knows where padding ends",
+            "only tunnel mode can find the end of TFC padding",
             "remove it, or use 'mode = tunnel'",
         );
     }

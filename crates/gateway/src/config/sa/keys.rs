@@ -12,7 +12,7 @@ pub(super) fn suite(
 ) -> Option<Suite> {
     let suite = fields.need("suite", |text| parse(text).map_err(|why| why.to_string()))?;
     if let Some(weak) = suite.weak().filter(|_| !shared.gateway.allow_legacy) {
-        let help = "choose another, for example aes128gcm16; where a peer has nothing better: 'allow_legacy = yes' in the section 'gateway'";
+        let help = "choose another, for example aes128gcm16; if the peer supports nothing better: 'allow_legacy = yes' in the section 'gateway'";
         fields.fault_of("suite", format!("'{weak}' is too weak to be used by default"), help);
         return None;
     }
@@ -26,7 +26,7 @@ pub(super) fn keys(fields: &Fields<'_>, suite: &Suite) -> Option<(Secret, Secret
     let parts = (fields.get_own("enc_key", octets), fields.get_own("integ_key", octets));
     let written = |key: &str| fields.section().setting(key).is_some();
     if written("key") && (written("enc_key") || written("integ_key")) {
-        fields.fault_of("key", "both 'key' and its parts are there", "write 'key', or 'enc_key' and 'integ_key'");
+        fields.fault_of("key", "both 'key' and its parts are set", "write 'key', or 'enc_key' and 'integ_key'");
         return None;
     }
     if written("key") {
@@ -82,7 +82,7 @@ pub(super) fn made_of(suite: &Suite) -> String {
     parts.join(", then ")
 }
 
-/// Marks the keys as known when nobody can say how long they have to be.
+/// Marks the keys as known if their required length is unknown.
 pub(super) fn ask_keys<T>(fields: &Fields<'_>) -> Option<T> {
     for key in ["key", "enc_key", "integ_key"] {
         let _ = fields.get_own(key, octets);

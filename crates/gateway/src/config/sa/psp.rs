@@ -72,7 +72,7 @@ pub(super) fn inbound(fields: &Fields<'_>, shared: &Shared<'_>) -> Option<HalfPr
         let slot = (first >> 31) as usize;
         let name = ["master_key_0", "master_key_1"][slot];
         if fields.section().setting(name).is_none() {
-            let message = format!("SPIs {first:#x} to {last:#x} belong to '{name}', which is missing");
+            let message = format!("SPIs {first:#x} to {last:#x} need '{name}', which is missing");
             fields.fault_of("issued", message, format!("add '{name} = 0x…' (32 bytes)"));
             return None;
         }

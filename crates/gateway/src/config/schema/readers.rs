@@ -1,15 +1,16 @@
 //! A search for the readers of every key: a key that is accepted and read by nothing but the configuration is a promise
 //! that is not kept, and no compiler warns of a public field without a reader.
 //!
-//! The fields of a section are read through variables with few names (`connection.mobike`, `config.updown`), so a key
-//! counts as read where one of these names, a dot and the key occur in code that is neither configuration nor listing nor
-//! test. A key whose field has another name has a row in [`ELSEWHERE`] that quotes the code that gives it its effect.
+//! The fields of a section are read through variables with few names (`connection.mobike`,
+//! `config.updown`), so a key counts as read where one of these names, a dot and the key occur in
+//! code that is neither configuration nor listing nor test. A key with a field of another name has
+//! a row in [`ELSEWHERE`] that quotes the code that gives it its effect.
 
 use std::path::Path;
 
 use super::{Fate, Key, sections};
 
-/// Crates whose code can give a key an effect.
+/// Crates that can give a key an effect.
 const CRATES: [&str; 7] = ["crypto", "dataplane", "gateway", "ike", "ipsec", "ports", "wire"];
 /// Parts of paths that give none: they read, print or test what is configured.
 const PASSIVE: [&str; 6] = ["/config/", "ike/src/config.rs", "/tests", "/testkit", "listing", "metrics"];
@@ -121,7 +122,7 @@ fn active() -> Vec<Source> {
     sources
 }
 
-/// Whether `variable.field` occurs as a whole, and is not the call of a function.
+/// Returns whether `variable.field` occurs as a whole, and is not the call of a function.
 fn reads(text: &str, variable: &str, field: &str) -> bool {
     let ident = |c: char| c.is_alphanumeric() || c == '_';
     let needle = format!("{variable}.{field}");
@@ -131,7 +132,7 @@ fn reads(text: &str, variable: &str, field: &str) -> bool {
     })
 }
 
-/// Why no reader of the key was found.
+/// Reason why no reader of the key was found.
 fn missing(sources: &[Source], section: &str, key: &Key) -> Option<String> {
     let rows = ELSEWHERE.iter().filter(|(start, name, ..)| section.starts_with(start) && *name == key.name);
     // The most exact row: "connections.NAME.children" rather than "connections.NAME".
@@ -159,7 +160,7 @@ fn missing(sources: &[Source], section: &str, key: &Key) -> Option<String> {
     (!sources.iter().any(found)).then(|| format!("nothing reads {}", names.join(", ")))
 }
 
-/// Keys of manual SAs whose fields have other names.
+/// Keys of manual SAs with fields of other names.
 const MANUAL: &[(&str, &str)] = &[
     ("local", "peer"),
     ("remote", "peer"),

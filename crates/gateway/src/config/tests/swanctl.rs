@@ -147,7 +147,7 @@ fn a_name_without_address_stays_a_name_and_is_never_any() {
     let mut config = swanctl(&GOOD.replace("remote_addrs = sun.example", "remote_addrs = venus.example")).unwrap();
     assert_eq!(config.keyed.connections[0].host_names().collect::<Vec<_>>(), ["venus.example"]);
     let told = config.keyed.resolve(|_| Err(io::Error::other("no such host")));
-    let wanted = "connections.home.remote_addrs: 'venus.example' has no address: no such host; its traffic is dropped until it has one";
+    let wanted = "connections.home.remote_addrs: 'venus.example' does not resolve: no such host; its traffic is dropped until it does";
     assert_eq!(told, [wanted.replace(".remote_addrs", "")]);
     assert_eq!(config.keyed.unresolved, ["home"]);
 }
@@ -162,7 +162,7 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("version = 2", "pull = no", "swanctl.conf:4:16", "pull: 'no' is not supported", "IKEv1"),
         ("version = 2", "dpd_timeout = 150s", "swanctl.conf:4:23", "dpd_timeout: '150s'", "retransmit_tries"),
         ("certs = moon.pem", "xauth_id = bob", "swanctl.conf:9:24", "xauth_id is not supported", "eap_id"),
-        ("auth = pubkey", "auth = xauth", "swanctl.conf:8:20", "'xauth'", "XAuth belongs to IKEv1"),
+        ("auth = pubkey", "auth = xauth", "swanctl.conf:8:20", "'xauth'", "XAuth is part of IKEv1"),
         ("version = 2", "verson = 2", "swanctl.conf:4:9", "unknown key 'verson'", "did you mean 'version'?"),
         ("version = 2", "local = 192.0.2.1", "swanctl.conf:4:9", "unknown key 'local'", "addresses are 'local_addrs'"),
         ("version = 2", "local_ts = 10.0.0.0/8", "swanctl.conf:4:9", "unknown key 'local_ts'", "into a child"),
@@ -173,10 +173,10 @@ fn every_fault_is_told_with_place_and_remedy() {
         ("version = 2", "mediation = yes", "swanctl.conf:4:21", "mediation: 'yes' is not supported", "remove it"),
         ("version = 2", "ocsp = yes", "swanctl.conf:4:16", "'yes'", "request"),
         ("version = 2", "keyingtries = -1", "swanctl.conf:4:23", "'-1'", "from 0x0"),
-        ("version = 2", "ppk_required = yes", "swanctl.conf:4:24", "no key is named", "ppk_id"),
+        ("version = 2", "ppk_required = yes", "swanctl.conf:4:24", "no key is selected", "ppk_id"),
         ("version = 2", "retransmit_base = 0.5", "swanctl.conf:4:27", "'0.5'", "1 to 10"),
-        ("version = 2", "pools = client", "swanctl.conf:4:17", "no pool 'client'", "did you mean 'clients'?"),
-        ("version = 2", "pools = dhcp", "swanctl.conf:4:17", "no pool 'dhcp'", "not requested by DHCP"),
+        ("version = 2", "pools = client", "swanctl.conf:4:17", "unknown pool 'client'", "did you mean 'clients'?"),
+        ("version = 2", "pools = dhcp", "swanctl.conf:4:17", "unknown pool 'dhcp'", "of the kind 'DHCP'"),
         ("rekey_time = 2h", "rekey_time = 2w", "swanctl.conf:6:22", "'2w'", "s, m, h or d"),
         ("remote_addrs = sun.example", "remote_addrs = 192.0.2.300", "swanctl.conf:3:24", "'192.0.2.300'", "%any"),
         ("aes256-sha256-x25519", "aes256-nonsense", "swanctl.conf:5:21", "connections.home.proposals", "nonsense"),
@@ -214,13 +214,19 @@ fn every_fault_is_told_with_place_and_remedy() {
         (child, "mode = iptfs", "swanctl.conf:21:24", "'iptfs'", "mode = tunnel"),
         (child, "mode = beet\nah_proposals = sha256", "swanctl.conf:21:24", "BEET", "tunnel or transport"),
         (child, "copy_dscp = yes", "swanctl.conf:21:29", "'yes'", "out or no"),
-        (child, "life_time = 30m\nrekey_time = 1h", "swanctl.conf:21:29", "would end before rekey_time", "remove it"),
-        (child, "eesp_max_sub_sa_id = 4", "swanctl.conf:21:38", "no EESP is offered", "eesp_proposals"),
+        (
+            child,
+            "life_time = 30m\nrekey_time = 1h",
+            "swanctl.conf:21:29",
+            "would expire before rekey_time",
+            "remove it",
+        ),
+        (child, "eesp_max_sub_sa_id = 4", "swanctl.conf:21:38", "no EESP proposal", "eesp_proposals"),
         (child, "replay_window = 70000", "swanctl.conf:21:33", "'70000'", "from 0x0 to 0x10000"),
         (child, "version = 2", "swanctl.conf:21:17", "unknown key 'version'", "move it out of 'children'"),
         (child, "rekey_byte = 4g", "swanctl.conf:21:17", "unknown key 'rekey_byte'", "did you mean 'rekey_bytes'?"),
         ("children {", "childs {", "swanctl.conf:16:9", "unknown section 'childs'", "did you mean"),
-        ("ike-sun {", "ikk-sun {", "swanctl.conf:27:5", "no secret begins with 'ikk-sun'", "begin the name"),
+        ("ike-sun {", "ikk-sun {", "swanctl.conf:27:5", "unknown kind of secret 'ikk-sun'", "begin the name"),
         ("ike-sun {", "token1 {", "swanctl.conf:27:5", "tokens and smartcards", "private"),
         ("ike-sun {", "rsa-sun {", "swanctl.conf:27:5", "'file' is missing", "folder rsa"),
         ("ike-sun {", "ntlm-sun {", "swanctl.conf:29:18", "secret: invalid value", "16 bytes"),
@@ -242,7 +248,7 @@ fn every_fault_is_told_with_place_and_remedy() {
             "unknown section 'conections'",
             "did you mean 'connections'?",
         ),
-        ("pools {", "defaults {", "swanctl.conf:32:1", "unknown section 'defaults'", "refer to it"),
+        ("pools {", "defaults {", "swanctl.conf:32:1", "unknown section 'defaults'", "reference it"),
     ] {
         assert!(GOOD.contains(line), "{line}");
         let told = told(&GOOD.replacen(line, instead, 1));
@@ -370,7 +376,7 @@ fn peers_of_the_psp_key_service_are_connections() {
         ("", "crypt_offset = 5", "'5'", "multiple of 4"),
         ("", "rekey_time = 25h", "'25h'", "up to 24h"),
         ("mobike = no", "", "unknown key 'mobike'", "setting of IKE"),
-        ("local-2 {\n auth = psk\n }", "", "several rounds", "remove the others"),
+        ("local-2 {\n auth = psk\n }", "", "more than one round", "remove the others"),
         ("psp_version = 1", "", "unknown key 'psp_version'", "into a child"),
     ] {
         let told = told(&psp(out, inner));
@@ -512,7 +518,7 @@ fn every_word_and_default_of_the_table_is_taken() {
                 let line = format!("{} = {value}", key.name);
                 let told = told(&if child { in_child(&line) } else { in_connection(&line) });
                 // A hard limit below the default soft one is a fault of both, not of the value.
-                assert!(told.is_empty() || told.contains("would end before"), "{} = {value}: {told}", key.name);
+                assert!(told.is_empty() || told.contains("would expire before"), "{} = {value}: {told}", key.name);
             }
         }
     }
@@ -557,7 +563,7 @@ proptest::proptest! {
     }
 }
 
-/// A trap whose packets have neither a peer nor a network would leave them in clear text.
+/// A trap with neither a peer nor a network would let its packets leave in clear text.
 #[test]
 fn a_trap_without_an_address_is_refused_and_one_without_a_peer_is_warned_about() {
     let load = |remote: &str, action: &str, ts: &str| {
@@ -580,7 +586,7 @@ fn a_trap_without_an_address_is_refused_and_one_without_a_peer_is_warned_about()
         let said = load(remote, action, ts);
         assert!(!said.contains("clear text") && !said.contains("until a peer connects"), "{remote} {action}: {said}");
     }
-    assert!(load("%any", "start", "").contains("is to start, but no peer has an address"));
+    assert!(load("%any", "start", "").contains("start_action = start, but the peer has no address"));
 }
 
 /// As strongSwan documents it: in transport mode the destination of a packet is the peer, in tunnel mode there has to be one.

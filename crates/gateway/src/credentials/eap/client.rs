@@ -1,5 +1,5 @@
-//! The client's side of a conversation: says who it is, takes a method that is allowed, and believes a
-//! success only when the method has come to it.
+//! Client side of a conversation: sends its identity, accepts an allowed method, and accepts a
+//! success only when the method has completed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,7 +20,7 @@ pub(super) struct Client {
     name: Vec<u8>,
     /// Methods that may be taken, best first.
     allowed: Vec<EapType>,
-    /// What it takes to begin each of them; made once, so that no question needs the store again.
+    /// Prepared credentials of each method; read once, so that later steps do not need the store.
     prepared: Prepared,
     state: State,
     /// Identifier of the request that was answered last.
@@ -46,12 +46,12 @@ enum State {
 
 impl Client {
     pub(super) fn new(store: &Store, step: &EapStep, now: Duration) -> Result<Self, String> {
-        let auth = step.connection.local.get(step.round).ok_or("the connection has no such section local")?;
+        let auth = step.connection.local.get(step.round).ok_or("the connection has no matching section local")?;
         let allowed = match auth.method {
             AuthMethod::Eap(Some(method)) => vec![method],
-            // Whatever the server asks for, as strongSwan; the order is that of a NAK.
+            // Any method that the server requests, as in strongSwan; the order is that of a NAK.
             AuthMethod::Eap(None) => vec![EapType::Tls, EapType::MsChapV2, EapType::Md5],
-            _ => return Err("the peer wants EAP, but 'local.auth' says otherwise".into()),
+            _ => return Err("the peer requires EAP, but 'local.auth' is not eap".into()),
         };
         let named = auth.eap_id.as_ref().and_then(IdPattern::exact);
         let name = named.map_or_else(|| name_of(&step.client_id), |id| id.data.clone());
@@ -87,7 +87,7 @@ impl Client {
             _ => return Outcome::Failure("the server sent a response".into()),
         }
         if self.last == Some(request.id) {
-            return Outcome::Failure("the server used an identifier twice in a row".into());
+            return Outcome::Failure("the server repeated an identifier".into());
         }
         self.last = Some(request.id);
         match request.kind {
@@ -100,7 +100,7 @@ impl Client {
         }
     }
 
-    /// What an EAP-Failure means at this point.
+    /// Reason of an EAP-Failure in this state.
     fn why_failed(&self) -> String {
         if let Some(kind) = self.refused {
             let allowed: Vec<&str> = self.allowed.iter().map(|method| method_name(*method)).collect();
@@ -118,9 +118,9 @@ impl Client {
         }
         if matches!(self.state, State::Start) {
             let name = name::printable(&String::from_utf8_lossy(&self.name));
-            return format!("the server refuses the EAP identity '{name}'; set 'local.eap_id'");
+            return format!("the server rejected the EAP identity '{name}'; set 'local.eap_id'");
         }
-        "the server refuses this client; its log has the reason".to_owned()
+        "the server rejected this client; see its log".to_owned()
     }
 
     fn respond(&self, request: &Packet<'_>, data: &[u8]) -> Outcome {
@@ -137,7 +137,7 @@ impl Client {
         self.state = State::Over;
         match ready {
             Ready::Yes(msk) => Outcome::Success(msk, None),
-            Ready::No => Outcome::Failure("the server declares success before it has proved anything".into()),
+            Ready::No => Outcome::Failure("the server sent success before it authenticated".into()),
         }
     }
 
@@ -167,13 +167,13 @@ impl Client {
                 Outcome::Failure(why)
             }
             // Only a server decides that by itself.
-            Progress::Done(..) => Outcome::Failure("the method ended too early".into()),
+            Progress::Done(..) => Outcome::Failure("the method ended before it completed".into()),
         }
     }
 
     fn begin(&mut self, request: &Packet<'_>) -> Outcome {
         let name = name::printable(&String::from_utf8_lossy(&self.name));
-        let no_password = || Outcome::Failure(format!("no password of '{name}'; add a section 'eap' to 'secrets'"));
+        let no_password = || Outcome::Failure(format!("no password for '{name}'; add a section 'eap' to 'secrets'"));
         self.refused = None;
         match self.allowed.iter().find(|method| number(**method) == request.kind) {
             Some(EapType::Md5) => {
@@ -183,7 +183,7 @@ impl Client {
                         self.state = State::Md5Answered;
                         self.respond(request, &data)
                     }
-                    None => Outcome::Failure("MD5: a malformed challenge".into()),
+                    None => Outcome::Failure("MD5: malformed challenge".into()),
                 }
             }
             Some(EapType::MsChapV2) => {
@@ -198,14 +198,14 @@ impl Client {
                     self.state = State::Tls(Box::new(session));
                     self.conclude(request, progress)
                 }
-                Ok(None) => Outcome::Failure("EAP-TLS was begun already".into()),
+                Ok(None) => Outcome::Failure("EAP-TLS has already started".into()),
                 Err(why) => Outcome::Failure(why),
             },
             None => self.refuse(request),
         }
     }
 
-    /// Asks for methods that are allowed and can be done (RFC 3748 §5.3.1).
+    /// Sends a NAK with the methods that are allowed and available (RFC 3748 §5.3.1).
     fn refuse(&mut self, request: &Packet<'_>) -> Outcome {
         (self.state, self.refused) = (State::Start, Some(request.kind));
         let able = |method: &EapType| match method {

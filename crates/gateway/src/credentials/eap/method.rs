@@ -4,17 +4,17 @@ use crypto::ike::{Hash, Secret};
 use ike::identity::Identity;
 use subtle::ConstantTimeEq;
 
-/// What a method does with a packet of its type.
+/// Result of a method for one packet of its type.
 pub(super) enum Progress {
     /// Goes on with these type data; of a server in a request, of a client in a response.
     Go(Vec<u8>),
-    /// A server: succeeded, with its MSK and whose credentials it were.
+    /// A server: succeeded, with its MSK and the owner of the credentials.
     Done(Option<Secret>, Option<Identity>),
     /// Failed.
     Failed(String),
 }
 
-/// What an EAP-Success means to a client just now.
+/// Meaning of an EAP-Success for a client in this state.
 pub(super) enum Ready {
     /// The method has succeeded.
     Yes(Option<Secret>),
@@ -43,7 +43,7 @@ pub(super) fn md5_response(id: u8, challenge: &[u8], secret: &[u8]) -> Option<Ve
     Some([&[digest.len() as u8], &digest[..]].concat())
 }
 
-/// Whether the response is right.
+/// Returns whether the response is right.
 pub(super) fn is_md5_response(id: u8, challenge: &[u8], secret: &[u8], response: &[u8]) -> bool {
     let digest = Hash::Md5.digest(&[&[id], secret, challenge]);
     value(response).is_some_and(|value| value.ct_eq(&digest).into())

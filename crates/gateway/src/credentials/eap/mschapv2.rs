@@ -124,7 +124,7 @@ pub(super) struct Server {
     state: ServerState,
 }
 
-/// Whose password is to be proved.
+/// User that must prove the password.
 pub(super) enum User {
     /// That of the EAP identity; the name in the Response has to be the same.
     Named(Vec<u8>),
@@ -134,14 +134,14 @@ pub(super) enum User {
 }
 
 impl User {
-    /// The name whose password the client has to prove when it names itself `name`.
+    /// User name to verify when the client sends `name`.
     fn of_response<'a>(&'a self, name: &'a [u8]) -> Result<&'a [u8], &'static str> {
         match self {
             Self::Named(identity) if is_same_user(identity, name) => Ok(identity),
-            Self::Named(_) => Err("is another name than the EAP identity"),
+            Self::Named(_) => Err("differs from the EAP identity"),
             Self::Unnamed(ids, pattern) => {
                 let admitted = || identities(name).iter().any(|id| pattern.matches(id).is_some());
-                let why = "is another name than IDi; set 'remote.eap_id = %any' to take it as EAP identity";
+                let why = "differs from IDi; set 'remote.eap_id = %any' to take it as EAP identity";
                 if is_idi(ids, name) || admitted() { Ok(name) } else { Err(why) }
             }
         }
@@ -175,7 +175,7 @@ impl Server {
             }
             (ServerState::Proven(msk, identity), Some(Message::Ack(SUCCESS))) => Progress::Done(Some(msk), identity),
             (ServerState::Refused(why), _) => Progress::Failed(why),
-            _ => Progress::Failed("MSCHAPv2: an unexpected or malformed message".into()),
+            _ => Progress::Failed("MSCHAPv2: unexpected or malformed message".into()),
         }
     }
 
@@ -199,7 +199,7 @@ impl Server {
                 Progress::Go(emit(SUCCESS, self.id, &[proof.as_bytes(), b" M=OK"]))
             }
             None => {
-                let why = user.err().unwrap_or("is unknown or has another password; add a section 'eap' to 'secrets'");
+                let why = user.err().unwrap_or("is unknown or the password is wrong; add a section 'eap' to 'secrets'");
                 let why = format!("'{shown}' {why}");
                 self.state = ServerState::Refused(why);
                 // Authentication failure, no further try (RFC 2759 §6).
@@ -221,12 +221,12 @@ pub(super) struct Client {
 
 enum ClientState {
     Start,
-    /// What the server has to prove, and the MSK then.
+    /// Expected proof of the server, and the resulting MSK.
     Answered {
         proof: String,
         msk: Secret,
     },
-    /// The server proved that it knows the password, and was told so.
+    /// The server proved knowledge of the password, and the client acknowledged it.
     Proven(Secret),
     Over,
 }
@@ -247,16 +247,16 @@ impl Client {
             (ClientState::Answered { proof, msk }, Some(Message::Success { message, .. })) => {
                 let right = message.get(..proof.len()).is_some_and(|shown| shown.ct_eq(proof.as_bytes()).into());
                 if !right {
-                    return Progress::Failed("MSCHAPv2: the server does not know the password".into());
+                    return Progress::Failed("MSCHAPv2: the server cannot verify the password".into());
                 }
                 self.state = ClientState::Proven(msk);
                 Progress::Go(vec![SUCCESS])
             }
             (ClientState::Answered { .. } | ClientState::Start, Some(Message::Failure { message, .. })) => {
                 let message = printable(&String::from_utf8_lossy(message));
-                Progress::Failed(format!("MSCHAPv2: the server refuses the password ({message})"))
+                Progress::Failed(format!("MSCHAPv2: the server rejected the password ({message})"))
             }
-            _ => Progress::Failed("MSCHAPv2: an unexpected or malformed message".into()),
+            _ => Progress::Failed("MSCHAPv2: unexpected or malformed message".into()),
         }
     }
 
@@ -269,7 +269,7 @@ impl Client {
         Progress::Go(emit(RESPONSE, id, &[&[49], peer_challenge, &[0; 8], &response, &[0], &self.name]))
     }
 
-    /// Whether an EAP-Success is due.
+    /// Returns whether an EAP-Success is due.
     pub(super) fn ready(&mut self) -> Ready {
         match std::mem::replace(&mut self.state, ClientState::Over) {
             ClientState::Proven(msk) => Ready::Yes(Some(msk)),

@@ -26,7 +26,7 @@ pub(super) struct Packet<'a> {
 }
 
 impl<'a> Packet<'a> {
-    /// Reads a packet; bytes behind its length are padding (RFC 3748 §4.1).
+    /// Reads a packet; bytes after its length are padding (RFC 3748 §4.1).
     pub(super) fn parse(bytes: &'a [u8]) -> Option<Self> {
         let [code, id, l0, l1, ..] = *bytes else { return None };
         let length = usize::from(u16::from_be_bytes([l0, l1]));

@@ -1,7 +1,8 @@
 //! The server's side of a conversation: EAP-Identity where `remote.eap_id` is set, a method, a verdict.
 //!
-//! Without `remote.eap_id` the method begins at once and IDi is the EAP identity (RFC 7296 §3.16). With it, the identity
-//! that the client answers with chooses the connection among those that authenticate this host in the same way.
+//! Without `remote.eap_id` the method begins at once and IDi is the EAP identity (RFC 7296 §3.16).
+//! With it, the identity in the client's response selects the connection among those that
+//! authenticate this host in the same way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +44,7 @@ pub(super) struct Server {
 
 enum State {
     Start,
-    /// Asked for the identity.
+    /// Identity requested.
     Identity,
     /// `fresh`: the first request of the method is outstanding, so the client may still refuse it.
     Method {
@@ -62,7 +63,7 @@ enum Method {
 
 impl Server {
     pub(super) fn new(step: &EapStep, now: Duration) -> Result<Self, String> {
-        let auth = step.connection.remote.get(step.round).ok_or("the connection has no such section remote")?;
+        let auth = step.connection.remote.get(step.round).ok_or("the connection has no matching section remote")?;
         let left = methods(auth)?;
         let mut id = [0];
         crypto::random(&mut id);
@@ -100,7 +101,7 @@ impl Server {
         }
         let response = match Packet::parse(packet) {
             Some(response) if response.code == packet::RESPONSE && response.id == self.id => response,
-            _ => return Outcome::Failure("the client sent something else than a response to the request".into()),
+            _ => return Outcome::Failure("the client did not send a response to the request".into()),
         };
         match (state, response.kind) {
             (State::Identity, packet::IDENTITY) => self.identified(store, response.data),
@@ -109,12 +110,12 @@ impl Server {
                 self.go_on(store, method, kind, response.data)
             }
             (State::Identity, packet::NAK) => {
-                Outcome::Failure("the client refuses EAP-Identity requests; remove 'remote.eap_id' to send none".into())
+                Outcome::Failure("the client rejects EAP-Identity requests; remove 'remote.eap_id' to send none".into())
             }
             (_, packet::NAK) => {
-                Outcome::Failure("the client refuses the method; set 'remote.auth' to one that it has".into())
+                Outcome::Failure("the client rejected the method; set 'remote.auth' to one that it supports".into())
             }
-            _ => Outcome::Failure("the client answered with another method".into()),
+            _ => Outcome::Failure("the client responded with a different method".into()),
         }
     }
 
@@ -138,7 +139,8 @@ impl Server {
         self.begin(store, first)
     }
 
-    /// Stays with the connection when its `eap_id` matches, else switches to the first alternative whose `eap_id` does.
+    /// Keeps the connection if its `eap_id` matches, otherwise switches to the first alternative
+    /// with a matching `eap_id`.
     fn choose_connection(&mut self) -> Result<(), String> {
         let users = self.users();
         let admits = |connection: &&Arc<Connection>| {
@@ -149,7 +151,7 @@ impl Server {
             return Ok(());
         }
         let Some(other) = self.alternatives.iter().find(admits).cloned() else {
-            return Err(format!("the EAP identity '{}' is not that of 'remote.eap_id'", self.shown()));
+            return Err(format!("the EAP identity '{}' does not match 'remote.eap_id'", self.shown()));
         };
         self.left = methods(&other.remote[self.round])?;
         (self.connection, self.switched) = (other, true);
@@ -181,7 +183,7 @@ impl Server {
         match self.left.iter().copied().find(|method| wanted.contains(&number(*method))) {
             Some(method) => self.begin(store, method),
             None => Outcome::Failure(format!(
-                "the client has none of the methods allowed; it wants EAP types {:?}",
+                "the client supports none of the allowed methods; it requests EAP types {:?}",
                 &wanted[..wanted.len().min(16)]
             )),
         }
@@ -251,7 +253,7 @@ impl Server {
             return Progress::Done(None, None);
         }
         let shown = self.shown();
-        Progress::Failed(format!("'{shown}' is unknown or has another password; add a section 'eap' to 'secrets'"))
+        Progress::Failed(format!("'{shown}' is unknown or the password is wrong; add a section 'eap' to 'secrets'"))
     }
 }
 
@@ -260,11 +262,12 @@ fn methods(auth: &Auth) -> Result<Vec<EapType>, String> {
     match auth.method {
         AuthMethod::Eap(Some(method)) => Ok(vec![method]),
         AuthMethod::Eap(None) | AuthMethod::Any => Ok(OPEN.to_vec()),
-        _ => Err("the peer wants EAP; set 'remote.auth = eap-mschapv2' or another method to allow it".into()),
+        _ => Err("the peer requests EAP; set 'remote.auth = eap-mschapv2' or another method to allow it".into()),
     }
 }
 
-/// Whether one of the identities is admitted by `eap_id`. An identity in EAP has no type, so equal text is enough.
+/// Returns whether one of the identities is admitted by `eap_id`. An identity in EAP has no type,
+/// so equal text is enough.
 fn admits(wanted: &IdPattern, users: &[Identity]) -> bool {
     let same_text = |id: &Identity| wanted.exact().is_some_and(|wanted| id.data.eq_ignore_ascii_case(&wanted.data));
     users.iter().any(|id| wanted.matches(id).is_some() || same_text(id))

@@ -1,4 +1,5 @@
-//! Clients and servers of each method talk to each other, and to those who do not keep to the rules.
+//! Clients and servers of each method run against each other, and against peers that violate the
+//! protocol.
 
 use std::sync::{Arc, OnceLock};
 
@@ -11,7 +12,7 @@ use super::super::store::Origin;
 use super::super::tests::{Entity, NOW, auth, connection, id, like, public_key, store};
 use super::*;
 
-/// What the client and the server have at last, and the number of the last turn.
+/// Results of client and server, and the number of the last turn.
 type Run = (Result<Option<Secret>, String>, Result<Option<Secret>, String>, usize);
 
 struct Pair {
@@ -128,7 +129,7 @@ fn passwords() {
     ] {
         assert!(same(&Pair::password(client, server, b"Passw\xc3\xb6rd", b"Passw\xc3\xb6rd").run(|_, _, _| {})));
         let (client, server, _) = Pair::password(client, server, b"one", b"two").run(|_, _, _| {});
-        assert!(why(client).contains("refuses the password"));
+        assert!(why(client).contains("rejected the password"));
         assert!(server.is_err());
     }
     // The hash instead of the password.
@@ -141,10 +142,10 @@ fn passwords() {
     let (client, server, _) = Pair::password(md5(), md5(), b"word", b"word").run(|_, _, _| {});
     assert!(matches!((client, server), (Ok(None), Ok(None))));
     let (_, server, _) = Pair::password(md5(), md5(), b"word", b"other").run(|_, _, _| {});
-    assert!(why(server).contains("another password"));
-    // Nobody has to do what is not configured.
+    assert!(why(server).contains("password is wrong"));
+    // Methods that are not configured are refused.
     let (_, server, _) = Pair::password(md5(), Some(EapType::MsChapV2), b"word", b"word").run(|_, _, _| {});
-    assert!(why(server).contains("none of the methods"));
+    assert!(why(server).contains("none of the allowed methods"));
 }
 
 #[test]
@@ -169,7 +170,7 @@ fn nothing_succeeds_early_or_under_another_name() {
             packet[12] ^= 1;
         }
     });
-    assert!(why(client).contains("does not know the password"));
+    assert!(why(client).contains("cannot verify the password"));
     // Another name inside MSCHAPv2 than in the EAP identity.
     let mut pair = Pair::password(None, None, b"word", b"word");
     pair.server.1.add_shared(secret(SharedKind::Eap, "alice@weir.test", b"other"), Origin::Vici);
@@ -180,10 +181,10 @@ fn nothing_succeeds_early_or_under_another_name() {
             *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, b"alice@weir.test");
         }
     });
-    assert!(why(client).contains("refuses the password"));
+    assert!(why(client).contains("rejected the password"));
     let end = pair.step(false, &packet::emit(packet::RESPONSE, last, packet::MSCHAPV2, &[4]));
     assert!(
-        matches!(end, EapAnswer::Failure(packet, why) if packet == packet::failure(last) && why.0.contains("another name"))
+        matches!(end, EapAnswer::Failure(packet, why) if packet == packet::failure(last) && why.0.contains("differs from"))
     );
     // An EAP identity that the configuration does not want.
     let mut pair = Pair::password(None, None, b"word", b"word");
@@ -197,7 +198,8 @@ fn nothing_succeeds_early_or_under_another_name() {
     assert!(matches!(pair.step(false, &response), EapAnswer::Failure(..)));
 }
 
-/// The end of a conversation whose client has the identity `claimed` and the name `named` in its MSCHAPv2 Response.
+/// Result of a conversation: the client has the identity `claimed` and sends `named` in its
+/// MSCHAPv2 Response.
 fn run_with_names(claimed: &str, named: &str, password: &[u8], known: &[(&str, &[u8])]) -> Run {
     let mut client = Store::default();
     client.add_shared(secret(SharedKind::Eap, named, password), Origin::Vici);
@@ -297,8 +299,9 @@ fn the_name_of_the_response_counts_where_no_identity_was_requested() {
     assert_eq!(run("192.0.2.7", "dave", "%any"), Ok(id("dave")));
     assert_eq!(run("carol@weir.test", "carol@weir.test", "%any"), Ok(id("carol@weir.test")));
     assert_eq!(run("carol@weir.test", "dave", "%any"), Ok(id("dave")));
-    // A connection that is for carol is not for whoever names carol as IDi and proves another password.
-    assert!(run("carol@weir.test", "dave", "carol@weir.test").unwrap_err().contains("another name than IDi"));
+    // A connection for carol must refuse a client that sends carol as IDi and proves another user's
+    // password.
+    assert!(run("carol@weir.test", "dave", "carol@weir.test").unwrap_err().contains("differs from IDi"));
     assert!(run("carol@weir.test", "dave", "*@weir.test").unwrap_err().contains("remote.eap_id"));
     assert_eq!(run("carol@weir.test", "carol@weir.test", "*@weir.test"), Ok(id("carol@weir.test")));
 }
@@ -352,8 +355,8 @@ fn a_client_that_leaves_the_method_open_answers_md5() {
     let other = Pair::password(Some(EapType::MsChapV2), Some(EapType::Md5), b"word", b"word");
     let text = failed(other, 2);
     assert!(text.contains("offers eap-md5") && text.contains("eap-mschapv2"), "{text}");
-    assert!(failed(pair(), 1).contains("refuses the EAP identity 'carol@weir.test'"));
-    assert!(failed(pair(), 2).contains("refuses this client"));
+    assert!(failed(pair(), 1).contains("rejected the EAP identity 'carol@weir.test'"));
+    assert!(failed(pair(), 2).contains("rejected this client"));
 }
 
 #[test]
@@ -421,7 +424,7 @@ fn certificates_in_fragments() {
             *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, b"alice@weir.test");
         }
     });
-    // The IKE identity is carol's still, and that is who it is where any EAP identity may come.
+    // The IKE identity is still carol's, and it counts where any EAP identity is allowed.
     assert!(same(&result));
     let mut pair = tls(false);
     Arc::make_mut(&mut pair.connections[1]).remote[0].eap_id = Some(like("alice@weir.test"));
@@ -430,14 +433,14 @@ fn certificates_in_fragments() {
             *packet = packet::emit(packet::RESPONSE, packet[1], packet::IDENTITY, b"alice@weir.test");
         }
     });
-    assert!(result.0.is_err() && why(result.1).contains("is not that of 'alice@weir.test'"));
+    assert!(result.0.is_err() && why(result.1).contains("does not belong to the claimed identity 'alice@weir.test'"));
     pair.who = id("alice@weir.test");
-    assert!(why(pair.run(|_, _, _| {}).1).contains("is not that of"));
+    assert!(why(pair.run(|_, _, _| {}).1).contains("does not belong to"));
     // A server of the same CA that is not the gateway.
     let mut pair = tls(false);
     let other = Auth { id: like("sun.weir.test"), ..auth(public_key(&[])) };
     pair.connections[0] = Arc::new(connection(eap(Some(EapType::Tls)), other));
-    assert!(why(pair.run(|_, _, _| {}).0).contains("is not that of 'sun.weir.test'"));
+    assert!(why(pair.run(|_, _, _| {}).0).contains("does not belong to 'sun.weir.test'"));
     // A client of another CA; a client without a certificate.
     let mut pair = tls(false);
     let [root, between, carol, _] = authority_and_peers(false);

@@ -38,11 +38,11 @@ pub(super) struct Pipe {
     sent: usize,
 }
 
-/// What came in.
+/// Received part of a message.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Received {
     Start,
-    /// The other side waits for the next fragment, or for nothing.
+    /// The peer waits for the next fragment, or for nothing.
     Ack,
     /// More fragments follow.
     Partial,
@@ -54,13 +54,13 @@ impl Pipe {
     pub(super) fn receive(&mut self, data: &[u8]) -> Result<Received, &'static str> {
         let Some((&flags, mut body)) = data.split_first() else { return Err("empty type data") };
         if flags & START_FLAG != 0 {
-            return if body.is_empty() { Ok(Received::Start) } else { Err("a start with data") };
+            return if body.is_empty() { Ok(Received::Start) } else { Err("start message with data") };
         }
         if flags & LENGTH_INCLUDED != 0 {
-            let (length, rest) = body.split_first_chunk::<4>().ok_or("no length where one is announced")?;
+            let (length, rest) = body.split_first_chunk::<4>().ok_or("missing length field")?;
             let length = u32::from_be_bytes(*length) as usize;
             if length > MAX_MESSAGE || self.announced.is_some_and(|announced| announced != length) {
-                return Err("a length that is too large or changes");
+                return Err("length field too large or changed");
             }
             (self.announced, body) = (Some(length), rest);
         }
@@ -70,14 +70,14 @@ impl Pipe {
             return Ok(Received::Ack);
         }
         if body.is_empty() && more || self.incoming.len() + body.len() > self.announced.unwrap_or(MAX_MESSAGE) {
-            return Err("fragments that are empty or longer than announced");
+            return Err("empty fragment, or fragments longer than announced");
         }
         self.incoming.extend_from_slice(body);
         if more {
             return Ok(Received::Partial);
         }
         if self.announced.take().is_some_and(|announced| announced != self.incoming.len()) {
-            return Err("fragments that are shorter than announced");
+            return Err("fragments shorter than announced");
         }
         Ok(Received::Whole(std::mem::take(&mut self.incoming)))
     }
@@ -116,7 +116,7 @@ pub(super) struct Session {
     pipe: Pipe,
     /// A server: identities of which the certificate has to contain one.
     ids: Vec<Identity>,
-    /// A client was asked to start.
+    /// True if the server has sent the start message.
     started: bool,
     /// The server's last word came (RFC 9190 §2.5); TLS 1.2 has none.
     committed: bool,
@@ -138,7 +138,7 @@ macro_rules! either {
 }
 
 impl Session {
-    /// A server, which asks for a certificate that contains one of `ids`.
+    /// A server that requires a certificate with one of `ids`.
     pub(super) fn server(
         store: &Store,
         connection: &Arc<Connection>,
@@ -148,14 +148,14 @@ impl Session {
     ) -> Result<Self, String> {
         let local = connection.local.iter().find(|auth| matches!(auth.method, ike::config::AuthMethod::PublicKey(_)));
         let own = certificates::own(store, local.or(connection.local.first()), now)?;
-        let auth = connection.remote.get(round).ok_or("the connection has no such section remote")?;
+        let auth = connection.remote.get(round).ok_or("the connection has no matching section remote")?;
         let verifier = Arc::new(Verifier::new(store, auth.clone(), now));
         let mut config = ServerConfig::builder_with_provider(crate::tls::provider())
             .with_safe_default_protocol_versions()
             .map_err(|fault| fault.to_string())?
             .with_client_cert_verifier(verifier)
             .with_cert_resolver(Arc::new(own));
-        // A session that goes on would be one whose certificate was not looked at.
+        // A resumed session would skip the verification of the certificate.
         config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
         config.send_tls13_tickets = 0;
         let connection = ServerConnection::new(Arc::new(config)).map_err(|fault| fault.to_string())?;
@@ -206,19 +206,19 @@ impl Session {
         let received = self.pipe.receive(data)?;
         match received {
             Received::Start if self.is_client() && !self.started => self.started = true,
-            Received::Start => return Err("a start that was not due".into()),
-            _ if self.is_client() && !self.started => return Err("the server does not begin with a start".into()),
+            Received::Start => return Err("unexpected start message".into()),
+            _ if self.is_client() && !self.started => return Err("the server did not send a start message".into()),
             Received::Partial if self.pipe.pending() => return Err("fragments of both sides at once".into()),
             Received::Partial => return Ok(Progress::Go(vec![0])),
             Received::Ack if self.pipe.pending() => return Ok(Progress::Go(self.pipe.send())),
-            Received::Ack if self.is_client() => return Err("an acknowledgement that was not due".into()),
+            Received::Ack if self.is_client() => return Err("unexpected acknowledgement".into()),
             Received::Ack => return self.verdict(),
-            Received::Whole(_) if self.pipe.pending() => return Err("an answer before all of the question".into()),
+            Received::Whole(_) if self.pipe.pending() => return Err("response before the request was complete".into()),
             Received::Whole(message) => self.feed(&message)?,
         }
         self.collect()?;
         if !self.pipe.pending() && !self.is_client() {
-            return Err("the handshake stands still".into());
+            return Err("the handshake makes no progress".into());
         }
         Ok(Progress::Go(self.pipe.send()))
     }
@@ -261,24 +261,24 @@ impl Session {
                 connection.write_tls(&mut self.pipe.outgoing).map_err(|fault| fault.to_string())?;
             }
         });
-        if self.pipe.outgoing.len() > MAX_MESSAGE { Err("a message that is too long to send".into()) } else { Ok(()) }
+        if self.pipe.outgoing.len() > MAX_MESSAGE { Err("message too long to send".into()) } else { Ok(()) }
     }
 
     fn done(&self) -> bool {
         either!(&self.connection, connection => !connection.is_handshaking())
     }
 
-    /// A server whose last message was acknowledged.
+    /// Result of a server after its last message was acknowledged.
     fn verdict(&mut self) -> Result<Progress, String> {
         let Tls::Server(connection) = &self.connection else { return Err("no server".into()) };
         if !self.done() {
-            return Err("the client stops in the middle of the handshake".into());
+            return Err("the client ended the handshake early".into());
         }
         let id = bound(connection.peer_certificates(), &self.ids)?;
         Ok(Progress::Done(Some(self.msk()?), Some(id)))
     }
 
-    /// Whether an EAP-Success is due to this client.
+    /// Returns whether an EAP-Success is due to this client.
     pub(super) fn ready(&mut self) -> Ready {
         let Tls::Client(connection) = &self.connection else { return Ready::No };
         let committed = match connection.protocol_version() {
@@ -312,10 +312,10 @@ fn bound(chain: Option<&[rustls_pki_types::CertificateDer<'_>]>, ids: &[Identity
     let leaf = Certificate::from_der(leaf).map_err(|fault| fault.to_string())?;
     let shown = || ids.iter().map(name::show_id).collect::<Vec<_>>().join("', '");
     let found = ids.iter().find(|id| name::is_of(&leaf, id)).cloned();
-    found.ok_or_else(|| format!("{leaf:?} is not that of '{}', whom the client says to be", shown()))
+    found.ok_or_else(|| format!("{leaf:?} does not belong to the claimed identity '{}'", shown()))
 }
 
-/// Whether a certificate is one of a peer whose identity matches.
+/// Returns whether a certificate belongs to a matching identity.
 fn fits(certificate: &Certificate, pattern: &IdPattern) -> bool {
     match pattern {
         IdPattern::Any => true,

@@ -34,7 +34,7 @@ const RETRY: Duration = Duration::from_secs(60);
 const MAX_AGE: Duration = Duration::from_secs(86_400);
 /// Time after its last use for which a CRL is refreshed.
 const IN_USE: Duration = Duration::from_secs(7 * 86_400);
-/// How often it is checked what to refresh.
+/// Interval of the check for data to refresh.
 const REFRESH_EVERY: Duration = Duration::from_secs(30);
 /// Bytes of a fetched CRL.
 const MAX_CRL_BYTES: usize = 16 << 20;
@@ -66,7 +66,7 @@ impl std::fmt::Debug for Resolve {
     }
 }
 
-/// How fetching is set up.
+/// Settings of the fetcher.
 #[derive(Clone, Debug)]
 pub struct FetchSettings {
     /// Folder for CRLs; `None`: they are not kept over a restart.
@@ -90,7 +90,7 @@ pub struct FetchCounts {
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 pub(in super::super) struct Key {
     uri: String,
-    /// SHA-256 of the certificate that OCSP is asked about.
+    /// SHA-256 of the certificate in the OCSP request.
     certificate: Option<[u8; 32]>,
 }
 
@@ -182,7 +182,7 @@ impl Fetched {
             };
             match thread.spawn(run) {
                 Ok(_) => self.lock().started = true,
-                Err(error) => tracing::error!(target: "cfg", "no thread to fetch CRLs: {error}"),
+                Err(error) => tracing::error!(target: "cfg", "cannot start the thread that fetches CRLs: {error}"),
             }
         }
     }
@@ -207,7 +207,7 @@ impl Fetched {
         self.lock().may_fetch(&Key::of(want), now)
     }
 
-    /// Starts fetches, unless they are under way; returns those that there is to wait for.
+    /// Starts fetches unless they are already running; returns those to wait for.
     pub(in super::super) fn submit(&self, wants: Vec<Want>, now: Duration) -> Vec<Key> {
         let mut inner = self.lock();
         let keys = wants.into_iter().filter_map(|want| inner.submit(want, now)).collect();
@@ -313,7 +313,7 @@ impl Fetched {
         drop(inner);
         let what = if is_crl { "CRL" } else { "OCSP" };
         match outcome {
-            Ok(()) if before > 0 => tracing::info!(target: "cfg", "{what}: {} answers again", want.uri),
+            Ok(()) if before > 0 => tracing::info!(target: "cfg", "{what}: {} is available again", want.uri),
             Ok(()) => tracing::debug!(target: "cfg", "{what}: {} fetched", want.uri),
             Err(why) if before == 0 => tracing::warn!(
                 target: "cfg",
@@ -386,7 +386,7 @@ impl Fetched {
             return Err("the nonce of the response is not that of the request".into());
         }
         if response.signer(issuer, &Constraints::parse(&[]), now).is_none() {
-            return Err(format!("neither {issuer:?} nor a responder that it appointed signed the response"));
+            return Err(format!("the response is signed neither by {issuer:?} nor by a responder that it authorised"));
         }
         if response.is_unknown(certificate, issuer) {
             return Err(format!("the status of {certificate:?} is unknown to the OCSP server"));
@@ -474,7 +474,7 @@ impl Inner {
 
 /// A list in DER or PEM that one of these certificates signed.
 fn checked(bytes: &[u8], signers: &[Certificate]) -> Result<Crl, String> {
-    let block = pem::blocks(bytes)?.into_iter().next().ok_or("there is no CRL in it")?;
+    let block = pem::blocks(bytes)?.into_iter().next().ok_or("contains no CRL")?;
     let other = || format!("{:?} did not sign this CRL", signers[0]);
     if !Crl::is_der_signed_by(&block.der, signers) {
         return Err(other());
@@ -487,7 +487,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     let told = |error: std::io::Error| error.to_string();
     let size = std::fs::metadata(path).map_err(told)?.len();
     if size > MAX_CRL_BYTES as u64 {
-        return Err(format!("{size} bytes are too many"));
+        return Err(format!("{size} bytes exceed the limit"));
     }
     std::fs::read(path).map_err(told)
 }

@@ -1,8 +1,9 @@
 //! HTTP/1.1 for revocation information (RFC 5280 §4.2.1.13, RFC 6960 appendix A): one request per connection.
 //!
-//! Every answer is signed by a CA, so that nothing here has to be trusted; but what a certificate names must not
-//! make this host talk to itself or its link. Addresses are resolved first and checked, redirections too.
-//! Time, size and redirections are bounded. docs/decisions/0017 gives the reasons for a client of its own.
+//! Every response is signed by a CA, so the transport need not be trusted. But a URI in a
+//! certificate must not make this host connect to itself or its link (SSRF), so addresses are
+//! resolved and checked first, also after redirections. Time, size and redirections are bounded.
+//! docs/decisions/0017 has the reasons for a separate client.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -31,7 +32,7 @@ pub(super) struct Request<'a> {
     pub(super) body: Option<&'a [u8]>,
     /// Bytes of an answer.
     pub(super) limit: usize,
-    /// When it has to be complete.
+    /// Deadline of the whole response.
     pub(super) deadline: Instant,
     /// Mark of packets, so that they leave as those of IKE do.
     pub(super) mark: Option<u32>,
@@ -90,8 +91,8 @@ impl Target {
     }
 }
 
-/// Whether a certificate may make this host connect there: not to itself, its link, groups, or services of a cloud
-/// that are bound to the link.
+/// Returns whether a certificate may make this host connect there: not to itself, its link, groups,
+/// or services of a cloud that are bound to the link.
 pub(super) fn is_permitted(addr: IpAddr) -> bool {
     let v4 = |addr: Ipv4Addr| {
         let [first, ..] = addr.octets();
@@ -130,12 +131,12 @@ fn connect(target: &Target, request: &Request<'_>, named: bool) -> Result<TcpStr
     let all: Vec<SocketAddr> = found.into_iter().map(|addr| SocketAddr::new(addr, target.port)).collect();
     if let Some(refused) = all.iter().find(|addr| !named && !is_permitted(addr.ip())) {
         return Err(format!(
-            "{} has the address {}, of this host or its link; a URI there has to be named in 'crl_uris' or 'ocsp_uris'",
+            "{} has the local address {}; a URI there must be listed in 'crl_uris' or 'ocsp_uris'",
             target.host,
             refused.ip()
         ));
     }
-    let mut why = format!("{} has no address", target.host);
+    let mut why = format!("{} does not resolve", target.host);
     for addr in all.into_iter().take(MAX_ADDRESSES) {
         match open(addr, request.mark, remaining(request.deadline)?) {
             Ok(stream) => return Ok(stream),
@@ -172,7 +173,7 @@ fn send(stream: &mut TcpStream, target: &Target, request: &Request<'_>) -> Resul
     sent.map_err(|error| format!("cannot send the request: {error}"))
 }
 
-/// A stream whose every read ends at the deadline.
+/// A stream with a deadline for every read.
 struct Timed<'a> {
     stream: &'a mut TcpStream,
     deadline: Instant,
@@ -205,7 +206,7 @@ fn receive(stream: &mut impl Read, limit: usize) -> Result<Answer, String> {
             return Err(format!("more than {MAX_HEADER_BYTES} bytes of headers"));
         }
         if !buffer.more()? {
-            return Err("the server closed the connection without an answer".into());
+            return Err("the server closed the connection without a response".into());
         }
     };
     let header = String::from_utf8_lossy(&buffer.bytes[..end]).into_owned();
@@ -214,7 +215,7 @@ fn receive(stream: &mut impl Read, limit: usize) -> Result<Answer, String> {
     let mut status = lines.next().unwrap_or_default().splitn(3, ' ');
     let (version, code) = (status.next().unwrap_or_default(), status.next().unwrap_or_default());
     if !version.starts_with("HTTP/1.") {
-        return Err("not an answer of HTTP/1".into());
+        return Err("not an HTTP/1 response".into());
     }
     let fields: Vec<(&str, &str)> =
         lines.filter_map(|line| line.split_once(':')).map(|(name, value)| (name.trim(), value.trim())).collect();
@@ -222,16 +223,16 @@ fn receive(stream: &mut impl Read, limit: usize) -> Result<Answer, String> {
     match code {
         "200" => {}
         "301" | "302" | "303" | "307" | "308" => {
-            let to = field("location").ok_or("a redirection without Location")?;
+            let to = field("location").ok_or("redirection without Location")?;
             return Ok(Answer::Redirect(to.to_owned()));
         }
-        other => return Err(format!("the server answers with status {}", other.escape_debug())),
+        other => return Err(format!("the server returned status {}", other.escape_debug())),
     }
     let body = match (field("transfer-encoding"), field("content-length")) {
         (Some(coding), _) if coding.eq_ignore_ascii_case("chunked") => buffer.chunked(limit)?,
-        (Some(_), _) => return Err("a transfer coding other than chunked".into()),
+        (Some(_), _) => return Err("transfer coding other than chunked".into()),
         (None, Some(length)) => {
-            let length = length.parse().map_err(|_| "a malformed Content-Length")?;
+            let length = length.parse().map_err(|_| "malformed Content-Length")?;
             if length > limit {
                 return Err(too_long(limit));
             }
@@ -246,7 +247,7 @@ fn too_long(limit: usize) -> String {
     format!("more than {limit} bytes")
 }
 
-/// What was read and not used yet.
+/// Data that was read and not yet consumed.
 struct Buffer<'a, R> {
     stream: &'a mut R,
     bytes: Vec<u8>,
@@ -256,7 +257,7 @@ impl<R: Read> Buffer<'_, R> {
     /// Reads more; false at the end.
     fn more(&mut self) -> Result<bool, String> {
         let mut part = [0; 8192];
-        let count = self.stream.read(&mut part).map_err(|error| format!("no complete answer: {error}"))?;
+        let count = self.stream.read(&mut part).map_err(|error| format!("incomplete response: {error}"))?;
         self.bytes.extend(&part[..count]);
         Ok(count > 0)
     }
@@ -264,7 +265,7 @@ impl<R: Read> Buffer<'_, R> {
     fn exactly(&mut self, length: usize) -> Result<Vec<u8>, String> {
         while self.bytes.len() < length {
             if !self.more()? {
-                return Err("the answer is cut off".into());
+                return Err("truncated response".into());
             }
         }
         let rest = self.bytes.split_off(length);
@@ -364,7 +365,7 @@ mod tests {
             Ok(&b"abc"[..])
         );
         for (rest, words) in [
-            ("Content-Length: 4\r\n\r\nabc", "cut off"),
+            ("Content-Length: 4\r\n\r\nabc", "truncated"),
             ("Content-Length: 101\r\n\r\n", "more than 100"),
             ("Content-Length: -1\r\n\r\n", "malformed"),
             ("Transfer-Encoding: chunked\r\n\r\n65\r\n", "more than 100"),
@@ -407,12 +408,12 @@ mod tests {
         listener.set_nonblocking(true).expect("a listener");
         for host in ["127.0.0.1", "localhost", "[::1]", "[::ffff:127.0.0.1]", "0.0.0.0", "127.1"] {
             let why = get(&format!("http://{host}:{port}/"), false).expect_err(host);
-            assert!(why.contains("of this host"), "{why}");
+            assert!(why.contains("local address"), "{why}");
         }
         assert!(listener.accept().is_err(), "nothing was connected");
         // Nor does a redirection.
         let to = format!("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:{port}/\r\n\r\n");
-        assert!(got(to.as_bytes()).expect_err("a redirection").contains("of this host"));
+        assert!(got(to.as_bytes()).expect_err("a redirection").contains("local address"));
         assert!(listener.accept().is_err(), "nothing was connected");
         assert!(
             got(b"HTTP/1.1 302 Found\r\nLocation: file:///etc/shadow\r\n\r\n").is_err_and(|why| why.contains("URI"))

@@ -1,7 +1,8 @@
 //! OCSP (RFC 6960): the request for one certificate, and responses.
 //!
-//! A response counts if the issuer of the certificate signed it, or a responder whose certificate that issuer
-//! issued for this purpose. Only SHA-1 and SHA-256 name certificates; SHA-1 in requests, because every server has it.
+//! A response is valid if it was signed by the issuer of the certificate, or by a responder that
+//! the issuer authorised. Only SHA-1 and SHA-256 name certificates; SHA-1 in requests, because
+//! every server has it.
 
 use std::time::Duration;
 
@@ -31,7 +32,7 @@ const SHA256: &[u8] = &[0x60, 0x86, 0x48, 0x01, 0x65, 0x03, 0x04, 0x02, 0x01];
 const OCSP_BASIC: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x01, 0x01];
 const OCSP_NONCE: &[u8] = &[0x2b, 0x06, 0x01, 0x05, 0x05, 0x07, 0x30, 0x01, 0x02];
 
-/// What a response states about a certificate. "Unknown" is no statement.
+/// Status of a certificate in a response. "Unknown" does not count as a status.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(in super::super) enum Status {
     Good,
@@ -137,7 +138,7 @@ impl Response {
     /// It is an error of the server, or malformed.
     pub(in super::super) fn from_der(der: &[u8]) -> Result<Self, String> {
         if der.len() > MAX_RESPONSE_BYTES {
-            return Err(format!("{} bytes are too many", der.len()));
+            return Err(format!("{} bytes exceed the limit", der.len()));
         }
         let malformed = || "malformed OCSP response".to_owned();
         let mut outer = Reader::new(der);
@@ -148,7 +149,7 @@ impl Response {
             [2] => Err("error of the OCSP server: internalError".into()),
             [3] => Err("error of the OCSP server: tryLater".into()),
             [5] => Err("error of the OCSP server: sigRequired; signed requests are not supported".into()),
-            [6] => Err("error of the OCSP server: unauthorized; it has no status of this certificate".into()),
+            [6] => Err("error of the OCSP server: unauthorized; no status for this certificate".into()),
             _ => Err(malformed()),
         }
     }
@@ -213,8 +214,8 @@ impl Response {
         self.entries.iter().find(is_it)
     }
 
-    /// What it states about a certificate, whose signature is another matter. Only what is current counts, but a
-    /// revocation stays.
+    /// Status of a certificate; the signature is verified elsewhere. Only current entries count,
+    /// but a revocation remains valid.
     pub(super) fn status(&self, certificate: &Certificate, issuer: &Certificate, now: Duration) -> Option<Status> {
         let entry = self.entry(certificate, issuer)?;
         let current = entry.this_update <= now + SKEW && now <= entry.until() + SKEW;
@@ -226,12 +227,13 @@ impl Response {
         self.entry(certificate, issuer).is_none_or(|entry| entry.status.is_none())
     }
 
-    /// When it is no longer current, since 1970.
+    /// End of validity, since 1970.
     pub(super) fn until(&self, certificate: &Certificate, issuer: &Certificate) -> Option<Duration> {
         self.entry(certificate, issuer).map(SingleEntry::until)
     }
 
-    /// Who signed it: `issuer`, or a responder that `issuer` appointed (RFC 6960 §4.2.2.2).
+    /// Signer of the response: `issuer`, or a responder that `issuer` authorised (RFC 6960
+    /// §4.2.2.2).
     pub(super) fn signer<'a>(
         &'a self,
         issuer: &'a Certificate,
@@ -269,7 +271,7 @@ fn time(reader: &mut Reader<'_>) -> Option<Duration> {
     GeneralizedTime::from_der(reader.any()?.whole).ok().map(|time| time.to_unix_duration())
 }
 
-/// One SingleResponse. The inner `None`: it names its certificate in an unknown way.
+/// One SingleResponse. The inner `None`: it identifies its certificate by an unknown hash.
 fn single(list: &mut Reader<'_>) -> Option<Option<SingleEntry>> {
     const GOOD: u8 = 0x80;
     const REVOKED: u8 = 0xa1;

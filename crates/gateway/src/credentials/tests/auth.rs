@@ -1,4 +1,4 @@
-//! Who signs is believed by who verifies, and nobody else is.
+//! A signature is accepted by its intended verifier only.
 
 use ike::config::{AuthMethod, Revocation};
 use ike::identity::IdPattern;
@@ -121,12 +121,12 @@ fn an_identity_has_to_be_in_the_certificate() {
         let local = || Auth { id: like(name), ..auth(public_key(&[])) };
         let own = run((&mine, local()), (&theirs, auth(public_key(&[]))), &ALL_HASHES, |_| {});
         assert_eq!(own.is_ok(), good || name.contains('*'), "{name}: {:?}", own.err());
-        // The other side believes nobody: it looks for itself.
+        // The peer verifies for itself.
         let said = run((&mine, auth(public_key(&[]))), (&theirs, auth(public_key(&[]))), &ALL_HASHES, |request| {
             request.remote_id = id(name);
         });
         assert_eq!(said.is_ok(), good, "{name}");
-        assert!(good || said.is_err_and(|why| why.contains("is not that of")), "{name}");
+        assert!(good || said.is_err_and(|why| why.contains("does not belong to")), "{name}");
     }
     let wrong = Auth { id: like("*.other.test"), ..auth(public_key(&[])) };
     let refused = run(
@@ -199,7 +199,8 @@ fn raw_keys_are_named_by_the_configuration() {
         run((&mine, no_id()), (&theirs, remote(both(), IdPattern::Any)), &ALL_HASHES, |_| {}).expect("by its key ID");
     let key = super::super::Certificate::from_der(&moon.der).expect("a certificate").key().clone();
     assert_eq!((signed.local_id.kind, &signed.local_id.data[..]), (IdType::KEY_ID, &key.spki_id()[..]));
-    // A key in the folder pubkey admits nobody by itself; the reason names the setting.
+    // A key in the directory pubkey does not authorise a peer by itself; the reason names the
+    // setting.
     let mut knows = store(&[], &[], &[]);
     knows.add_public_key(&spki(&moon), Origin::Vici).expect("a key");
     let unnamed =
@@ -227,12 +228,13 @@ fn shared_keys_belong_to_pairs() {
     };
     assert_eq!(signed().method, AuthMethodId::PSK);
     assert_eq!(verify(&|_| {}), Ok(()));
-    assert!(verify(&|asked| asked.octets[3] ^= 1).is_err_and(|why| why.contains("another one than ours")));
+    assert!(verify(&|asked| asked.octets[3] ^= 1).is_err_and(|why| why.contains("differ")));
     assert!(verify(&|asked| asked.auth.clear()).is_err());
     assert!(verify(&|asked| asked.remote_id = id("mars")).is_err_and(|why| why.contains("no shared key")));
     // A key of one peer does not make it another.
-    assert!(verify(&|asked| asked.remote_id = id("eve")).is_err_and(|why| why.contains("another one")));
-    // A code where a signature is wanted, a signature where a code is, nobody, and EAP that never was.
+    assert!(verify(&|asked| asked.remote_id = id("eve")).is_err_and(|why| why.contains("differ")));
+    // A MAC instead of a signature, a signature instead of a MAC, no identity, and EAP that did not
+    // take place.
     let kinds = [auth(public_key(&[])), auth(AuthMethod::Eap(None))];
     for remote in kinds {
         assert!(verify(&|asked| asked.candidates = vec![Arc::new(connection(local(), remote.clone()))]).is_err());
@@ -304,7 +306,7 @@ fn the_right_certificate_is_chosen() {
     };
     let spki_id = |entity: &Entity| super::super::Certificate::from_der(&entity.der).expect("a CA").key().spki_id();
     let certs = chosen(&|request, _| request.peer_authorities = vec![spki_id(&two)]).expect("of the second CA");
-    // With what lies between, without the root.
+    // With the intermediates, without the root.
     assert_eq!(certs.iter().map(|(_, der)| der.clone()).collect::<Vec<_>>(), [b.der.clone(), between.der.clone()]);
     let certs = chosen(&|request, _| request.peer_authorities = vec![spki_id(&one)]).expect("of the first CA");
     assert_eq!(certs[0].1, a.der);

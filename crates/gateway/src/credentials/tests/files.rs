@@ -127,7 +127,7 @@ fn what_strongswan_writes() {
         proves_itself(&store, &format!("{name}.weir.test"));
         proves_itself(&store, &format!("C=CH, O=Weir, CN={name}"));
     }
-    // The one that was taken back can sign, but nobody believes it.
+    // The revoked certificate can sign, but every peer refuses it.
     let request = sign_request(
         connection(Auth { id: like("rsa.weir.test"), ..auth(public_key(&[])) }, auth(AuthMethod::Any)),
         &ALL_HASHES,

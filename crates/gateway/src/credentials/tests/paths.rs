@@ -1,4 +1,4 @@
-//! Paths: what holds and each way in which one does not.
+//! Certificate paths: valid ones, and each kind of invalid one.
 
 use ike::config::{AuthMethod, Revocation};
 use rcgen::{
@@ -17,7 +17,7 @@ fn certificate(entity: &Entity) -> Certificate {
     Certificate::from_der(&entity.der).expect("a certificate")
 }
 
-/// Whether `leaf` is trusted with these CAs, when the peer sends these certificates.
+/// Returns whether `leaf` is trusted with these CAs, when the peer sends these certificates.
 fn check(leaf: &Entity, anchors: &[&Entity], sent: &[&Entity], auth: &Auth, now: Duration) -> Result<Duration, String> {
     let store = store(anchors, &[], &[]);
     check_in(&store, leaf, sent, auth, now)
@@ -93,7 +93,7 @@ fn a_path_is_checked_up_to_the_root_whatever_x509ca_holds() {
     assert!(check_in(&revoked, &leaf, &[], &plain(), NOW).is_ok());
     revoked.add_crls(&crl(&root, &[21], 2030), Origin::File).expect("a list");
     says(check_in(&revoked, &leaf, &[], &plain(), NOW), "[certificate of O=Weir, CN=One] is revoked");
-    // Strict asks about each CA below the root too.
+    // `strict` checks each CA below the root too.
     let strict = Auth { revocation: Revocation::Strict, ..plain() };
     let mut listed = store(&[&root, &one], &[], &[]);
     listed.add_crls(&crl(&one, &[], 2030), Origin::File).expect("a list");
@@ -149,7 +149,7 @@ fn authorities_say_that_they_are() {
     let root = Entity::ca("Root", None);
     let no_ca = Entity::leaf("no CA", &[], &root);
     let leaf = Entity::leaf("moon", &[], &no_ca);
-    says(check(&leaf, &[&root], &[&no_ca], &plain(), NOW), "no CA");
+    says(check(&leaf, &[&root], &[&no_ca], &plain(), NOW), "not a CA");
     let mut params = ca_params("no signer");
     params.key_usages = vec![KeyUsagePurpose::CrlSign];
     let no_signer = Entity::make(params, Some(&root), &rcgen::PKCS_ED25519);
@@ -162,7 +162,7 @@ fn authorities_say_that_they_are() {
     says(check(&Entity::leaf("moon", &[], &below), &[&root], &[&narrow, &below], &plain(), NOW), "more CAs below");
     let mut store = Store::default();
     let refused = store.add_certificates(&leaf.der, CertificateUse::Authority, Origin::File);
-    assert!(refused.is_err_and(|why| why.contains("no CA")));
+    assert!(refused.is_err_and(|why| why.contains("not a CA")));
 }
 
 #[test]
@@ -184,7 +184,7 @@ fn purposes_are_held_to() {
     encipher.key_usages = vec![KeyUsagePurpose::KeyEncipherment];
     says(
         check(&Entity::make(encipher, Some(&root), &rcgen::PKCS_ED25519), &[&root], &[], &plain(), NOW),
-        "may not sign",
+        "not allowed to sign",
     );
     let mut strange = params("moon", &[]);
     let mut extension = CustomExtension::from_oid_content(&[1, 3, 6, 1, 4, 1, 99999, 1], vec![5, 0]);
@@ -293,7 +293,7 @@ fn revoked_certificates_are_refused() {
     let later = NOW + Duration::from_secs(86_400 * 365);
     says(check_in(&stale, &bad, &[], &relaxed, later), "is revoked");
     says(check_in(&stale, &good, &[], &strict, later), "revocation status");
-    // One that somebody else signed in the same name says nothing.
+    // A CRL of the same name signed by another key has no effect.
     let forged = with(crl(&Entity::ca("Root", None), &[7], 2030));
     assert!(check_in(&forged, &good, &[], &relaxed, NOW).is_ok());
     says(check_in(&forged, &good, &[], &strict, NOW), "revocation status");

@@ -35,7 +35,8 @@ fn ports(proto: u8, src: (&str, u16), dst: (&str, u16), flags: u8) -> Packet {
     packet(src.0, dst.0, proto, &transport)
 }
 
-/// Whether a packet meets all expressions of a rule up to its verdict; `None` is a match that this model does not know.
+/// Returns whether a packet meets all expressions of a rule up to its verdict; `None` is a match
+/// that this model does not know.
 fn is_met(expression: &Expr, packet: &Packet) -> bool {
     let family = if packet.dst.is_ipv6() { Family::V6 } else { Family::V4 };
     let transport = |offset: u32, length: usize| {

@@ -1,4 +1,4 @@
-//! Control connections behind and before TLS, driven by a fuzzer: bytes in pieces, and who is let in.
+//! Control connections below and above TLS, driven by a fuzzer: fragmented input, and admission.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 
@@ -22,7 +22,7 @@ fn connection(form: Form) -> Option<Connection> {
     Some(connection)
 }
 
-/// Pieces of the input, each behind its length.
+/// Splits the input into length-prefixed pieces.
 fn pieces(mut input: &[u8]) -> Vec<&[u8]> {
     let mut pieces = Vec::new();
     while let Some((len, rest)) = input.split_first() {
@@ -65,7 +65,7 @@ fn framed(input: &[u8]) {
     assert_eq!(failed, fault, "a fault ends the connection");
 }
 
-/// The short form: one message and no more, then the marker.
+/// The short form: exactly one message, then the marker.
 fn short(input: &[u8]) {
     let Some(mut connection) = connection(Form::Short) else { return };
     let (mut reports, mut all) = (Vec::new(), Vec::new());
@@ -177,7 +177,7 @@ fn come(slots: &mut Vec<Slot>, next: &mut u64, remote: IpAddr, named: bool) {
     assert!(slots.iter().filter(of_host).count() <= MAX_PER_HOST, "more connections of one host than may be");
 }
 
-/// Runs one input: a byte that says which part, then pieces of bytes or events.
+/// Runs one input: a byte that selects the part, then pieces of bytes or events.
 ///
 /// # Panics
 /// When pieces change what is read, something is reported before authentication, or a limit is passed.

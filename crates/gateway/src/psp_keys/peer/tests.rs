@@ -39,7 +39,7 @@ struct End {
     /// Every SPI that was ever sent with.
     sent: Vec<PspSpi>,
     events: Vec<Event>,
-    /// It asked for a control connection.
+    /// True if it requested a control connection.
     dials: bool,
 }
 
@@ -67,7 +67,7 @@ struct World {
     now: Instant,
     ends: [End; 2],
     next: u64,
-    /// Open connections, who made each, and whether messages get through.
+    /// Open connections, the initiator of each, and whether messages get through.
     links: Vec<(Link, usize)>,
     reachable: bool,
 }
@@ -383,7 +383,7 @@ fn a_silent_peer_is_left_after_dpd_and_nothing_before_hello_counts() {
     let mut world = World::new();
     world.ends[0].peer.want(world.now, 0);
     world.pass(MINUTE);
-    // Nothing gets through and nobody says so.
+    // Messages are lost silently.
     world.reachable = false;
     world.pass(30 * Duration::from_secs(1) + ANSWER);
     assert!(world.links.is_empty());

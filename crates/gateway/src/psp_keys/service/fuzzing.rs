@@ -1,4 +1,5 @@
-//! The service of one end behind its control connections, driven by a fuzzer: whatever sockets may report, and time.
+//! The service of one host above its control connections, driven by a fuzzer: arbitrary reports of
+//! the socket thread, and time.
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -20,7 +21,7 @@ use super::super::link::{Order, Report};
 use super::super::message::{Code, Grant, Message, TrafficKey, Want};
 use super::super::peer::Link;
 use super::super::tls::Entry;
-use super::{Fabric, MAX_PER_IDENTITY, PspService, SendOrder, child_spec, pairs};
+use super::{DataPlane, MAX_PER_IDENTITY, PspService, SendOrder, child_spec, pairs};
 use crate::config::{PspChild, PspConfig, PspMode};
 use crate::negotiated::Assembly;
 
@@ -54,13 +55,13 @@ fn counted(bytes: &mut [u8]) {
 #[derive(Default)]
 struct Sockets {
     admitted: Vec<Arc<Entry>>,
-    /// Attempts that are under way.
+    /// Pending connection attempts.
     connects: Vec<(u64, Arc<Entry>, SocketAddr)>,
     /// Control connections that the service may use.
     open: BTreeSet<u64>,
     /// SPIs that packets can come with.
     visible: BTreeSet<u32>,
-    /// What was granted last.
+    /// Last grant.
     granted: Option<PspSpi>,
     orders: usize,
 }
@@ -141,7 +142,7 @@ impl Packets {
     }
 }
 
-impl Fabric for Packets {
+impl DataPlane for Packets {
     fn psp(&mut self, _: bool) -> (&mut Associations, &mut KeyTable) {
         (&mut self.associations, &mut self.keys)
     }
@@ -212,7 +213,7 @@ fn config(name: &str, remote: Vec<Host>, remote_id: &str, children: Vec<PspChild
     }
 }
 
-/// What is in force: peers that come from a network, one with an address, one with a name.
+/// Loaded connections: peers from a network, one with an address, one with a name.
 fn configs(variant: u8) -> Vec<PspConfig> {
     let net = AddrRange::from_cidr(addr("192.0.2.0"), 28).expect("a network");
     let hub = |children| config("hub", vec![Host::Range(net)], "*.test", children);
@@ -348,7 +349,7 @@ impl End {
         })
     }
 
-    /// What no message of a connection that is not up may change.
+    /// State that no message of an unauthenticated connection may change.
     fn agreed(&self) -> (Vec<u32>, usize, usize) {
         let spis = self.packets.associations.receiving().map(|(_, spi)| spi).collect();
         (spis, self.packets.associations.sending().count(), self.service.peers.len())
@@ -404,7 +405,7 @@ impl End {
         }
     }
 
-    /// What policies cover leaves protected, to a peer that has proven its identity, or not at all.
+    /// Packets that match a policy must leave protected for an authenticated peer, or be dropped.
     fn check_packets(&mut self) {
         for (src, dst) in
             [("10.1.0.1", "10.2.0.1"), ("10.1.0.1", "10.3.0.1"), (LOCAL[0], "192.0.2.5"), ("10.1.0.1", NAMED[0])]
@@ -521,7 +522,7 @@ pub(crate) fn detached() -> PspService {
     PspService::new(Instant::now(), (1000, 1, HOUR), (Box::new(send) as SendOrder, reports), counted)
 }
 
-/// Runs one input. Each event is a byte that says what happens, a byte for what it happens to, and what belongs to it.
+/// Runs one input. Each event is a byte for the kind, a byte for the object, and its data.
 ///
 /// # Panics
 /// When something is agreed with a peer that has not proven its identity, a limit is passed, two identities share selectors, or

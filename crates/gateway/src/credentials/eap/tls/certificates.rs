@@ -60,9 +60,7 @@ pub(in crate::credentials) fn own(store: &Store, auth: Option<&Auth>, now: Durat
     });
     // One of the identity, else any.
     let Some((leaf, key, _)) = usable.max_by_key(|(_, _, fits)| *fits) else {
-        return Err(
-            "TLS needs a certificate with its private key that is valid now; load both, or name it in 'certs'".into()
-        );
+        return Err("TLS requires a valid certificate with its private key; load both, or set 'certs'".into());
     };
     let chain = store.chain(leaf);
     let cert = chain.iter().map(|certificate| CertificateDer::from(certificate.der().to_vec())).collect();
@@ -122,7 +120,7 @@ pub(in crate::credentials) struct Verifier {
     trust: Arc<Trust>,
     auth: Auth,
     constraints: Constraints,
-    /// Whose certificate it has to be.
+    /// Required identity of the certificate.
     only: IdPattern,
     hints: Vec<DistinguishedName>,
     now: Duration,
@@ -182,7 +180,7 @@ impl Verifier {
                 IdPattern::Like(id) => name::show_id(id),
                 IdPattern::Any => String::new(),
             };
-            return Err(fault(format!("{leaf:?} is not that of '{wanted}'")));
+            return Err(fault(format!("{leaf:?} does not belong to '{wanted}'")));
         }
         let sent = Sent { certificates: &sent, ..Sent::default() };
         let checked = trusted(&self.trust, &leaf, sent, &self.auth, &self.constraints, self.now);
