@@ -1,4 +1,4 @@
-//! The lab: Weir and its rivals, measured in the same way.
+//! The lab: Weir and its rivals, measured by the same methods.
 
 pub mod bench;
 pub mod campaign;

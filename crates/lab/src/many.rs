@@ -1,9 +1,10 @@
 //! Many SAs at once, in memory: what a packet costs when the SAs of others fill the caches, and what memory an SA takes.
 //!
-//! Packets go over all SAs in turn, in an order without neighbours, so that each finds its SA as cold as it can be. The sender
-//! has a policy for each SA, because a packet says by its address which one it means; the receiver has one policy for all,
-//! because a packet says by its SPI. ESP, AH and EESP store a key for each SA at both ends. A receiver of PSP stores none: it derives
-//! the key from its master key and the SPI, and keeps some in a bounded cache.
+//! Packets use all SAs in turn, in an order without adjacent SAs, so that their SA is cold in the
+//! caches. The sender has a policy for each SA, because the inner address selects the SA; the
+//! receiver has one policy for all, because the SPI selects it. ESP, AH and EESP store a key for
+//! each SA at both endpoints. A receiver of PSP stores none: it derives the key from its master key
+//! and the SPI, and keeps some in a bounded cache.
 
 use std::time::{Duration, Instant};
 
@@ -22,15 +23,17 @@ use crate::trial::{Direction, Lost, Measurement};
 
 /// Most SAs.
 pub const MAX_SAS: u32 = 1_000_000;
-/// Memory that an SA takes at both ends together, at most, in bytes: what is asked for before it is taken.
+/// Upper bound of the memory of an SA at both endpoints together, in bytes; checked before
+/// allocation.
 const EACH_BYTES: u64 = 8 << 10;
-/// SAs from which on resident memory, which is counted in pages and part of which may have been free before, says what one takes.
+/// Minimum number of SAs for the memory per SA: resident memory is counted in pages, some of which
+/// may have been free before.
 pub const FEWEST_FOR_MEMORY: u32 = 10_000;
 /// A trial ends at the latest after so many times its duration, preparation included.
 const MAX_WALL: u32 = 20;
 /// A batch is checked whole whenever fewer than one in so many packets were.
 const CHECK_EVERY: u64 = 64;
-/// Time that others ran, in nanoseconds, that is told from the resolution of the clocks.
+/// Time of preemption, in nanoseconds, that exceeds the resolution of the clocks.
 const PREEMPTED_NS: u64 = 3_000;
 
 /// Memory that `count` SAs may take at both ends together, in bytes.
@@ -38,20 +41,20 @@ pub fn need_bytes(count: u32) -> u64 {
     u64::from(count) * EACH_BYTES
 }
 
-/// Why there are not so many.
+/// Reason why the SAs could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum ManyError {
     /// They cannot be built.
     #[error(transparent)]
     Pair(#[from] PairError),
     /// They do not fit.
-    #[error("{count} SAs may take {need_mib} MiB at both ends and {have_mib} MiB are free: ask for fewer")]
+    #[error("{count} SAs may need {need_mib} MiB at both endpoints and {have_mib} MiB are free: use fewer")]
     Memory {
         /// SAs.
         count: u32,
-        /// What they may take, in MiB.
+        /// Required memory, in MiB.
         need_mib: u64,
-        /// What there is, in MiB.
+        /// Free memory, in MiB.
         have_mib: u64,
     },
     /// None, or more than [`MAX_SAS`].
@@ -79,7 +82,7 @@ pub struct Many {
     tables: [Snapshot; 2],
     replies: Batch,
     batch: Batch,
-    /// What the batch in hand was, to compare with what comes out.
+    /// Plaintext of the current batch, to compare with the output.
     clear: Vec<Vec<u8>>,
     observer: Observer,
     /// SA of the next packet, and how far the one after is from it.
@@ -194,7 +197,7 @@ impl Many {
         }
     }
 
-    /// Takes the batch through one end or both. What has to be done beforehand is not timed.
+    /// Processes the batch at one endpoint or both. Preparation is not timed.
     fn pass(&mut self, direction: Direction) -> Took {
         if direction == Direction::In {
             self.protect();
@@ -248,14 +251,15 @@ impl Many {
     }
 }
 
-/// What one batch took.
+/// Cost of one batch.
 struct Took {
     ticks: u64,
     cpu_ns: u64,
     others_ns: u64,
 }
 
-/// A step that visits all of `count` and keeps neighbours apart: near the golden ratio of it, without a common divisor.
+/// A step that visits all of `count` and separates adjacent SAs: near the golden ratio of it,
+/// without a common divisor.
 pub(crate) fn stride(count: u32) -> u32 {
     let wanted = (f64::from(count) * 0.618) as u32;
     (wanted.max(1)..).find(|step| gcd(*step, count) == 1).expect("count + 1 at the latest")

@@ -1,4 +1,4 @@
-//! Two ends in memory: the tables of a sender and of its receiver, for one way of protecting.
+//! Two endpoints in memory: the tables of a sender and of its receiver, for one configuration.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
@@ -22,10 +22,10 @@ const OUTER_V6: [Ipv6Addr; 2] =
 
 /// SPI of the first SA; those of others follow.
 const FIRST_SPI: u32 = 0x1000_0001;
-/// Where packets of many SAs go: 10.128.0.0 and what follows.
+/// First destination address for many SAs: 10.128.0.0 and up.
 const MANY: u32 = 0x0a80_0000;
 
-/// Which header goes around the protected part.
+/// Header around the protected part.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 #[allow(missing_docs)]
@@ -35,7 +35,7 @@ pub enum Shape {
     Beet,
 }
 
-/// One way of protecting packets.
+/// One configuration of a protocol.
 #[derive(Clone, Debug)]
 pub struct Subject {
     /// Protocol.
@@ -43,7 +43,7 @@ pub struct Subject {
     /// Mode.
     pub shape: Shape,
     /// Suite keyword, e.g. `aes128gcm16`, `aes128-sha256`, for AH `sha256`. PSP: `aes128gcm16` to
-    /// `aes256gmac` stand for versions 0 to 3.
+    /// `aes256gmac` are versions 0 to 3.
     pub suite: String,
     /// IPv6 inside and outside.
     pub v6: bool,
@@ -128,7 +128,8 @@ impl Subject {
         ])
     }
 
-    /// The tables of a sender of `count` SAs. Each has a policy of its own, for packets to [`Subject::address_of`].
+    /// The tables of a sender of `count` SAs. Each has a separate policy, for packets to
+    /// [`Subject::address_of`].
     ///
     /// # Errors
     /// As [`Subject::tables`]; not in tunnel mode over IPv4.
@@ -142,8 +143,8 @@ impl Subject {
         Ok(Snapshot::new(vec![], sas, Spd::new(policies), keys, CodePoints::default())?)
     }
 
-    /// The tables of their receiver. One policy names them all, as a group: what is found per packet is the SA alone. PSP has one
-    /// SA for all SPIs, whose keys it derives.
+    /// The tables of their receiver. One policy refers to all of them as a group, so that the
+    /// look-up per packet is the SA alone. PSP has one SA for all SPIs and derives their keys.
     ///
     /// # Errors
     /// As [`Subject::many_outbound`].
@@ -160,7 +161,7 @@ impl Subject {
         Ok(tables)
     }
 
-    /// Where packets of SA `number` of many go.
+    /// Destination of packets of SA `number` of many.
     pub fn address_of(number: u32) -> IpAddr {
         Ipv4Addr::from_bits(MANY + number).into()
     }
@@ -310,7 +311,7 @@ fn policy_of(local: AddrRange, remote: IpAddr) -> Policy {
 /// Suite keywords of PSP versions 0 to 3.
 pub const PSP_SUITES: [&str; 4] = ["aes128gcm16", "aes256gcm16", "aes128gmac", "aes256gmac"];
 
-/// Why a subject cannot be built.
+/// Reason why a subject cannot be built.
 #[derive(Debug, thiserror::Error)]
 pub enum PairError {
     /// Suite.
@@ -326,7 +327,7 @@ pub enum PairError {
     #[error("the operating system has no thread for an engine: {0}")]
     Threads(#[from] std::io::Error),
     /// Many SAs, but not in tunnel mode over IPv4.
-    #[error("many SAs are told apart by their inner addresses: use tunnel mode over IPv4")]
+    #[error("many SAs are distinguished by their inner addresses: use tunnel mode over IPv4")]
     Many,
     /// No PSP version uses the suite.
     #[error("PSP has no version with '{0}'; use aes128gcm16, aes256gcm16, aes128gmac or aes256gmac")]

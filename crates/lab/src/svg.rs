@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-/// Where a text's `x` is.
+/// Anchor of a text at its `x`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Anchor {
     Start,
@@ -65,7 +65,7 @@ impl Svg {
         let _ = write!(self.body, r#"<text x="{x}" y="{y}" text-anchor="{anchor}" class="{class}">{text}</text>"#);
     }
 
-    /// The element. `title` is what those get who cannot see it.
+    /// The element. `title` is for screen readers.
     pub(crate) fn finish(self, title: &str) -> String {
         let (width, height, title) = (short(self.width), short(self.height), escape(title));
         format!(

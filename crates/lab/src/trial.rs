@@ -1,4 +1,4 @@
-//! One row of measurement: what was asked for, what happened, and under which conditions.
+//! One row of measurement: parameters, results and conditions.
 //!
 //! `trials.jsonl` holds one [`Trial`] a line and is the source of truth of a run: every table, plot and verdict is
 //! computed from it again by `weir lab verify`.
@@ -13,20 +13,20 @@ use crate::bench::{CoresCase, Scheduler, Set, Spreading};
 /// Version of [`Trial`] as written to disk. A reader refuses a newer one.
 pub const SCHEMA: u32 = 1;
 
-/// Which way packets go through a subject.
+/// Direction of packets through a subject.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
     /// Clear packets in, protected packets out.
     Out,
-    /// Protected packets in, clear packets out; the generator protects them beforehand.
+    /// Protected packets in, clear packets out; the generator seals them in advance.
     In,
     /// Through both ends.
     #[default]
     Both,
 }
 
-/// Where packets ran.
+/// Place of a measurement.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Place {
@@ -35,7 +35,7 @@ pub enum Place {
     Memory,
     /// Two network namespaces with a cable between them.
     Namespaces,
-    /// Two addresses that the user named, with whatever lies between.
+    /// Two addresses given by the user, with an external path.
     Interfaces,
 }
 
@@ -59,7 +59,7 @@ impl Lost {
     }
 }
 
-/// What one trial measured. Counters that this machine cannot give are `None`, never 0.
+/// Results of one trial. Counters that this machine does not have are `None`, never 0.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Measurement {
     /// Packets handed to the subject.
@@ -68,7 +68,7 @@ pub struct Measurement {
     pub received: u64,
     /// Bytes of inner packets that came out.
     pub received_bytes: u64,
-    /// Packets whose content was compared with what was sent.
+    /// Packets with verified content.
     pub verified: u64,
     /// Losses by cause.
     pub lost: Lost,
@@ -125,21 +125,21 @@ impl Measurement {
     }
 }
 
-/// How work was divided among cores, in a study of them.
+/// Scheduler, in a study of cores.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 pub struct Way {
     /// Scheduler.
     pub scheduler: Scheduler,
-    /// What an outbound policy resolved to.
+    /// Kind of SAs of the outbound policy.
     pub set: Set,
-    /// Which core got a flow.
+    /// Distribution of flows to cores.
     pub spread: Spreading,
     /// Flows.
     pub flows: u32,
 }
 
 impl Way {
-    /// What `cores` cores could bring at most if they cost each other nothing, times one core.
+    /// Upper bound of the speed-up of `cores` cores without contention.
     pub fn ceiling(&self, cores: u32) -> f64 {
         CoresCase::ceiling_of(self.scheduler, self.set, self.spread, self.flows as usize, cores as usize)
     }
@@ -159,7 +159,7 @@ pub struct Trial {
     pub schema: u32,
     /// Name of the run, the same in all its trials.
     pub run: String,
-    /// Process that measured it, counted from 0: memory is laid out anew in each.
+    /// Process that measured it, counted from 0: each has a new memory layout.
     pub session: u32,
     /// Round within the session: trials of one round belong together and are compared with each other.
     pub round: u32,
@@ -169,7 +169,7 @@ pub struct Trial {
     pub seed: u64,
     /// Start, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Study that asked for it, e.g. `sizes`, `overheads`, `modes`, `series`.
+    /// Study of the trial, e.g. `sizes`, `overheads`, `modes`, `series`.
     pub study: String,
     /// Name of the subject, e.g. `weir-esp-tunnel-aes128gcm16`, `wireguard-go`.
     pub subject: String,
@@ -179,12 +179,13 @@ pub struct Trial {
     pub mode: String,
     /// Suite as a strongSwan proposal; empty for none.
     pub suite: String,
-    /// Where it ran; rows without it are of a time when all ran in memory.
+    /// Place; rows without it are from versions that measured in memory only.
     #[serde(default)]
     pub place: Place,
-    /// Way through the subject.
+    /// Direction.
     pub direction: Direction,
-    /// What was sent, as [`crate::traffic::Traffic`] is written in a campaign, e.g. `1400`, `imix:aaaaaaaddddg`.
+    /// Traffic, as written in a campaign ([`crate::traffic::Traffic`]), e.g. `1400`,
+    /// `imix:aaaaaaaddddg`.
     pub traffic: String,
     /// Size of inner packets in bytes where all have the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -200,13 +201,13 @@ pub struct Trial {
     /// Packets per second that were meant to be sent; `None`: as many as go.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub offered_pps: Option<f64>,
-    /// Goal of the search that asked for it.
+    /// Goal of the search that requested it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goal: Option<String>,
-    /// How work was divided among its cores, in a study of them.
+    /// Scheduling variant, in a study of cores.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub way: Option<Way>,
-    /// What was measured.
+    /// Results.
     #[serde(flatten)]
     pub measured: Measurement,
     /// Hash of the environment record that it belongs to.

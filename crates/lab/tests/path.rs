@@ -1,4 +1,5 @@
-//! The whole path in memory: what goes in one end comes out of the other, for every way of protecting.
+//! The whole path in memory: packets that enter at one endpoint leave at the other, for every
+//! configuration.
 
 use std::sync::atomic::Ordering;
 
@@ -155,8 +156,8 @@ fn a_second_copy_is_a_replay_for_every_protocol_with_a_window() {
     }
 }
 
-/// Packets of a few flows, in runs. In some of them all are alike but for their payload, or all but a few; in the others each has a length
-/// and a DSCP of its own.
+/// Packets of a few flows, in runs. In some of them all packets, or all but a few, differ in
+/// payload only; in the others each has a different length and DSCP.
 fn runs(subject: &Subject, rng: &mut Rng) -> Vec<Vec<u8>> {
     let [src, dst] = subject.packet_addresses();
     let mut all = vec![];
@@ -178,7 +179,7 @@ fn runs(subject: &Subject, rng: &mut Rng) -> Vec<Vec<u8>> {
                 [packet[4], packet[5]] = (rng.below(1 << 16) as u16).to_be_bytes();
                 set_checksum(&mut packet);
             }
-            // Behind the ports and the length; what is there is not looked at.
+            // After the ports and the length; the rest is not checked.
             let at = packet.len() - 1;
             packet[at] = rng.below(256) as u8;
             all.push(packet);
@@ -192,7 +193,7 @@ fn runs_of_flows_and_of_sub_sas_arrive_as_they_were() {
     let mut rng = Rng::new(17);
     for (subject, identical) in subjects().into_iter().flat_map(|subject| [(subject.clone(), false), (subject, true)]) {
         let mut ends = Ends::new(&subject);
-        // Two cores send, each through a Sub SA of its own where there are any.
+        // Two cores send, each through a separate Sub SA if there are any.
         let config = WorkerConfig { core: 1, packet_bytes: 9300, batch: 400, ..WorkerConfig::default() };
         let mut other = Worker::new(config).0;
         let sent = if identical {
@@ -256,7 +257,7 @@ fn a_flipped_bit_is_refused_and_the_original_still_passes() {
         ends.seal(&mut batch);
         let sealed = bytes(&batch).remove(0);
         let outer = IpPacket::parse(&sealed).unwrap();
-        // Behind the IP header everything is protected but the UDP header.
+        // After the IP header everything except the UDP header is protected.
         let from = outer.upper_at + if outer.upper == IpProto::UDP { 8 } else { 0 };
         for _ in 0..64 {
             let mut bad = sealed.clone();
@@ -408,7 +409,7 @@ fn icmp_errors_about_the_outer_path_break_no_policy() {
     let subject = Subject::new(Protocol::Esp, Shape::Tunnel, "aes128gcm16", Engine::best());
     let mut ends = Ends::new(&subject);
     let [src, dst] = subject.packet_addresses();
-    // What a host says without ESP ("protocol unreachable"), and a ping.
+    // Response of a host without ESP ("protocol unreachable"), and a ping.
     let icmp = |src, dst, kind: u8| {
         let mut packet = lab::packet::udp(src, dst, 1, 2, 100, IpProto::UDP);
         packet[9] = 1;

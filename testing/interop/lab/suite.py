@@ -181,7 +181,7 @@ def case_model_status():
     weir("model", "verify-paper", "--json", status=0)
     weir("model", "sizes", "--protocol", "esp", "--suite", "aes128gcm16", status=0)
     refused("model", "sizes", "--protocol", "esp", words="--protocol and --suite go together")
-    refused("model", "sizes", "--protocol", "psp", "--suite", "3des-md5", words="does not take the suite '3des-md5'")
+    refused("model", "sizes", "--protocol", "psp", "--suite", "3des-md5", words="does not support the suite '3des-md5'")
     weir("model", "cost", "aes128gcm16", "--max", "256", "--step", "64", "--rounds", "3", "--out", "cost.csv", status=0)
     refused("model", "cost", "nonsense", "--out", "no.csv", words="nonsense")
     refused("model", "cost", "aes128gcm16", "--max", "256", "--rounds", "3", "--out", "no/such/folder.csv", words="cannot write no/such/folder.csv")
@@ -189,17 +189,17 @@ def case_model_status():
     weir("model", "fit", good, "--out", "good.toml", status=0)
     weir("model", "validate", "good.toml", times("unseen.csv", UNSEEN, range(5, 9)), status=0)
     weir("model", "validate", "good.toml", times("slow.csv", UNSEEN, range(5, 9), 1.05), status=1)
-    refused("model", "validate", "good.toml", good, words="validation needs sizes it has not seen")
+    refused("model", "validate", "good.toml", good, words="validation needs held-out sizes")
     refused("model", "validate", "good.toml", words="needs measurements")
-    refused("model", "validate", "good.csv", good, words="not what weir lab model fit writes")
+    refused("model", "validate", "good.csv", good, words="not written by weir lab model fit")
     (LAB / "changed.toml").write_text((LAB / "good.toml").read_text().replace("samples = 90", "samples = 91"))
-    refused("model", "validate", "changed.toml", "unseen.csv", words="hash is wrong")
+    refused("model", "validate", "changed.toml", "unseen.csv", words="invalid hash")
     refused("model", "fit", times("few.csv", GRID[:3], range(5)), words="3 different sizes are too few")
     refused("model", "fit", "none.csv", words="cannot read none.csv")
     (LAB / "nothing.csv").write_text("")
     refused("model", "fit", "nothing.csv", words="is empty")
     refused("model", "fit", table("unit.csv", "size,gbytes", [(64, 1), (128, 1)]), words="bytes or bits?")
-    refused("model", "fit", table("absurd.csv", "size,gbps", [(64, 9e9), (128, 1)]), words="the unit must be wrong")
+    refused("model", "fit", table("absurd.csv", "size,gbps", [(64, 9e9), (128, 1)]), words="check the unit")
     # Two sizes that were measured wrong bend every form, but not the line through two others.
     bad = table("bad.csv", "size,time_ns", [(64, 125.6), (100, 140), (128, 151.2), (140, 156), (512, 457.2), (1200, 580), (1280, 612), (1400, 396)])
     weir("model", "fit", bad, status=1)
@@ -237,20 +237,20 @@ def case_model_of_a_run():
         wide = [line for line in text.splitlines() if line.startswith("─") and len(line) > 100]
         assert "─" in text and not wide, text
     refused("model", "fit", out, "--subject", "weir-psp-tunnel-aes128gcm16", words="nothing to fit")
-    refused("model", "validate", LAB / "again", words=["holds no profile", "weir lab model fit"])
+    refused("model", "validate", LAB / "again", words=["contains no profile", "weir lab model fit"])
     assert again.exists()
 
 
 def case_zero_trials():
     """A folder in which nothing was measured yet: each command says so once."""
     out = empty_folder()
-    refused("model", "fit", out, words=["holds no trial yet", "weir lab run --out"])
-    refused("model", "validate", out, words="holds no trial yet")
+    refused("model", "fit", out, words=["contains no trials yet", "weir lab run --out"])
+    refused("model", "validate", out, words="contains no trials yet")
     refused("explain", out, words="empty")
     refused("compare", out, folder(), words="empty")
     refused("run", table("none.toml", 'name = "none"', []), "--out", LAB / "none", words=["no trial", "[[study]]"])
-    refused("run", "--out", LAB / "nowhere", words="name a campaign")
-    refused("verify", LAB / "nowhere", words="not there")
+    refused("run", "--out", LAB / "nowhere", words="give a campaign")
+    refused("verify", LAB / "nowhere", words="missing")
     # The report of nothing is still a report.
     weir("verify", out, status=1)
 
@@ -263,7 +263,7 @@ def case_half_written():
     with open(out / "trials.jsonl", "a") as file:
         file.write('{"schema":1,"run":"tiny","ses')
     done = weir("model", "fit", out, status=0)
-    assert "the last, is cut off and was left aside" in done.stderr, done.stderr
+    assert "is truncated and was ignored" in done.stderr, done.stderr
     weir("explain", out, status=0)
     whole = (LAB / "tiny" / "trials.jsonl").read_text()
     (out / "trials.jsonl").write_text(whole.replace('{"schema":1', '{"schema":9', 1))
@@ -362,11 +362,11 @@ def case_search():
 
 def case_overheads():
     done = weir("overheads", "--subject", ESP, "--size", "64,512,1400", "--rounds", "3", "--pings", "3", status=0)
-    for part in ["By leaving out", "By stamps", "Both methods beside each other", "Fixed cost", "One ping of 736 bytes", "Waterfall"]:
+    for part in ["Ablation", "Time stamps", "Both methods compared", "Fixed cost", "One ping of 736 bytes", "Waterfall"]:
         assert part in done.stdout, f"'{part}' is missing"
     refused("overheads", "--subject", "weir-esp-tunnel-rot13", words="rot13")
     refused("overheads", "--subject", "wireguard-go", words="wireguard-go")
-    refused("overheads", "--subject", "cipher-esp-tunnel-aes128gcm16", words="no path to take apart")
+    refused("overheads", "--subject", "cipher-esp-tunnel-aes128gcm16", words="no path to analyse")
     interrupted("overheads", "--all", when=after(2))
 
 

@@ -70,7 +70,7 @@ def case_verify():
     done = weir("verify", out, check=1)
     assert "report.html: differs in line" in done.stdout and "tocks" in done.stdout, done.stdout
     assert not any(file["same"] for file in json.loads(weir("verify", out, "--json").stdout)["files"] if file["file"] == "report.html")
-    assert "not there" in weir("verify", LAB / "nowhere", check=2).stderr
+    assert "missing" in weir("verify", LAB / "nowhere", check=2).stderr
 
 
 def case_resume():
@@ -84,14 +84,14 @@ def case_resume():
     child.send_signal(signal.SIGINT)
     assert child.wait(PATIENCE) == 130, child.returncode
     said = child.stderr.read()
-    assert "interrupted" in said and "goes on" in said, said
+    assert "interrupted" in said and "resumes" in said, said
     before = trials(out)
     whole = len(run_small().joinpath("trials.jsonl").read_text().splitlines())
     assert 20 <= len(before) < whole, len(before)
     with open(out / "trials.jsonl", "a") as file:
         file.write('{"schema":1,"run":"small","ses')
     done = weir("run", HERE / "small.toml", "--out", out, check=0)
-    assert f"trials.jsonl:{len(before) + 1}: a half-written line was removed" in done.stderr, done.stderr
+    assert f"trials.jsonl:{len(before) + 1}: an incomplete line was removed" in done.stderr, done.stderr
     after = trials(out)
     assert after[: len(before)] == before and len(after) == whole, (len(before), len(after), whole)
     weir("verify", out, check=0)
@@ -246,7 +246,7 @@ def case_hosts_crash():
     os.kill(sorted(gateways())[0], signal.SIGKILL)
     assert child.wait(PATIENCE) == 1, (child.returncode, child.stderr.read())
     problems = json.loads((out / "summary.json").read_text())["problems"]
-    assert len(problems) == 1 and problems[0]["failed"] and "trials of the session were not made" in problems[0]["why"], problems
+    assert len(problems) == 1 and problems[0]["failed"] and "trials of the session were not run" in problems[0]["why"], problems
     others = [row for row in trials(out) if row["subject"] != problems[0]["subject"]]
     assert len(others) == 32, len(others)
     gone()

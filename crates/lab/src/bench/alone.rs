@@ -1,16 +1,17 @@
-//! Which rounds of a case count: those during which no neighbour shared the core, where there are enough of them.
+//! Selection of the rounds of a case that count: those with an idle SMT sibling, if there are
+//! enough of them.
 
 use std::time::Duration;
 
 use crate::host::{Gauge, Reading};
 
-/// Rounds without a neighbour that speak for a case, and the share of all that they are at least.
+/// Minimum number of rounds with an idle sibling, and their minimum share of all rounds.
 const FEWEST: usize = 8;
 const FEWEST_SHARE: f64 = 0.25;
-/// Longest time that a case waits for a core of its own when nothing else is asked for.
+/// Default limit of the time that a case waits for an idle sibling.
 pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
-/// Told of each round, it says at the end which of them count.
+/// Records each round and selects the ones that count.
 pub(super) struct Alone {
     gauge: Gauge,
     patience: Duration,
@@ -20,7 +21,8 @@ pub(super) struct Alone {
 }
 
 impl Alone {
-    /// A case waits for `patience` in all, and so long is looked for a core of our own now; rounds are only told apart when that is not zero.
+    /// A case waits at most `patience` in total for an idle sibling. Zero disables the distinction
+    /// of rounds.
     pub(super) fn new(patience: Duration) -> Self {
         Self { gauge: Gauge::open_for(patience), patience, left: patience, before: None, free: Vec::new() }
     }
@@ -43,17 +45,17 @@ impl Alone {
         self.free.push(free);
     }
 
-    /// How many rounds of the case had a core of their own.
+    /// Number of uncontended rounds.
     pub(super) fn count(&self) -> usize {
         count(&self.free)
     }
 
-    /// Whether they speak for the case.
+    /// Returns whether they speak for the case.
     pub(super) fn enough(&self) -> bool {
         enough(&self.free)
     }
 
-    /// What counts of `samples`, one for each round.
+    /// Selects the samples that count; `samples` has one per round.
     pub(super) fn counted(&self, samples: &[f64]) -> Vec<f64> {
         counted(samples, &self.free)
     }
@@ -63,13 +65,13 @@ fn count(free: &[bool]) -> usize {
     free.iter().filter(|free| **free).count()
 }
 
-/// Whether the rounds without a neighbour are enough to speak for all.
+/// Returns whether there are enough uncontended rounds.
 pub(super) fn enough(free: &[bool]) -> bool {
     let count = count(free);
     count >= FEWEST.min(free.len()) && count as f64 >= FEWEST_SHARE * free.len() as f64 && count > 0
 }
 
-/// What counts of `samples`, one for each round: those without a neighbour, or all where these are too few.
+/// Selects the samples of uncontended rounds, or all samples if these are too few.
 pub(super) fn counted(samples: &[f64], free: &[bool]) -> Vec<f64> {
     if !enough(free) {
         return samples.to_vec();
@@ -77,15 +79,12 @@ pub(super) fn counted(samples: &[f64], free: &[bool]) -> Vec<f64> {
     samples.iter().zip(free).filter(|(_, free)| **free).map(|(sample, _)| *sample).collect()
 }
 
-/// What stands below a table: how many cases had a neighbour, which their sizes say with a `~`.
+/// Note below a table: number of cases with a busy sibling; `~` marks their sizes.
 pub(super) fn note(alone: impl Iterator<Item = bool>) -> Option<String> {
     let all: Vec<bool> = alone.collect();
     let shared = all.iter().filter(|alone| !**alone).count();
     (shared > 0).then(|| {
-        format!(
-            "~ {shared} of {} cases shared a core with a neighbour most of the time; --patience-ms waits longer",
-            all.len()
-        )
+        format!("~ {shared} of {} cases had a busy SMT sibling most of the time; --patience-ms waits longer", all.len())
     })
 }
 

@@ -1,8 +1,9 @@
-//! The path measured in blocks of milliseconds, when told to: what `weir lab compare` drives two builds with.
+//! Measures the path in blocks of milliseconds on request; `weir lab compare` drives two builds
+//! with it.
 //!
-//! The process sets everything up once and then waits. Each line it reads names a case and a time; it answers with the
-//! ticks per packet of the rounds in that time, and with what a [`Gauge`] read meanwhile. Between two lines it does nothing, so that two processes can take turns on
-//! one processor.
+//! The process sets everything up once and then waits. Each input line names a case and a time; the
+//! response has the ticks per packet of the rounds in that time, and the readings of a [`Gauge`].
+//! Between two lines the process is idle, so that two processes can take turns on one processor.
 
 use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
@@ -26,9 +27,10 @@ pub struct BlockHeader {
     pub cases: Vec<String>,
 }
 
-/// Answer to a line `CASE MICROSECONDS`, in ticks of the time stamp counter per packet: the median over the rounds during which
-/// no neighbour shared the core, for which a block waits; where there were too few, the lower quartile over all. On a busy machine
-/// half of the rounds may be interrupted; whoever interrupts says nothing about the code.
+/// Response to a line `CASE MICROSECONDS`, in ticks of the time stamp counter per packet: the
+/// median over uncontended rounds, for which a block waits; if there are too few, the lower
+/// quartile over all rounds. On a busy machine half of the rounds may be interrupted, which is
+/// unrelated to the code under test.
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub struct BlockResult {
     /// Protecting.
@@ -53,7 +55,7 @@ const PATIENCE: u32 = 15;
 /// Longest block, in microseconds.
 const LONGEST_US: u64 = 10_000_000;
 
-/// Why the exchange ended.
+/// Reason why the exchange ended.
 #[derive(Debug, thiserror::Error)]
 pub enum BlocksError {
     /// A case cannot be built.
@@ -63,7 +65,7 @@ pub enum BlocksError {
     #[error("no case matches; see weir bench path --help for protocols and suites")]
     Nothing,
     /// A line is none.
-    #[error("'{0}' is no 'CASE MICROSECONDS'")]
+    #[error("'{0}' is not of the form 'CASE MICROSECONDS'")]
     Line(String),
     /// Input or output.
     #[error(transparent)]
@@ -119,7 +121,7 @@ pub fn serve(
     Ok(())
 }
 
-/// What a block repeats.
+/// Work that a block repeats.
 struct Work<'a> {
     subject: &'a Subject,
     size: usize,
@@ -213,7 +215,10 @@ mod tests {
     fn what_is_no_line_ends_the_exchange() {
         for wrong in ["x", "0", "9 100", "0 -1", "0 99999999999"] {
             let (result, _) = exchange(wrong, 0.0);
-            assert_eq!(result.expect_err("refused").to_string(), format!("'{wrong}' is no 'CASE MICROSECONDS'"));
+            assert_eq!(
+                result.expect_err("refused").to_string(),
+                format!("'{wrong}' is not of the form 'CASE MICROSECONDS'")
+            );
         }
     }
 }

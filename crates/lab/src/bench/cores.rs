@@ -1,9 +1,10 @@
 //! `weir bench cores`: what more cores bring, by how the SAs are spread over them and by scheduler.
 //!
-//! Every packet goes round in memory: stamped with its flow and number, protected by one gateway, opened by another,
-//! its stamp checked. Nothing but the cores under test takes part. Trials of all cases that are compared run in turns, in
-//! random order in every round, so that drift of the machine meets all alike; speed-ups are taken round by round. What a
-//! neighbour was there for is repeated while there is patience, and does not count where enough is left without it.
+//! Every packet circulates in memory: it is stamped with its flow and number, sealed by one
+//! gateway, opened by another, and the stamp is checked. Only the cores under test take part.
+//! Trials of all compared cases are interleaved, in random order in every round, so that drift of
+//! the machine affects all equally; speed-ups are computed per round. Trials with a busy SMT
+//! sibling are repeated within a time limit, and excluded if enough others remain.
 
 mod show;
 mod trial;
@@ -25,7 +26,7 @@ pub use trial::BATCH;
 pub(crate) use trial::{Passed, run as run_trial};
 pub(crate) use world::World;
 
-/// How work is divided among cores.
+/// Scheduler.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scheduler {
@@ -48,7 +49,7 @@ impl Scheduler {
     }
 }
 
-/// What an outbound policy resolves to.
+/// Kind of SAs of an outbound policy.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Set {
@@ -79,18 +80,19 @@ impl Set {
         }
     }
 
-    /// Whether it can be had with a scheduler: where nothing is shared, nothing is scheduled.
+    /// Returns whether it can be had with a scheduler: where nothing is shared, nothing is
+    /// scheduled.
     pub(crate) fn runs_by(self, scheduler: Scheduler) -> bool {
         self != Self::Apart || scheduler == Scheduler::RunToCompletion
     }
 
-    /// Whether it makes a difference which core gets a flow.
+    /// Returns whether it makes a difference which core gets a flow.
     pub(crate) fn spreads(self) -> bool {
         !matches!(self, Self::One | Self::Apart)
     }
 }
 
-/// Which core gets a flow.
+/// Distribution of flows to cores.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Spreading {
@@ -126,7 +128,7 @@ pub const OCTEON_FLOWS: [usize; 4] = [1, 4, 64, 4096];
 /// Most flows of a trial: they have a port each.
 pub const MAX_FLOWS: usize = 60_000;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct CoresOptions {
     /// Numbers of cores; 1 is always measured, for the speed-up.
@@ -141,7 +143,7 @@ pub struct CoresOptions {
     pub schedulers: Vec<Scheduler>,
     /// Sets of SAs. EESP and PSP are left out for suites that they do not have.
     pub sets: Vec<Set>,
-    /// Which core gets a flow.
+    /// Distribution of flows to cores.
     pub spread: Spreading,
     /// Encrypt and decrypt with the tag Atomic, as the paper's table has it.
     pub atomic_cipher: bool,
@@ -149,7 +151,7 @@ pub struct CoresOptions {
     pub rounds: usize,
     /// Length of a trial.
     pub trial: Duration,
-    /// Longest time, for each case, that is spent on trials once more during which a neighbour shared a core.
+    /// Time limit per case for repeating trials with a busy SMT sibling.
     pub patience: Duration,
     /// Seed of order and intervals.
     pub seed: u64,
@@ -195,7 +197,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// What cores could bring if they cost each other nothing: how many of them may have work at the same time.
+    /// Upper bound of the speed-up without contention: the number of cores that can have work at
+    /// the same time.
     pub fn ceiling(&self) -> f64 {
         Self::ceiling_of(self.scheduler, self.set, self.spread, self.flows, self.cores)
     }
@@ -211,7 +214,7 @@ impl Case {
         }
     }
 
-    /// Whether the suite can be had with the set, and the set with the scheduler.
+    /// Returns whether the suite can be had with the set, and the set with the scheduler.
     fn exists(&self) -> bool {
         match self.set {
             Set::One | Set::PerCpu => true,
@@ -230,7 +233,7 @@ impl Case {
 /// A measured case.
 #[derive(Clone, Debug, Serialize)]
 pub struct CoresOutcome {
-    /// What.
+    /// Case.
     #[serde(flatten)]
     pub case: Case,
     /// Packets per second that went round, protected and opened.
@@ -239,11 +242,11 @@ pub struct CoresOutcome {
     pub bps: f64,
     /// Times one core that runs to completion, round by round.
     pub speed_up: Option<Estimate>,
-    /// What cores could bring at most.
+    /// Upper bound of the speed-up.
     pub ceiling: f64,
     /// Cores that passed packets.
     pub used_queues: usize,
-    /// How many a random spread of the flows would use on average.
+    /// Mean number of queues used by a random spread of the flows.
     pub expected_queues: f64,
     /// Jain's index of what the cores passed: 1 when all are equal.
     pub jain: f64,
@@ -257,13 +260,14 @@ pub struct CoresOutcome {
     pub lost: u64,
     /// Packets per second of every round.
     pub trials: Vec<f64>,
-    /// Which of them had their cores for themselves.
+    /// True for uncontended trials.
     pub trials_alone: Vec<bool>,
-    /// Whether those are enough to be all that counts here, and with the speed-up those that one core had too.
+    /// True if those are enough to be all that counts here, and with the speed-up those that one
+    /// core had too.
     pub alone: bool,
 }
 
-/// The law of a way over numbers of cores.
+/// Scaling law of a variant over core counts.
 #[derive(Clone, Debug, Serialize)]
 pub struct Scaling {
     /// The case, with the largest number of cores.
@@ -281,9 +285,9 @@ pub struct Equivalence {
     pub case: Case,
     /// Speed-up of Sub SAs over speed-up of SAs per CPU.
     pub ratio: Ratio,
-    /// Whether they are equivalent within 1 %.
+    /// True if they are equivalent within 1 %.
     pub verdict: String,
-    /// Why.
+    /// Reason.
     pub why: String,
     /// TOST.
     pub p_equivalent: Option<f64>,
@@ -380,10 +384,10 @@ fn groups(options: &CoresOptions) -> Vec<Vec<Case>> {
     groups
 }
 
-/// What the rounds of a case say.
+/// Results of the rounds of a case.
 struct Rounds {
     rates: Vec<f64>,
-    /// Which had their cores for themselves.
+    /// True for uncontended rounds.
     alone: Vec<bool>,
 }
 
@@ -414,7 +418,8 @@ impl Rounds {
 
 fn judge_group(cases: &[Case], passed: &[Vec<trial::Passed>], report: &mut CoresReport, rng: &mut Rng) {
     let all: Vec<Rounds> = passed.iter().map(|one| Rounds::of(one)).collect();
-    // One core is the same core whoever divides the work: what speed-up is against runs to completion where that was measured.
+    // With one core the scheduler does not matter: the baseline of speed-ups is run to completion,
+    // if it was measured.
     let one_core = |case: &Case| {
         let plain = Case { scheduler: Scheduler::RunToCompletion, atomic_cipher: false, ..case.alone() };
         let at = cases.iter().position(|other| *other == plain);

@@ -35,7 +35,7 @@ const SUITES: [&str; 10] = [
     "3des-sha1",
 ];
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct EngineOptions {
     /// Engines; every real one that can be used here when empty.
@@ -56,7 +56,7 @@ pub struct EngineOptions {
     pub rounds: usize,
     /// Seed of order and bootstrap.
     pub seed: u64,
-    /// Longest time that a case waits for a core that no neighbour shares; zero takes every round as it comes.
+    /// Limit of the time that a case waits for an idle SMT sibling; zero accepts every round.
     pub patience: Duration,
 }
 
@@ -91,9 +91,10 @@ pub struct EngineTime {
 pub struct EngineOutcome {
     /// Engine.
     pub engine: &'static str,
-    /// Threads of its own, to which the caller hands groups of packets and waits for the last; 0: it runs at the caller.
+    /// Engine threads; the caller submits groups of packets and waits for the last. 0: the engine
+    /// runs on the caller's thread.
     pub threads: usize,
-    /// What is sealed lay elsewhere and was copied. What is opened never does.
+    /// True if packets were copied while they were sealed. Opening is always in place.
     pub copied: bool,
     /// Suite.
     pub suite: String,
@@ -105,7 +106,7 @@ pub struct EngineOutcome {
     pub seal: EngineTime,
     /// Opening.
     pub open: EngineTime,
-    /// Whether only rounds are counted during which no neighbour shared the core: there were enough.
+    /// True if only uncontended rounds are counted.
     pub alone: bool,
 }
 
@@ -133,7 +134,7 @@ pub fn run_engines(
         for place in places(options) {
             for engine in &engines {
                 let rig = Rig::new(*engine, suite, place, &cpus)?;
-                // What is not encrypted has no copy to be had on the way.
+                // Without encryption there is no pass that could copy.
                 if !matches!(place, Place::Copied) || !rig.shape(64).0.body.is_empty() {
                     rigs.push(rig);
                 }
@@ -184,7 +185,7 @@ fn fill(packets: &mut Batch, size: usize, count: usize, subject: &Subject) {
     }
 }
 
-/// Where an engine works.
+/// Location of the packets.
 #[derive(Clone, Copy)]
 enum Place {
     Here,
@@ -197,13 +198,13 @@ fn places(options: &EngineOptions) -> impl Iterator<Item = Place> {
     [Some(Place::Here), options.copied.then_some(Place::Copied), afar].into_iter().flatten()
 }
 
-/// How an engine gets its packets.
+/// Kind of work.
 enum Work {
-    /// They are sealed where they lie.
+    /// Sealed in place.
     InPlace,
-    /// They lie here, one behind the other, as in a super-packet.
+    /// Copied from here, where they are contiguous, as in a GSO packet.
     Copied(Vec<u8>),
-    /// It has threads of its own.
+    /// An engine with separate threads.
     Afar(Afar),
 }
 

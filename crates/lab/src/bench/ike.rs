@@ -18,7 +18,7 @@ use self::host::{Net, client, gateway};
 use crate::host::resident_bytes as resident;
 use crate::stats::{Estimate, Rng, median_with_interval};
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct IkeOptions {
     /// Timed rounds of each rate.
@@ -33,14 +33,14 @@ pub struct IkeOptions {
     pub seed: u64,
 }
 
-/// What was measured.
+/// Result of the measurement.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct IkeOutcome {
-    /// IKE SAs with one Child SA each, per second, both ends on one core.
+    /// IKE SAs with one Child SA each, per second, both endpoints on one core.
     pub ike_sas_per_s: Estimate,
-    /// Rekeyings of Child SAs with PFS, per second, both ends on one core.
+    /// Rekeyings of Child SAs with PFS, per second, both endpoints on one core.
     pub child_rekeys_per_s: Estimate,
-    /// Rekeyings of IKE SAs, per second, both ends on one core.
+    /// Rekeyings of IKE SAs, per second, both endpoints on one core.
     pub ike_rekeys_per_s: Estimate,
     /// Each round of the three above, in that order.
     pub trials: [Vec<f64>; 3],
@@ -99,7 +99,7 @@ pub fn run(options: &IkeOptions, progress: Progress<'_>) -> IkeOutcome {
     }
 }
 
-/// One round of each rate: IKE SAs with a Child SA, rekeyed Child SAs, rekeyed IKE SAs; per second, both ends on one core.
+/// One round of each rate: IKE SAs with a Child SA, rekeyed Child SAs, rekeyed IKE SAs; per second, both endpoints on one core.
 pub fn rates(count: usize) -> [f64; 3] {
     let [child, ike] = rekeys(count);
     [handshakes(count), child, ike]
@@ -158,21 +158,21 @@ pub fn ike_table(outcome: &IkeOutcome) -> String {
     ];
     for (what, rate) in rates {
         let spread = format!("{:.0}-{:.0}", rate.low, rate.high);
-        table.add_row([what, &format!("{:.0}", rate.value), &spread, "per second, both ends on one core"]);
+        table.add_row([what, &format!("{:.0}", rate.value), &spread, "per second, both endpoints on one core"]);
     }
     let (mb, each) = (outcome.held_bytes as f64 / 1e6, outcome.held_bytes as f64 / outcome.held as f64 / 1e3);
     table.add_row([
         format!("{} IKE SAs held", outcome.held),
         format!("{mb:.0}"),
         String::new(),
-        format!("MB at one end, {each:.1} kB each"),
+        format!("MB per endpoint, {each:.1} kB each"),
     ]);
     let flood = &outcome.flood;
     table.add_row([
         format!("flood of {}/s: honest peer is up", flood.pps),
         flood.up_after_s.map_or_else(|| "never".to_owned(), |after| format!("{:.0}", after * 1e3)),
         String::new(),
-        format!("ms with {} ms of round trip", flood::ROUND_TRIP.as_millis()),
+        format!("ms, round trip {} ms", flood::ROUND_TRIP.as_millis()),
     ]);
     table.add_row([
         "its cost".to_owned(),

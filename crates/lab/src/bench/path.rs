@@ -27,7 +27,7 @@ use crate::stats::{Estimate, Rng, median_with_interval};
 /// Grid sizes first, then twelve that are no multiple of 16: engines differ in their tails.
 pub(super) const SIZES: [usize; 15] = [64, 512, 1400, 65, 97, 131, 201, 257, 349, 449, 577, 731, 915, 1111, 1337];
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Protocols, all when empty.
@@ -55,7 +55,7 @@ pub struct Options {
     pub v6: bool,
     /// Engine of the path and of the comparison.
     pub engine: Engine,
-    /// Longest time that a case waits for a core that no neighbour shares; zero takes every round as it comes.
+    /// Limit of the time that a case waits for an idle SMT sibling; zero accepts every round.
     pub patience: Duration,
 }
 
@@ -79,7 +79,7 @@ impl Default for Options {
     }
 }
 
-/// One row: a way of protecting and a size.
+/// One row: a configuration and a size.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Case {
     /// Protocol.
@@ -118,16 +118,16 @@ pub struct Direction {
 /// A measured case.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Outcome {
-    /// What.
+    /// Case.
     #[serde(flatten)]
     pub case: Case,
     /// Protecting.
     pub outbound: Direction,
     /// Opening.
     pub inbound: Direction,
-    /// Rounds during which no neighbour shared the core.
+    /// Number of uncontended rounds.
     pub free_rounds: usize,
-    /// Whether only these are counted: there were enough.
+    /// True if only these are counted: there were enough.
     pub alone: bool,
 }
 
@@ -163,7 +163,7 @@ pub fn run(options: &Options, progress: Progress<'_>) -> Result<(f64, Vec<Outcom
     Ok((hz, outcomes))
 }
 
-/// What the packets of a case are like, besides their size.
+/// Properties of a case's packets, besides their size.
 #[derive(Clone, Copy, Debug)]
 struct Load {
     /// Packets per batch.
@@ -174,7 +174,7 @@ struct Load {
     sas: u32,
 }
 
-/// Every combination that `options` asks for.
+/// Every combination of `options`.
 fn loads(options: &Options) -> Vec<Load> {
     let or = |list: &[usize], one: usize| if list.is_empty() { vec![one] } else { list.to_vec() };
     let or_one = |list: &[u32]| if list.is_empty() { vec![1] } else { list.to_vec() };
@@ -191,7 +191,7 @@ fn loads(options: &Options) -> Vec<Load> {
     loads
 }
 
-/// The ways of protecting that `options` asks for.
+/// The configurations of `options`.
 pub(super) fn subjects(options: &Options) -> Vec<Subject> {
     const DEFAULT: [(Protocol, Shape, &str); 12] = [
         (Protocol::Esp, Shape::Tunnel, "aes128gcm16"),
@@ -216,7 +216,7 @@ pub(super) fn subjects(options: &Options) -> Vec<Subject> {
         .filter(|(p, _, s)| wanted(*p, s))
         .map(|(p, shape, s)| Subject::new(*p, *shape, s, Engine::best()))
         .collect();
-    // A suite outside the default list is measured in tunnel mode with every protocol asked for.
+    // A suite outside the default list is measured in tunnel mode with every selected protocol.
     for suite in options.suites.iter().filter(|s| !DEFAULT.iter().any(|(_, _, d)| d == *s)) {
         for &p in &options.protocols {
             subjects.push(Subject::new(p, Shape::Tunnel, suite, Engine::best()));
@@ -404,7 +404,7 @@ impl Ends {
         let Some((mut batch, first)) = self.sealed.pop_front() else { return [0; 2] };
         let open = Bare::open(subject.engine, keys, batch.packets_mut(), first, shape);
         if subject.protocol == Protocol::Ah {
-            // AH's ICV stands where the IP header of the clear packet is.
+            // AH's ICV overlaps the position of the inner IP header.
             for packet in batch.packets_mut() {
                 packet.bytes_mut()[..64.min(template.len())].copy_from_slice(&template[..64.min(template.len())]);
             }
@@ -476,8 +476,8 @@ impl Bare {
         Self { next_iv: Cell::new(1) }
     }
 
-    /// The operation that the sender makes for the packets of the batch, and the bytes that stand in
-    /// front of the packet then.
+    /// The operation that the sender makes for the packets of the batch, and the number of bytes
+    /// that precede the packet.
     pub(super) fn shape(sending: &Snapshot, template: &[u8]) -> (CryptoOp, usize) {
         let sa = &sending.outbound[0];
         let mut buffer = vec![0; HEADROOM + template.len() + TAILROOM];
@@ -488,8 +488,8 @@ impl Bare {
         (op, HEADROOM - frame.range().start)
     }
 
-    /// Seals and opens every packet; ticks of each. What is sealed lies in `source`, one packet behind the other, unless
-    /// that is empty.
+    /// Seals and opens every packet; ticks of each. Packets to seal are contiguous in `source`,
+    /// unless it is empty.
     pub(super) fn round(
         &self,
         engine: Engine,
@@ -525,7 +525,7 @@ impl Bare {
         let start = ticks();
         engine.open(keys, &mut jobs);
         let took = ticks() - start;
-        assert!(jobs.iter_mut().all(|job| job.take_ok().is_some()), "the bare engine refused its own packet");
+        assert!(jobs.iter_mut().all(|job| job.take_ok().is_some()), "the bare engine failed to open its own packet");
         took
     }
 }

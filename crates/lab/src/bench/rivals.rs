@@ -1,8 +1,9 @@
 //! Weir beside its rivals: TCP between two hosts on this machine, taking turns.
 //!
-//! In each session every subject has two hosts of its own and runs all the time, at rest but for its turns. In each round all of
-//! them carry a transfer in random order and then in that order backwards, so that what else the machine does meets all
-//! alike. Ratios are over sessions. What fails, fails for that subject alone and is reported.
+//! In each session every subject has its own two hosts and runs continuously, idle except for its
+//! turns. In each round all of them carry a transfer in random order and then in the reverse order,
+//! so that other load of the machine affects all equally. Ratios are over sessions. A failure
+//! affects only its subject and is reported.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,8 +21,8 @@ use crate::series::transfer;
 use crate::stats::{Estimate, Rng, median, mirrored, over_units, paired};
 use crate::subject::{Availability, Subject, SubjectMeter};
 
-/// Weir's own ways that are compared unless others are named. WireGuard knows no other cipher than ChaCha20-Poly1305, so
-/// one way has that too.
+/// Default configurations of Weir. WireGuard supports ChaCha20-Poly1305 only, so one configuration
+/// uses it too.
 pub const OWN: [&str; 4] = [
     "weir-esp-tunnel-aes128gcm16,udp",
     "weir-esp-tunnel-chacha20poly1305,udp",
@@ -31,10 +32,10 @@ pub const OWN: [&str; 4] = [
 /// Rivals, and how many times their rate Weir is meant to reach.
 pub const GOALS: [(&str, f64); 3] = [("wireguard-go", 2.0), ("boringtun", 2.0), ("strongswan-aes128gcm16", 5.0)];
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug, Serialize)]
 pub struct RivalOptions {
-    /// Ways of Weir.
+    /// Configurations of Weir.
     pub own: Vec<String>,
     /// Programs by others.
     pub rivals: Vec<String>,
@@ -55,9 +56,9 @@ pub struct RivalOptions {
 /// A subject that took no part, or not always.
 #[derive(Clone, Debug, Serialize)]
 pub struct Absent {
-    /// Which.
+    /// Subject.
     pub subject: String,
-    /// Why.
+    /// Reason.
     pub why: String,
     /// Sessions in which it was so.
     pub sessions: u32,
@@ -66,7 +67,7 @@ pub struct Absent {
 /// One subject with one number of streams.
 #[derive(Clone, Debug, Serialize)]
 pub struct RivalRow {
-    /// Which.
+    /// Subject.
     pub subject: String,
     /// TCP streams.
     pub flows: u32,
@@ -80,22 +81,22 @@ pub struct RivalRow {
     pub transfers: usize,
 }
 
-/// Whether a goal is reached.
+/// True if a goal is reached.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reached {
-    /// The whole interval lies at or above the goal.
+    /// The whole interval is at or above the goal.
     Yes,
-    /// The whole interval lies below it.
+    /// The whole interval is below it.
     No,
     /// The interval contains it.
     Inconclusive,
 }
 
-/// A way of Weir over a rival.
+/// A configuration of Weir compared with a rival.
 #[derive(Clone, Debug, Serialize)]
 pub struct Lead {
-    /// The way of Weir.
+    /// Configuration of Weir.
     pub subject: String,
     /// The rival.
     pub rival: String,
@@ -105,16 +106,16 @@ pub struct Lead {
     pub rate: Estimate,
     /// Ratio of the machine's processor time per Gbit.
     pub cpu: Option<Estimate>,
-    /// What the ratio of rates is meant to be.
+    /// Goal of the ratio of rates.
     pub goal: f64,
-    /// Whether it is.
+    /// True if it is.
     pub reached: Reached,
 }
 
-/// What came of it.
+/// Results.
 #[derive(Clone, Debug, Serialize)]
 pub struct RivalOutcome {
-    /// What was asked for.
+    /// Options.
     pub options: RivalOptions,
     /// Processor.
     pub cpu: String,
@@ -130,7 +131,7 @@ pub struct RivalOutcome {
     pub rows: Vec<RivalRow>,
     /// Weir over rivals.
     pub leads: Vec<Lead>,
-    /// What was not measured, or not always.
+    /// Subjects that were not measured, or not in every session.
     pub absent: Vec<Absent>,
 }
 
@@ -413,12 +414,17 @@ impl RivalOutcome {
         let options = &self.options;
         let _ = write!(
             text,
-            "\n{} sessions of {} rounds, two transfers of {} s each, over {};\n\
-             processor time is that of the whole machine, and of the subject's own processes",
+            "\n{} sessions of {} rounds, two transfers of {} s each,\n\
+             over {};\n\
+             CPU time of the whole machine, and of the subject's processes",
             options.sessions,
             options.rounds,
             options.seconds,
-            if options.wire { "a cable with one packet a frame" } else { "a cable that carries trains whole" }
+            if options.wire {
+                "a veth pair that carries one packet per frame"
+            } else {
+                "a veth pair that carries GSO packets unsegmented"
+            }
         );
         text
     }

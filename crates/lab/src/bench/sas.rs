@@ -1,8 +1,9 @@
 //! Many SAs: ticks per packet and memory by their number, with stored and with derived keys.
 //!
-//! Setting up and taking down a million SAs with stored keys takes 7 GB and most of the time. Protocols that would fill more
-//! than half of the free memory together are measured one after the other, each in a process of its own: what such a process
-//! takes from the system is what its SAs take, and its end gives all of it back.
+//! Setting up and taking down a million SAs with stored keys takes 7 GB and most of the time. If
+//! all protocols together would fill more than half of the free memory, they are measured one after
+//! the other in separate processes: the memory of such a process is that of its SAs, and all of it
+//! is freed at its end.
 
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use crate::pair::{Shape, Subject};
 use crate::stats::{Estimate, Rng, median_with_interval, mirrored};
 use crate::trial::Direction;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Debug)]
 pub struct SasOptions {
     /// Protocols: ESP, AH and EESP store a key for each SA, a receiver of PSP derives it.
@@ -44,13 +45,14 @@ pub struct SasOptions {
 pub struct SasOutcome {
     /// Protocol.
     pub protocol: String,
-    /// Whether the receiver derives keys instead of storing them.
+    /// True if the receiver derives keys instead of storing them.
     pub derives: bool,
     /// SAs.
     pub sas: u32,
-    /// It was measured in a process of its own: all protocols together would have filled the memory.
+    /// True if it was measured in a separate process, because all protocols together would have
+    /// exceeded the memory.
     pub apart: bool,
-    /// Why there are no figures; `None` where there are.
+    /// Reason why there are no figures.
     pub missing: Option<String>,
     /// Ticks per packet, protecting.
     pub out: Option<Estimate>,
@@ -60,21 +62,21 @@ pub struct SasOutcome {
     pub each_bytes: Option<[f64; 2]>,
 }
 
-/// How far it is.
+/// Progress.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct SasStep {
-    /// Cases behind it.
+    /// Completed cases.
     pub done: usize,
     /// Cases in all.
     pub total: usize,
     /// SAs of the case in hand.
     pub sas: u32,
-    /// What is done now, in words.
+    /// Current step, as text.
     pub doing: String,
 }
 
-/// Measures every protocol with every number. `progress` is called before each thing that takes long, `alone` to measure one
-/// protocol with one number in a process of its own.
+/// Measures every protocol with every number. `progress` is called before each slow step, `alone`
+/// to measure one protocol with one number in a separate process.
 ///
 /// # Errors
 /// A suite that is none, or a packet that came out wrong. Those of `alone`.
@@ -94,7 +96,7 @@ pub fn run(
             continue;
         }
         for &protocol in &options.protocols {
-            let doing = format!("{}: {sas} SAs in a process of its own", protocol.name());
+            let doing = format!("{}: {sas} SAs in a separate process", protocol.name());
             progress(&SasStep { done: outcomes.len(), total, sas, doing });
             outcomes.push(SasOutcome { apart: true, ..alone(protocol, sas)? });
         }
@@ -102,12 +104,14 @@ pub fn run(
     Ok(outcomes)
 }
 
-/// Whether so many `protocols` leave half of the free memory alone when all their SAs are there at the same time.
+/// Returns whether so many `protocols` leave half of the free memory alone when all their SAs are
+/// there at the same time.
 fn fit_together(sas: u32, protocols: usize, free_bytes: u64) -> bool {
     protocols < 2 || need_bytes(sas) * protocols as u64 <= free_bytes / 2
 }
 
-/// Measures all protocols with one number of SAs, in turn in each round: what the machine does meanwhile meets all alike.
+/// Measures all protocols with one number of SAs, interleaved in each round, so that other load of
+/// the machine affects all equally.
 fn measure(
     options: &SasOptions,
     sas: u32,
@@ -149,7 +153,7 @@ fn measure(
     Ok(outcomes.collect())
 }
 
-/// What does not fit is missing; everything else that is wrong is an error.
+/// A case that exceeds the memory is missing; every other failure is an error.
 fn refused(many: Result<Many, ManyError>) -> anyhow::Result<Result<Many, String>> {
     match many {
         Ok(many) => Ok(Ok(many)),
@@ -214,7 +218,7 @@ pub fn sas_table(outcomes: &[SasOutcome]) -> String {
         }
     }
     let said = match sas_crossover(outcomes) {
-        Some(sas) => format!("\na receiver's derived keys (psp) cost less than stored ones (esp) from {sas} SAs on"),
+        Some(sas) => format!("\nderived keys of a receiver (psp) are cheaper than stored ones (esp) from {sas} SAs on"),
         None => String::new(),
     };
     let mut apart: Vec<String> = outcomes.iter().filter(|one| one.apart).map(|one| one.sas.to_string()).collect();
@@ -223,7 +227,7 @@ pub fn sas_table(outcomes: &[SasOutcome]) -> String {
         true => String::new(),
         false => {
             format!(
-                "\n{} SAs: each protocol in a process of its own, since all together would fill the memory",
+                "\n{} SAs: each protocol in a separate process, because all together would exceed the memory",
                 apart.join(", ")
             )
         }
@@ -289,7 +293,7 @@ mod tests {
         assert!(fit_together(1_000_000, 1, gib(1)), "alone it is apart already, and refused if it does not fit");
         let apart = |sas| SasOutcome { apart: true, ..outcome("esp", sas, 1.0) };
         let text = sas_table(&[outcome("esp", 10, 1.0), apart(500), apart(500), apart(1000)]);
-        assert!(text.contains("\n500, 1000 SAs: each protocol in a process"), "{text}");
+        assert!(text.contains("\n500, 1000 SAs: each protocol in a separate process"), "{text}");
     }
 
     #[test]

@@ -8,12 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::host;
 
-/// One environment. What changes from run to run (load, steal) stands beside the hash, not in it.
+/// One environment. Properties that vary from run to run (load, steal) are stored next to the hash,
+/// not in it.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Environment {
     /// Hash over `fixed`, 16 hex digits; trials name it.
     pub hash: String,
-    /// What does not change while a run lasts.
+    /// Properties that are constant during a run.
     pub fixed: Fixed,
     /// Ticks of the time-stamp counter per second, as measured when the run began.
     pub tsc_hz: f64,
@@ -25,12 +26,12 @@ pub struct Environment {
     pub at_ms: u64,
 }
 
-/// What makes two environments the same.
+/// Properties that identify an environment.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Fixed {
     /// Processor model.
     pub cpu: String,
-    /// Microcode revision, where the kernel tells it.
+    /// Microcode revision, if the kernel reports it.
     pub microcode: String,
     /// Processors that may run us.
     pub cpus: usize,
@@ -45,7 +46,7 @@ pub struct Fixed {
     pub hypervisor: String,
     /// Kernel release.
     pub kernel: String,
-    /// Mitigations that are switched on, where the kernel tells them.
+    /// Active mitigations, if the kernel reports them.
     pub mitigations: Vec<String>,
     /// Memory in MiB.
     pub memory_mib: u64,

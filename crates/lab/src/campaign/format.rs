@@ -16,7 +16,7 @@ use crate::{meter, subject as hosts};
 /// Most trials of a campaign: two weeks of the shortest ones.
 const MAX_TRIALS: u64 = 10_000_000;
 
-/// What is wrong with a campaign.
+/// Error in a campaign.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error("{file}:{line}: {what}")]
 pub struct CampaignError {
@@ -24,7 +24,7 @@ pub struct CampaignError {
     pub file: String,
     /// Line, from 1.
     pub line: usize,
-    /// What is wrong and what to write instead.
+    /// Description and correction.
     pub what: String,
 }
 
@@ -44,13 +44,13 @@ pub fn parse(file: &str, text: &str) -> Result<Campaign, CampaignError> {
     for entry in table.tables("study")? {
         let (study, at) = read_study(source, entry)?;
         if studies.iter().any(|other| other.name == study.name) {
-            return Err(source.error(at, format!("study '{}' is there twice; give each a name of its own", study.name)));
+            return Err(source.error(at, format!("duplicate study '{}'; use unique names", study.name)));
         }
         studies.push(study);
     }
     let campaign = Campaign { name, title, seed, studies };
     match campaign.trials() {
-        0 => Err(source.error(0..0, "this campaign has no trial; add a [[study]] with subjects and traffic".into())),
+        0 => Err(source.error(0..0, "the campaign has no trials; add a [[study]] with subjects and traffic".into())),
         trials if trials > MAX_TRIALS => {
             Err(source.error(0..0, format!("{trials} trials; at most {MAX_TRIALS}: fewer rounds, sessions or sizes")))
         }
@@ -98,15 +98,15 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
     let places = [("memory", Place::Memory), ("namespaces", Place::Namespaces), ("interfaces", Place::Interfaces)];
     let place = keys.or("place", Place::Memory, |value| match one_of(value, &places)? {
         place if runs_in(kind, place) => Ok(place),
-        _ => Err(format!("a study '{}' runs in memory: leave the key out", kind.name())),
+        _ => Err(format!("a study '{}' runs in memory: remove the key", kind.name())),
     })?;
     let subjects = keys.required("subjects", |value| list(value, |v| subject(v, place)))?;
     let directions = [("out", Direction::Out), ("in", Direction::In), ("both", Direction::Both)];
-    // Between hosts a packet passes both ends of a subject; a ping has a host that asks.
+    // Between hosts a packet passes both endpoints of a subject; a ping has an initiating host.
     let pings = place == Place::Namespaces && matches!(kind, Kind::Modes | Kind::Noise);
     let direction = |value: &DeValue<'_>| match one_of(value, &directions)? {
         way if place == Place::Memory || pings || way == Direction::Both => Ok(way),
-        _ => Err("between hosts a packet passes both ends: leave the key out, or write [\"both\"]".into()),
+        _ => Err("between hosts a packet passes both endpoints: remove the key, or write [\"both\"]".into()),
     };
     let counts = |most: u64| move |value: &DeValue<'_>| list(value, |v| whole(v, 0, most).map(|n| n as u32));
     let study = Study {
@@ -121,7 +121,9 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         rounds: keys.or("rounds", 5, |value| whole(value, 1, 1_000_000))? as u32,
         duration: Duration::from_millis(keys.or("duration_ms", 20, |value| whole(value, 1, 86_400_000))?),
         patience: Duration::from_millis(keys.or("patience_ms", 0, |value| match whole(value, 0, 3_600_000)? {
-            ms if ms > 0 && place != Place::Memory => Err(format!("'{ms}': only trials in memory wait for their core")),
+            ms if ms > 0 && place != Place::Memory => {
+                Err(format!("'{ms}': only trials in memory wait for an idle core"))
+            }
             ms => Ok(ms),
         })?),
         flows: flows(&keys, kind)?,
@@ -131,7 +133,7 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
         cores: keys.or("cores", vec![1], |value| list(value, |v| whole(v, 1, 1024).map(|n| n as u32)))?,
         schedulers: of_cores(&keys, kind, "schedulers", &Scheduler::ALL, Scheduler::name)?,
         sets: of_cores(&keys, kind, "sets", &Set::ALL, Set::name)?,
-        // Only what is asked for: the others say less.
+        // Only the requested one: the others are less informative.
         spreads: match of_cores(&keys, kind, "spreads", &Spreading::ALL, Spreading::name)? {
             all if all.is_empty() || keys.table.get("spreads").is_some() => all,
             _ => vec![Spreading::Ideal],
@@ -154,12 +156,12 @@ fn read_study(source: Source<'_>, entry: &Spanned<DeValue<'_>>) -> Result<(Study
     }
     let no_loads = match kind {
         _ if study.loads.is_empty() => None,
-        _ if pings => Some("pings go one after the other, at no share of a capacity".to_owned()),
+        _ if pings => Some("pings are sent one after the other, without a load".to_owned()),
         _ if kind.has_loads() => None,
-        _ => Some(format!("a study '{}' offers as much as goes, or chooses itself", kind.name())),
+        _ => Some(format!("a study '{}' sends at the maximum rate, or selects the rate itself", kind.name())),
     };
     if let Some(why) = no_loads {
-        return Err(source.error(keys.at("loads"), format!("loads: {why}: leave the key out")));
+        return Err(source.error(keys.at("loads"), format!("loads: {why}: remove the key")));
     }
     Ok((study, entry.span()))
 }
@@ -173,7 +175,7 @@ fn flows(keys: &Keys<'_>, kind: Kind) -> Result<Vec<u32>, CampaignError> {
     })
 }
 
-/// What only a study of cores has, all of it unless the campaign says otherwise.
+/// Settings of a study of cores; all values by default.
 fn of_cores<T: Copy>(
     keys: &Keys<'_>,
     kind: Kind,
@@ -192,7 +194,7 @@ fn of_cores<T: Copy>(
 /// A study of cores is made with tunnels, each of which is at least one of the sets, through both of their ends.
 fn of_tunnels(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
     if study.directions != [Direction::Both] {
-        let what = "directions: on several cores packets pass both ends: leave the key out".into();
+        let what = "directions: on several cores packets pass both endpoints: remove the key".into();
         return Err(keys.source.error(keys.at("directions"), what));
     }
     let fits = |subject: &str| {
@@ -201,7 +203,7 @@ fn of_tunnels(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
     };
     let Some(other) = study.subjects.iter().find(|subject| !fits(subject)) else { return Ok(()) };
     let what = format!(
-        "subjects: '{other}' is none of these sets; use tunnels over IPv4: of esp for one, per-cpu and apart (run-to-completion), \
+        "subjects: '{other}' supports none of these sets; use tunnels over IPv4: of esp for one, per-cpu and apart (run-to-completion), \
          of eesp for sub-sas, of psp for psp"
     );
     Err(keys.source.error(keys.at("subjects"), what))
@@ -212,9 +214,9 @@ fn of_tcp(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
     let (key, what) = if study.duration < SHORTEST_SAMPLE {
         ("duration_ms", format!("a sample of TCP takes at least {} ms", SHORTEST_SAMPLE.as_millis()))
     } else if study.traffic.len() > 1 {
-        ("traffic", "TCP chooses its packets itself: leave the key out".into())
+        ("traffic", "TCP determines its packet sizes: remove the key".into())
     } else if !study.loads.is_empty() {
-        ("loads", "TCP sends as much as goes: leave the key out".into())
+        ("loads", "TCP sends at the maximum rate: remove the key".into())
     } else {
         return Ok(());
     };
@@ -224,7 +226,7 @@ fn of_tcp(keys: &Keys<'_>, study: &Study) -> Result<(), CampaignError> {
 /// iperf knows no shorter ones.
 const SHORTEST_SAMPLE: Duration = Duration::from_millis(500);
 
-/// Whether a study of this kind can be made there.
+/// Returns whether a study of this kind can be made there.
 fn runs_in(kind: Kind, place: Place) -> bool {
     let loads = matches!(kind, Kind::Sizes | Kind::Validate | Kind::Loss | Kind::Search | Kind::Series);
     match place {
@@ -243,7 +245,7 @@ fn between(keys: &Keys<'_>, place: Place) -> Result<Option<[String; 2]>, Campaig
     if place == Place::Interfaces {
         let (from, to) = (keys.required("from", address)?, keys.required("to", address)?);
         if from.1 != to.1 {
-            let what = format!("to: {} and {} are of different families", from.0, to.0);
+            let what = format!("to: {} and {} differ in address family", from.0, to.0);
             return Err(keys.source.error(keys.at("to"), what));
         }
         return Ok(Some([from.0, to.0]));
@@ -265,7 +267,7 @@ fn goals(keys: &Keys<'_>, kind: Kind) -> Result<Vec<Goal>, CampaignError> {
         let goals: Vec<Goal> = list(value, goal)?;
         let twice = (1..goals.len()).find(|at| goals[..*at].iter().any(|other| other.code() == goals[*at].code()));
         match twice {
-            Some(at) => Err(format!("'{}' is there twice", goals[at].name)),
+            Some(at) => Err(format!("duplicate '{}'", goals[at].name)),
             None => Ok(goals),
         }
     })
@@ -285,7 +287,7 @@ impl Source<'_> {
     }
 }
 
-/// A table whose keys are all known.
+/// A table with known keys only.
 struct Keys<'a> {
     source: Source<'a>,
     table: &'a DeTable<'a>,
@@ -328,7 +330,7 @@ impl<'a> Keys<'a> {
         self.or(key, None, |value| read(value).map(Some)).map(|value| value.expect("it is there"))
     }
 
-    /// Where the value of a key is; the table where there is none.
+    /// Position of the value of a key, or of the table.
     fn at(&self, key: &str) -> Range<usize> {
         self.table.get(key).map_or(self.at.clone(), |value| value.span())
     }
@@ -344,7 +346,7 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Where in a value something is wrong: the element of a list that the message quotes, or the value itself.
+/// Position of an error in a value: the list element that the message quotes, or the value itself.
 fn place(value: &Spanned<DeValue<'_>>, what: &str) -> Range<usize> {
     let DeValue::Array(array) = value.get_ref() else { return value.span() };
     let quoted = |item: &&Spanned<DeValue<'_>>| {
@@ -388,7 +390,7 @@ fn word(value: &DeValue<'_>) -> Result<String, String> {
     let text = text_of(value)?;
     let good = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     if text.is_empty() || text.len() > 64 || !text.chars().all(good) || text.starts_with('.') {
-        return Err(format!("'{text}' is no name; use up to 64 letters, digits, '-', '_' and '.'"));
+        return Err(format!("'{text}' is not a valid name; use up to 64 letters, digits, '-', '_' and '.'"));
     }
     Ok(text.to_owned())
 }
@@ -414,7 +416,7 @@ fn number(value: &DeValue<'_>, least: f64, most: f64) -> Result<f64, String> {
 fn list<T>(value: &DeValue<'_>, read: impl Fn(&DeValue<'_>) -> Result<T, String>) -> Result<Vec<T>, String> {
     let array = value.as_array().ok_or_else(|| format!("expected a list in brackets, found {}", name_of(value)))?;
     if array.is_empty() {
-        return Err("the list is empty: leave the key out, or name something".into());
+        return Err("the list is empty: remove the key, or add an element".into());
     }
     array.iter().map(|item| read(item.get_ref())).collect()
 }
@@ -444,7 +446,9 @@ fn subject(value: &DeValue<'_>, place: Place) -> Result<String, String> {
     }
     Subject::parse(text).map_err(|error| error.to_string())?;
     if place == Place::Namespaces && text.parse::<hosts::Subject>().is_err() {
-        return Err(format!("'{text}' has no hosts: it is measured in memory; 'weir lab subjects' lists what has"));
+        return Err(format!(
+            "'{text}' cannot run between hosts, only in memory; 'weir lab subjects' lists those that can"
+        ));
     }
     Ok(text.to_owned())
 }
@@ -510,12 +514,12 @@ rounds = 4
             (
                 "[64, \"1400\", \"imix\"]",
                 "[]",
-                "c.toml:8: traffic: the list is empty: leave the key out, or name something",
+                "c.toml:8: traffic: the list is empty: remove the key, or add an element",
             ),
             (
                 "name = \"mine\"",
                 "name = \"../mine\"",
-                "c.toml:2: name: '../mine' is no name; use up to 64 letters, digits, '-', '_' and '.'",
+                "c.toml:2: name: '../mine' is not a valid name; use up to 64 letters, digits, '-', '_' and '.'",
             ),
             ("\"in\"", "\"inn\"", "c.toml:9: directions: unknown 'inn'; did you mean 'in'?"),
         ];
@@ -537,7 +541,7 @@ rounds = 4
         let table = [
             (
                 "kind = \"overheads\"\nplace = \"namespaces\"\n",
-                "c.toml:4: place: a study 'overheads' runs in memory: leave the key out",
+                "c.toml:4: place: a study 'overheads' runs in memory: remove the key",
             ),
             (
                 "kind = \"sizes\"\nplace = \"namespaces\"\ndirections = [\"both\", \"out\"]\n",
@@ -546,11 +550,11 @@ rounds = 4
             ("kind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"10.0.0.1\"\n", "c.toml:2: a study needs the key 'to'"),
             (
                 "kind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"10.0.0.1\"\nto = \"::1\"\n",
-                "c.toml:6: to: 10.0.0.1 and ::1 are of different families",
+                "c.toml:6: to: 10.0.0.1 and ::1 differ in address family",
             ),
             (
                 "kind = \"sizes\"\nplace = \"interfaces\"\nfrom = \"here\"\nto = \"::1\"\n",
-                "c.toml:5: from: 'here' is no address",
+                "c.toml:5: from: 'here' is not an address",
             ),
             ("kind = \"sizes\"\nfrom = \"10.0.0.1\"\n", "c.toml:4: from: only with place = \"interfaces\""),
             ("kind = \"sizes\"\ngoals = [\"ndr\"]\n", "c.toml:4: goals: only a study 'search' has goals"),
@@ -562,7 +566,7 @@ rounds = 4
             ("kind = \"scaling\"\nsets = [\"on\"]\n", "c.toml:4: sets: unknown 'on'; did you mean 'one'?"),
             (
                 "kind = \"scaling\"\ndirections = [\"out\"]\n",
-                "c.toml:4: directions: on several cores packets pass both ends: leave the key out",
+                "c.toml:4: directions: on several cores packets pass both endpoints: remove the key",
             ),
             ("kind = \"modes\"\ndelay_ms = 5\n", "c.toml:4: delay_ms: '5': only pings between namespaces"),
             (
@@ -571,23 +575,23 @@ rounds = 4
             ),
             (
                 "kind = \"series\"\nplace = \"namespaces\"\nduration_ms = 500\ntraffic = [64, 1400]\n",
-                "c.toml:6: traffic: TCP chooses its packets itself: leave the key out",
+                "c.toml:6: traffic: TCP determines its packet sizes: remove the key",
             ),
             (
                 "kind = \"series\"\nplace = \"namespaces\"\nduration_ms = 500\nloads = [0.5]\n",
-                "c.toml:6: loads: TCP sends as much as goes: leave the key out",
+                "c.toml:6: loads: TCP sends at the maximum rate: remove the key",
             ),
             (
                 "kind = \"modes\"\nplace = \"namespaces\"\nloads = [0.5]\n",
-                "c.toml:5: loads: pings go one after the other, at no share of a capacity: leave the key out",
+                "c.toml:5: loads: pings are sent one after the other, without a load: remove the key",
             ),
             (
                 "kind = \"noise\"\nplace = \"namespaces\"\nloads = [0.5]\n",
-                "c.toml:5: loads: pings go one after the other",
+                "c.toml:5: loads: pings are sent one after the other",
             ),
             (
                 "kind = \"sas\"\nloads = [0.5]\n",
-                "c.toml:4: loads: a study 'sas' offers as much as goes, or chooses itself: leave the key out",
+                "c.toml:4: loads: a study 'sas' sends at the maximum rate, or selects the rate itself: remove the key",
             ),
             (
                 "kind = \"modes\"\nplace = \"namespace\"\n",
@@ -600,7 +604,10 @@ rounds = 4
         }
         let said =
             refused("kind = \"modes\"\nplace = \"namespaces\"\nsubjects = [\"cipher-esp-tunnel-aes128gcm16\"]\n");
-        assert!(said.starts_with("c.toml:5: subjects: 'cipher-esp-tunnel-aes128gcm16' has no hosts"), "{said}");
+        assert!(
+            said.starts_with("c.toml:5: subjects: 'cipher-esp-tunnel-aes128gcm16' cannot run between hosts"),
+            "{said}"
+        );
     }
 
     #[test]
@@ -621,8 +628,6 @@ rounds = 4
     #[test]
     fn a_study_cannot_come_twice() {
         let twice = format!("{GOOD}\n[[study]]\nkind = \"sizes\"\nsubjects = [\"weir-ah-tunnel-sha1\"]\n");
-        assert!(
-            parse("c.toml", &twice).unwrap_err().to_string().starts_with("c.toml:13: study 'sizes' is there twice")
-        );
+        assert!(parse("c.toml", &twice).unwrap_err().to_string().starts_with("c.toml:13: duplicate study 'sizes'"));
     }
 }

@@ -27,7 +27,7 @@ use crate::trial::{Direction, Lost, Measurement};
 const PING_EVERY_MS: u128 = 2;
 /// Fewest pings of a trial.
 const FEWEST_PINGS: u128 = 10;
-/// What a sample may be late before the transfer counts as stuck.
+/// Delay of a sample after which the transfer counts as stalled.
 const LATE: Duration = Duration::from_secs(20);
 
 impl From<DemoError> for NotOpen {
@@ -47,7 +47,7 @@ fn meter_error(subject: &Subject, error: DemoError) -> MeterError {
     }
 }
 
-/// A subject at work on two hosts of its own.
+/// A running subject on its own two hosts.
 struct Pair {
     subject: Subject,
     meter: SubjectMeter,
@@ -59,7 +59,7 @@ impl Pair {
     fn start(setting: &Setting, name: &str, delay: Duration) -> Result<Self, NotOpen> {
         let subject: Subject = name.parse().map_err(|_| NotOpen::Missing(format!("'{name}' cannot run on a host")))?;
         let Some(private) = &setting.private else {
-            return Err(NotOpen::Missing("hosts are only made within a session of weir lab run".into()));
+            return Err(NotOpen::Missing("hosts are created only within a session of weir lab run".into()));
         };
         if let Availability::Missing { why, remedy } = subject.availability() {
             return Err(NotOpen::Missing(format!("not installed: {why}; {remedy}")));
@@ -79,7 +79,7 @@ pub(super) fn load(study: &Study, cell: &Cell, setting: &Setting) -> Result<Load
 
 /// Traffic of the generator between the two addresses that a study names.
 pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<Loaded, NotOpen> {
-    let Some([from, to]) = &study.between else { return Err(NotOpen::Missing("no addresses are named".into())) };
+    let Some([from, to]) = &study.between else { return Err(NotOpen::Missing("no addresses are given".into())) };
     let place = |text: &str| text.parse::<Place>().map_err(NotOpen::Missing);
     let (from, to) = (place(from)?, place(to)?);
     let missing = |error: std::io::Error| NotOpen::Missing(error.to_string());
@@ -95,7 +95,7 @@ pub(super) fn between(study: &Study, cell: &Cell, setting: &Setting) -> Result<L
 /// Round trips.
 pub(super) struct Pings {
     pair: Pair,
-    /// What both hosts add to what they send: an answer comes two of them later.
+    /// Delay that each host adds to what it sends: a response is delayed by twice this value.
     delay_ms: u32,
 }
 
@@ -107,7 +107,7 @@ impl Pings {
 }
 
 impl Runner for Pings {
-    /// `out` asks from sun, `in` from moon.
+    /// `out` initiates from sun, `in` from moon.
     fn trial(&mut self, cell: &Cell, duration: Duration, seed: u64) -> Result<Measurement, MeterError> {
         let Pair { subject, meter, dir, interrupt } = &mut self.pair;
         let size = one_size(&cell.traffic).and_then(|size| u16::try_from(size).ok()).filter(|size| *size >= 64);
@@ -161,7 +161,7 @@ pub(super) struct Flows {
     // Ends before the hosts do.
     running: Option<Going>,
     flows: u32,
-    /// How long the transfer is meant to last.
+    /// Planned duration of the transfer.
     whole: Duration,
     pair: Pair,
 }
@@ -226,7 +226,7 @@ mod tests {
     use crate::campaign::format;
     use crate::campaign::schedule::cells;
 
-    /// Without a session there is no private corner; what is asked for is named, and nothing is started.
+    /// Without a session there is no sandbox; the subject is named, and nothing is started.
     #[test]
     fn hosts_need_a_session_and_addresses_must_be_there() {
         let text = "name = \"t\"\n[[study]]\nkind = \"modes\"\nplace = \"namespaces\"\nsubjects = [\"plain\"]\n";

@@ -25,9 +25,7 @@ const LARGEST: usize = 9216;
 pub(super) fn own(subject: &Subject) -> Result<&MemorySubject, Missing> {
     match subject {
         Subject::Own(subject) => Ok(subject),
-        Subject::Rival(name) => {
-            Err(Missing(format!("{name} is a program of its own and has no packets in our memory")))
-        }
+        Subject::Rival(name) => Err(Missing(format!("{name} is a separate program and cannot be measured in memory"))),
     }
 }
 
@@ -132,7 +130,7 @@ impl Runner for Wire {
         self.batch.push_with(|buffer| buffer.set(&packet));
         self.worker.outbound(&self.ends[0], &mut self.batch, &mut self.replies);
         let [sealed] = self.batch.packets() else {
-            return Err(MeterError::Unsupported(format!("a packet of {size} bytes does not go through whole")));
+            return Err(MeterError::Unsupported(format!("a packet of {size} bytes is fragmented")));
         };
         let values = [("wire_bytes".to_owned(), sealed.len() as f64)].into();
         Ok(Measurement {
@@ -150,7 +148,7 @@ impl Runner for Wire {
 pub(super) struct Overheads {
     pair: pair::Subject,
     batch: usize,
-    /// Both directions are measured at once; what nobody has asked for yet.
+    /// Both directions are measured at once; results that were not requested yet.
     ready: Vec<overhead::Row>,
 }
 
@@ -160,7 +158,7 @@ const OVERHEAD_ROUND: Duration = Duration::from_millis(15);
 impl Overheads {
     pub(super) fn open(cell: &Cell, subject: &Subject) -> Result<Box<dyn Runner>, Missing> {
         let MemorySubject::Path(pair) = own(subject)? else {
-            return Err(Missing("has no stages to take apart".into()));
+            return Err(Missing("has no stages to measure".into()));
         };
         Ok(Box::new(Self { pair: pair.clone(), batch: cell.batch as usize, ready: Vec::new() }))
     }
@@ -178,7 +176,7 @@ impl Runner for Overheads {
             self.ready = rows.map_err(|error| MeterError::Unsupported(error.to_string()))?;
         }
         let at = self.ready.iter().position(wanted);
-        let at = at.ok_or_else(|| MeterError::Unsupported("it is measured in or out, not both".into()))?;
+        let at = at.ok_or_else(|| MeterError::Unsupported("measure in or out, not both".into()))?;
         Ok(self.ready.swap_remove(at).measurement(self.batch as u64))
     }
 }
@@ -193,7 +191,8 @@ pub(super) struct Cipher {
 /// Rounds over all lengths in a trial.
 const CIPHER_ROUNDS: usize = 9;
 
-/// Where the lengths of [`Cipher`] lie in bytes: ESP's cipher sees multiples of 4, and beyond usual packets it is straight.
+/// Lengths of [`Cipher`] in bytes: ESP encrypts multiples of 4, and the cost of larger lengths is
+/// linear.
 fn cipher_lengths() -> Vec<usize> {
     (4..=1600).step_by(4).chain((1664..=9216).step_by(128)).collect()
 }
@@ -204,7 +203,7 @@ impl Cipher {
             MemorySubject::Cipher(pair) => {
                 Ok(Box::new(Self { suite: pair.suite.clone(), gauge: Gauge::open(), patience: study.patience }))
             }
-            _ => Err(Missing("is more than a cipher: name cipher-PROTOCOL-MODE-SUITE".into())),
+            _ => Err(Missing("is more than a cipher: use cipher-PROTOCOL-MODE-SUITE".into())),
         }
     }
 }

@@ -32,7 +32,7 @@ use crate::search::Goal;
 use crate::trial::Direction;
 pub use crate::trial::Place;
 
-/// What a study is for; decides how its trials are made and which part of the report shows them.
+/// Kind of a study; determines how its trials are made and which part of the report shows them.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
@@ -40,13 +40,13 @@ pub enum Kind {
     Noise,
     /// Cost of a packet by size: verdict, throughput, model.
     Sizes,
-    /// Sizes that the model has not seen, in processes of their own.
+    /// Held-out sizes, in separate processes.
     Validate,
     /// Loss and latency at shares of the capacity.
     Loss,
-    /// How much a subject can take (RFC 9971), loss around it and latency below it.
+    /// Throughput of a subject (RFC 9971), loss around it and latency below it.
     Search,
-    /// Where the time of a packet goes.
+    /// Cost of the stages of a packet.
     Overheads,
     /// Tunnel against transport, with and without UDP.
     Modes,
@@ -93,7 +93,8 @@ impl Kind {
         Self::ALL.iter().find(|(_, kind)| *kind == self).expect("every kind is in the list").0
     }
 
-    /// Whether its trials, where they are of packets, can offer a share of what a subject takes.
+    /// Returns whether its trials, where they are of packets, can offer a share of what a subject
+    /// takes.
     pub fn has_loads(self) -> bool {
         match self {
             Self::Scaling | Self::Search | Self::Keying | Self::Sas | Self::Wire | Self::Cipher | Self::Overheads => {
@@ -110,9 +111,9 @@ impl Kind {
 pub struct Study {
     /// Its name, once in a campaign.
     pub name: String,
-    /// What for.
+    /// Kind.
     pub kind: Kind,
-    /// Where.
+    /// Place.
     pub place: Place,
     /// Addresses of the interfaces of the user, `ADDR` or `ADDR@NETNS`, from and to.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -121,7 +122,7 @@ pub struct Study {
     pub subjects: Vec<String>,
     /// Traffic as it is written, e.g. `1400`, `imix:aaaaaaaddddg`, `64-1500`.
     pub traffic: Vec<String>,
-    /// Ways through a subject.
+    /// Directions.
     pub directions: Vec<Direction>,
     /// Processes, each with new memory and keys.
     pub sessions: u32,
@@ -129,7 +130,8 @@ pub struct Study {
     pub rounds: u32,
     /// Length of a trial.
     pub duration: Duration,
-    /// Longest time that a trial in memory waits for its core to be free of neighbours, beside its length.
+    /// Limit of the time that a trial in memory waits for an idle SMT sibling, in addition to its
+    /// duration.
     pub patience: Duration,
     /// Flows that packets belong to in turn; a study of cores may have several numbers of them, others have one.
     pub flows: Vec<u32>,
@@ -141,11 +143,11 @@ pub struct Study {
     pub sas: Vec<u32>,
     /// Numbers of cores.
     pub cores: Vec<u32>,
-    /// How work is divided among cores; empty in studies of other things, as the two that follow.
+    /// Schedulers; empty in other kinds of studies, as are the next two.
     pub schedulers: Vec<Scheduler>,
-    /// What an outbound policy resolves to.
+    /// Kinds of SAs of an outbound policy.
     pub sets: Vec<Set>,
-    /// Which core gets a flow.
+    /// Distributions of flows to cores.
     pub spreads: Vec<Spreading>,
     /// Numbers of packets per batch.
     pub batch: Vec<u32>,

@@ -78,7 +78,7 @@ mod tests {
             (study.trials(), study.trials() as f64 * study.duration.as_secs_f64())
         };
         let (trials, seconds) = planned(Preset::Octeon);
-        // Six suites of ESP in five ways, EESP and PSP in two each, by sizes, flows and cores.
+        // Six suites of ESP in five variants, EESP and PSP in two each, by sizes, flows and cores.
         assert_eq!(trials, (6 * 5 + 2 + 2) * 6 * 4 * 2 * 9);
         assert!(seconds < 1800.0, "{seconds} s");
         let (_, seconds) = planned(Preset::OcteonQuick);

@@ -17,7 +17,7 @@ pub(super) struct Progress {
     total: u64,
 }
 
-/// How often a line is written where there is no terminal.
+/// Interval of progress lines without a terminal.
 const EVERY: Duration = Duration::from_secs(10);
 
 impl Progress {

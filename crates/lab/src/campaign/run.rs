@@ -24,16 +24,16 @@ pub const INTERRUPTED: u8 = 130;
 /// Exit status of a session that found the disk full.
 const FULL: u8 = 28;
 
-/// How a run ended.
+/// Outcome of a run.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Finish {
     /// Everything that can be measured here was.
     Complete,
-    /// Something went wrong while it was measured; the report says what.
+    /// Some measurements failed; the report lists them.
     Failures,
 }
 
-/// Why a run has no end.
+/// Reason why a run did not complete.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The campaign is wrong.
@@ -44,7 +44,7 @@ pub enum RunError {
     Store(#[from] StoreError),
     /// The folder holds another campaign.
     #[error(
-        "{dir}: holds the campaign '{there}', which differs from this one; name another folder with --out, or leave the campaign out to go on with that one"
+        "{dir}: holds the campaign '{there}', which differs from this one; use another directory with --out, or omit the campaign to resume that one"
     )]
     Other {
         /// Folder.
@@ -60,8 +60,8 @@ pub enum RunError {
         /// Each subject and what it lacks.
         why: String,
     },
-    /// Somebody wants us to stop.
-    #[error("interrupted; {kept} trials are in {dir}, the same command goes on from there")]
+    /// A stop was requested.
+    #[error("interrupted; {kept} trials are in {dir}; the same command resumes")]
     Interrupted {
         /// Trials in the folder.
         kept: u64,
@@ -69,7 +69,7 @@ pub enum RunError {
         dir: String,
     },
     /// A session's process ended without saying why.
-    #[error("session {session} ended with {status}; {kept} trials are in {dir}, the same command goes on from there")]
+    #[error("session {session} ended with {status}; {kept} trials are in {dir}; the same command resumes")]
     Session {
         /// Number.
         session: u32,
@@ -81,12 +81,12 @@ pub enum RunError {
         dir: String,
     },
     /// Sessions with hosts do not see the folder.
-    #[error("{0}: /run is private to sessions with hosts; name another folder with --out")]
+    #[error("{0}: /run is private to sessions with hosts; use another directory with --out")]
     Private(String),
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was done.
+        /// Operation.
         what: String,
         /// Its answer.
         source: std::io::Error,
@@ -265,8 +265,8 @@ fn watch(
     Ok(Ended { status, trials, skipped })
 }
 
-/// Whoever signals only this process means the session, too. It is told again and again: one that is just entering its private
-/// corner does not hear the first time.
+/// A signal to this process is meant for the session too. It is forwarded repeatedly, because a
+/// session that is entering its sandbox may miss the first one.
 fn pass_on(flag: &AtomicBool, over: &AtomicBool, session: rustix::process::Pid) {
     while !over.load(Ordering::Relaxed) {
         if flag.load(Ordering::Relaxed) {
@@ -286,13 +286,13 @@ impl Drop for Guard {
     }
 }
 
-/// One session, in a process of its own: measures what is not among the trials yet. Returns the exit status.
-/// With hosts it starts itself again in a private corner of the machine, where it is `inside`.
+/// One session, in a separate process: measures the missing trials. Returns the exit status. With
+/// hosts it starts itself again in a sandbox, with `inside` set.
 pub fn session(dir: &Path, number: u32, env: &str, inside: bool) -> u8 {
     match measure(dir, number, env, inside) {
         Ok(()) => 0,
         Err(RunError::Interrupted { .. }) => INTERRUPTED,
-        // The parent says it once.
+        // Reported once by the parent.
         Err(RunError::Store(StoreError::Full { .. })) => FULL,
         Err(error) => {
             eprintln!("weir: lab: {error}");
@@ -343,7 +343,7 @@ fn measure(dir: &Path, number: u32, env: &str, inside: bool) -> Result<(), RunEr
         if let Some(error) = full {
             return Err(error.into());
         }
-        // Without a parent there is nobody to measure for.
+        // Without a parent there is no reader of the results.
         let said = if made? { "trial" } else { "skipped" };
         if writeln!(output, "{said}").and_then(|()| output.flush()).is_err() {
             return Err(interrupted());
@@ -356,7 +356,7 @@ fn interrupted() -> RunError {
     RunError::Interrupted { kept: 0, dir: String::new() }
 }
 
-/// Says of all subjects of a study why this machine cannot have its hosts.
+/// Records for all subjects of a study why this machine cannot run its hosts.
 fn skip(dir: &Path, study: &Study, why: &str) -> Result<(), RunError> {
     for subject in &study.subjects {
         let (study, subject, why) = (study.name.clone(), subject.clone(), format!("skipped: {why}"));
@@ -375,7 +375,7 @@ struct Subjects<'a> {
     study: &'a Study,
 }
 
-/// What a subject is opened for.
+/// Parameters of an opened subject.
 type Key = (String, [u32; 5], Option<u8>);
 
 impl<'a> Subjects<'a> {
@@ -384,7 +384,7 @@ impl<'a> Subjects<'a> {
     }
 
     fn key(&self, cell: &Cell) -> Key {
-        // Between hosts equals are compared on hosts of their own.
+        // Between hosts, identical subjects are compared on separate hosts.
         let arm = cell.arm.filter(|_| self.study.place == Place::Namespaces);
         (cell.subject.clone(), [cell.replay, cell.sas, cell.cores, cell.batch, cell.memory_mib], arm)
     }
@@ -437,7 +437,7 @@ impl<'a> Subjects<'a> {
     fn failed(&self, plan: &[Planned], why: &str) -> Result<(), RunError> {
         let cell = &plan[0].cell;
         let lost = plan.iter().filter(|planned| self.key(&planned.cell) == self.key(cell)).count();
-        self.note(cell, format!("{why}; {lost} trials of the session were not made"), true)
+        self.note(cell, format!("{why}; {lost} trials of the session were not run"), true)
     }
 
     fn note(&self, cell: &Cell, why: String, failed: bool) -> Result<(), RunError> {
@@ -561,7 +561,7 @@ mod tests {
         assert_eq!((plan.len(), count), (10, 7));
         let problems = store::read_problems(dir.path()).unwrap();
         assert_eq!(problems.len(), 1);
-        assert_eq!(problems[0].why, "it: it ended with signal 9; 3 trials of the session were not made");
+        assert_eq!(problems[0].why, "it: it ended with signal 9; 3 trials of the session were not run");
         assert!(problems[0].failed && problems[0].subject == "plain");
     }
 

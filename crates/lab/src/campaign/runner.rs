@@ -1,5 +1,5 @@
-//! From the name of a subject to something that can be measured. Whoever brings a new kind of study or a new rival adds
-//! a line to [`open`].
+//! Opens a subject by name for measurement. A new kind of study or a new rival needs a line in
+//! [`open`].
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::meter::MeterError;
 use crate::traffic::{Rate, Sizes, Traffic};
 use crate::trial::Measurement;
 
-/// Takes a trial as soon as it is there, with the goal of the search that asked for it; false when no more shall come.
+/// Receives each completed trial, with the goal of the search that requested it; returns false to
+/// stop.
 pub type Keep<'a> = &'a mut dyn FnMut(Measurement, Option<String>) -> bool;
 
 /// A subject that is set up, and is offered one trial after the other.
@@ -28,19 +29,19 @@ pub trait Runner {
     /// All that a planned trial consists of: usually one, of a search many. Each is kept before the next one starts.
     ///
     /// # Errors
-    /// As [`Runner::trial`]; [`MeterError::Interrupted`] when `keep` wants no more.
+    /// As [`Runner::trial`]; [`MeterError::Interrupted`] when `keep` returns false.
     fn trials(&mut self, cell: &Cell, duration: Duration, seed: u64, keep: Keep<'_>) -> Result<(), MeterError> {
         let measured = self.trial(cell, duration, seed)?;
         if keep(measured, None) { Ok(()) } else { Err(MeterError::Interrupted) }
     }
 }
 
-/// What subjects of a session have in common.
+/// State shared by the subjects of a session.
 #[derive(Default)]
 pub(crate) struct Setting {
     /// A folder in the private corner of a session with hosts.
     pub(crate) private: Option<PathBuf>,
-    /// Whether somebody wants the session to stop.
+    /// True if a stop of the session was requested.
     pub(crate) interrupt: Interrupt,
     pairs: AtomicU32,
 }
@@ -73,18 +74,18 @@ pub fn one_size(text: &str) -> Option<u32> {
     Traffic { sizes: sizes(text).ok()?, flows: 1, rate: Rate::Saturate }.size()
 }
 
-/// What a subject lacks here.
+/// Missing requirement of a subject.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Missing(pub String);
 
-/// Why a subject was not set up.
+/// Reason why a subject was not set up.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum NotOpen {
     /// This machine lacks something.
     Missing(String),
     /// It is there and did not come up.
     Failed(String),
-    /// Somebody wants us to stop.
+    /// A stop was requested.
     Interrupted,
 }
 
@@ -117,7 +118,7 @@ fn subject(cell: &Cell) -> Result<Subject, NotOpen> {
     Subject::parse(&cell.subject).map_err(|error| NotOpen::Missing(error.to_string()))
 }
 
-/// The generator, with whatever stands in a place behind it.
+/// The generator, connected to the subject of a place.
 fn load(place: Place, study: &Study, cell: &Cell, setting: &Setting) -> Result<memory::Loaded, NotOpen> {
     match place {
         Place::Memory => Ok(memory::path(study, &subject(cell)?, cell, &setting.interrupt)?),

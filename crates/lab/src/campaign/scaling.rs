@@ -19,8 +19,8 @@ use crate::trial::{Lost, Measurement, Way};
 /// Largest packet in bytes.
 const LARGEST: u32 = 1900;
 
-/// Whether a subject can be a set, run by a scheduler: ESP is one SA, one per CPU or gateways apart, EESP a Sub SA per CPU, PSP a
-/// counter prefix per CPU.
+/// Returns whether a subject can be a set, run by a scheduler: ESP is one SA, one per CPU or
+/// gateways apart, EESP a Sub SA per CPU, PSP a counter prefix per CPU.
 pub(super) fn fits(subject: &str, set: Set, scheduler: Scheduler) -> bool {
     let Some(pair) = tunnel(subject) else { return false };
     let of_protocol = match pair.protocol {
@@ -50,10 +50,11 @@ pub(super) struct Scaling {
 impl Scaling {
     pub(super) fn open(subject: &Subject, cell: &Cell) -> Result<Box<dyn Runner>, Missing> {
         own(subject)?;
-        let pair = tunnel(&cell.subject).ok_or_else(|| Missing("is no tunnel of ESP, EESP or PSP over IPv4".into()))?;
+        let pair =
+            tunnel(&cell.subject).ok_or_else(|| Missing("is not a tunnel of ESP, EESP or PSP over IPv4".into()))?;
         let here = ports::cpus::allowed().len().min(dataplane::MAX_PLACES);
         if cell.cores as usize > here {
-            return Err(Missing(format!("{} cores: {here} may be used here", cell.cores)));
+            return Err(Missing(format!("{} cores: only {here} are available", cell.cores)));
         }
         Ok(Box::new(Self { suite: pair.suite, engine: pair.engine, worlds: BTreeMap::new() }))
     }

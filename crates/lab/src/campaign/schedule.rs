@@ -1,7 +1,8 @@
 //! Which trials a study consists of, and in which order they run.
 //!
-//! Everything that is compared is in one round. Rounds come in pairs: the second is the first one backwards, so that a drift of
-//! the machine meets both halves of every comparison alike (A B C C B A); each pair has a random order of its own.
+//! All compared subjects are in one round. Rounds form pairs: the second is the reverse of the
+//! first, so that drift of the machine affects both halves of every comparison equally (A B C C B
+//! A); each pair has a new random order.
 
 use super::{Kind, Place, Study, scaling};
 use crate::bench::Spreading;
@@ -15,7 +16,7 @@ pub struct Cell {
     pub subject: String,
     /// Traffic as it is written.
     pub traffic: String,
-    /// Way.
+    /// Direction.
     pub direction: Direction,
     /// Share of the capacity that is offered; `None`: as much as goes.
     pub load: Option<f64>,
@@ -29,9 +30,9 @@ pub struct Cell {
     pub batch: u32,
     /// Memory that packets go through in MiB, 0 for one batch.
     pub memory_mib: u32,
-    /// How work is divided among cores, in a study of them.
+    /// Scheduling variant, in a study of cores.
     pub way: Option<Way>,
-    /// Which of two identical halves, in a study of noise.
+    /// Index of the two identical halves, in a study of noise.
     pub arm: Option<u8>,
 }
 
@@ -44,7 +45,7 @@ pub struct Planned {
     pub order: u32,
     /// Seed of its traffic.
     pub seed: u64,
-    /// What.
+    /// Cell.
     pub cell: Cell,
 }
 
@@ -82,7 +83,7 @@ pub fn cells(study: &Study) -> Vec<Cell> {
     cells
 }
 
-/// SAs, cores, packets per batch, memory and ways: what else a study varies.
+/// Other parameters of a study: SAs, cores, packets per batch, memory and variants.
 fn sizes_of(study: &Study, subject: &str) -> Vec<(u32, u32, u32, u32, Option<Way>)> {
     let mut all = Vec::new();
     for &sas in &study.sas {
@@ -102,7 +103,7 @@ fn sizes_of(study: &Study, subject: &str) -> Vec<(u32, u32, u32, u32, Option<Way
     all
 }
 
-/// The ways in which `subject` can use so many cores, as far as they differ.
+/// The distinct scheduling variants in which `subject` can use `cores`.
 fn ways(study: &Study, subject: &str, cores: u32) -> Vec<Way> {
     let mut all = Vec::new();
     for &scheduler in &study.schedulers {
@@ -154,7 +155,7 @@ fn shuffle(order: &mut [usize], rng: &mut Rng) {
     }
 }
 
-/// A number for a name (FNV-1a), so that studies of one campaign have orders of their own.
+/// A number for a name (FNV-1a), so that studies of one campaign have different orders.
 fn fingerprint(name: &str) -> u64 {
     name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }

@@ -1,8 +1,9 @@
 //! A search for throughput (RFC 9971) as trials of a campaign.
 //!
-//! One planned trial is a whole search: each of its trials is a row as soon as it was measured, and then come the load curve, the
-//! latency below throughput, and one row for each goal with what was found. A search that was interrupted has no such rows;
-//! it is made again. [`recompute`] finds the bounds from the rows of the trials, so that nobody has to believe the last ones.
+//! One planned trial is a whole search: each of its trials is a row as soon as it was measured,
+//! followed by the load curve, the latency below throughput, and one row with the result for each
+//! goal. An interrupted search has no such rows; it is repeated. [`recompute`] derives the bounds
+//! from the rows of the trials, so that the result rows can be verified.
 
 use std::cell::Cell as Shared;
 use std::collections::BTreeMap;
@@ -17,28 +18,29 @@ use crate::search::{self, Controller, Found, Goal, Options, Point, Step};
 use crate::traffic::Rate;
 use crate::trial::{Measurement, Trial};
 
-/// What a row of a search is, in [`Measurement::values`].
+/// Kind of a row of a search, in [`Measurement::values`].
 pub const PART: &str = "search_part";
 
 /// Rows of a search.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Part {
-    /// As many packets as go: tells where to begin.
+    /// Maximum rate: the starting point.
     Saturated,
-    /// A trial that the search asked for.
+    /// A trial requested by the search.
     Trial,
     /// A point of the curve of loss against load.
     Curve,
-    /// Latency at a share of the throughput, which stands in `load`.
+    /// Latency at a share of the throughput, which is in `load`.
     Latency,
-    /// What was found for a goal: `lower_pps`, `upper_pps`, `conditional_pps`; one that was not found is not there.
+    /// Result for a goal: `lower_pps`, `upper_pps`, `conditional_pps`; bounds that were not found
+    /// are absent.
     Result,
 }
 
 impl Part {
     const ALL: [Self; 5] = [Self::Saturated, Self::Trial, Self::Curve, Self::Latency, Self::Result];
 
-    /// What a row is; `None` for one that is not of a search.
+    /// Kind of a row; `None` if it does not belong to a search.
     pub fn of(trial: &Trial) -> Option<Self> {
         let code = *trial.measured.values.get(PART)?;
         Self::ALL.into_iter().find(|part| part.code() == code)
@@ -61,7 +63,7 @@ impl Search {
     }
 }
 
-/// A meter that stops when nobody wants its trials any more.
+/// A meter that stops when the receiver requests it.
 struct Stopping<'a> {
     meter: &'a mut dyn Meter,
     going: &'a Shared<bool>,
@@ -112,7 +114,8 @@ impl Runner for Search {
     }
 }
 
-/// The goal under whose throughput latency is measured: the one that allows most loss (PDR, where NDR is the other).
+/// The goal for the latency measurement below its throughput: the one that allows most loss (PDR if
+/// the other is NDR).
 fn most_forgiving(found: &[Found]) -> Option<&Found> {
     found.iter().max_by(|a, b| a.goal.loss.total_cmp(&b.goal.loss))
 }

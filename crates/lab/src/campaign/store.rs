@@ -1,7 +1,8 @@
 //! The folder of a run. `trials.jsonl` only ever grows, one whole line at a time.
 //!
-//! Every trial is on disk before the next one starts. A line that a crash cut short is found on the next start, named and
-//! removed. A reserve of free space lies beside the trials, so that a full disk stops the run after the trial that filled it and not before.
+//! Every trial is on disk before the next one starts. A line truncated by a crash is detected on
+//! the next start, reported and removed. A file next to the trials reserves free space, so that a
+//! full disk stops the run only after the trial that filled it is stored.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -16,7 +17,7 @@ const RESERVE_BYTES: usize = 256 * 1024;
 
 /// Names of the files of a run.
 pub const TRIALS: &str = "trials.jsonl";
-/// What could not be measured, and why.
+/// Measurements that failed, with the reason.
 pub const PROBLEMS: &str = "problems.jsonl";
 /// Environments.
 pub const ENV: &str = "env.json";
@@ -25,23 +26,23 @@ pub const CAMPAIGN: &str = "campaign.toml";
 const RESERVE: &str = ".reserve";
 const LOCK: &str = ".lock";
 
-/// Something that was asked for and is not among the trials.
+/// A requested measurement without trials.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 pub struct Problem {
     /// Study.
     pub study: String,
     /// Subject.
     pub subject: String,
-    /// What is missing, or what went wrong.
+    /// Reason.
     pub why: String,
     /// It went wrong while being measured, rather than not being there.
     pub failed: bool,
 }
 
-/// Why a folder cannot be read or written.
+/// Error while reading or writing a results directory.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The operating system said no.
+    /// Error of the operating system.
     #[error("{path}: {source}")]
     Io {
         /// File.
@@ -66,11 +67,11 @@ pub enum StoreError {
         path: String,
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Description.
         why: String,
     },
     /// Another run is writing there.
-    #[error("{0}: another 'weir lab run' writes there; wait for it, or name another folder with --out")]
+    #[error("{0}: in use by another 'weir lab run'; wait for it, or use another directory with --out")]
     Busy(String),
 }
 
@@ -169,7 +170,7 @@ impl Drop for Trials {
     }
 }
 
-/// Removes a last line that was cut short, and says what was removed.
+/// Removes a truncated last line, and returns it.
 ///
 /// # Errors
 /// The file cannot be read or cut.
@@ -191,7 +192,7 @@ pub fn repair(dir: &Path) -> Result<Option<String>, StoreError> {
     let line = text[..start].iter().filter(|byte| **byte == b'\n').count() + 1;
     let shown = String::from_utf8_lossy(&text[start..]);
     let shown: String = shown.chars().take(40).collect();
-    Ok(Some(format!("{}:{line}: a half-written line was removed: {shown}…", path.display())))
+    Ok(Some(format!("{}:{line}: an incomplete line was removed: {shown}…", path.display())))
 }
 
 /// All trials of a folder, in the order in which they were measured.
@@ -201,7 +202,7 @@ pub fn repair(dir: &Path) -> Result<Option<String>, StoreError> {
 pub fn read_trials(dir: &Path) -> Result<Vec<Trial>, StoreError> {
     read_lines(&dir.join(TRIALS), |trial: &Trial| match trial.schema {
         schema if schema > SCHEMA => {
-            Err(format!("schema {schema} is newer than this Weir's {SCHEMA}: use a newer Weir"))
+            Err(format!("schema {schema} is newer than {SCHEMA} of this version: use a newer Weir"))
         }
         _ => Ok(()),
     })
@@ -285,7 +286,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         std::fs::write(&path, [&whole[..], br#"{"schema":1,"run":"#].concat()).unwrap();
         let said = repair(dir.path()).unwrap().unwrap();
-        assert!(said.contains("trials.jsonl:4: a half-written line was removed"), "{said}");
+        assert!(said.contains("trials.jsonl:4: an incomplete line was removed"), "{said}");
         assert_eq!(std::fs::read(&path).unwrap(), whole);
         assert_eq!(read_trials(dir.path()).unwrap(), all);
     }

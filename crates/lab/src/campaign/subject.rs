@@ -46,7 +46,7 @@ impl Subject {
     /// Takes a name apart.
     ///
     /// # Errors
-    /// The name is none; says which is nearest.
+    /// The name is unknown; the error has the nearest one.
     pub fn parse(name: &str) -> Result<Self, UnknownSubject> {
         if let Some(rival) = RIVALS.into_iter().find(|rival| *rival == name) {
             return Ok(Self::Rival(rival));
@@ -108,7 +108,8 @@ impl fmt::Display for UnknownSubject {
     }
 }
 
-/// The usual names; `,udp`, `,esn` and `,v6` may follow those in memory, and other suites may stand in them.
+/// The common names; `,udp`, `,esn` and `,v6` may follow those in memory, and other suites can be
+/// used.
 pub fn names() -> Vec<String> {
     let protocols: [(&str, &[&str]); 4] =
         [("esp", &ESP_SUITES), ("ah", &AH_SUITES), ("eesp", &EESP_SUITES), ("psp", &pair::PSP_SUITES)];

@@ -44,7 +44,7 @@ pub struct CompareArgs {
     /// Inner packet sizes in bytes, 28 to 2000
     #[arg(long, value_delimiter = ',', default_value = "64,1400", value_parser = clap::value_parser!(u16).range(28..=2000))]
     size: Vec<u16>,
-    /// Sessions: how often the processes are started anew
+    /// Sessions: number of restarts of the processes
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u16).range(2..=1000))]
     sessions: u16,
     /// ABBA rounds per case and session
@@ -88,7 +88,7 @@ fn block(text: &str) -> Result<f64, String> {
 }
 
 impl CompareArgs {
-    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    /// Runs the command, prints errors, and returns the exit status.
     pub(super) fn run(self) -> ExitCode {
         match self.work() {
             Ok(true) => ExitCode::SUCCESS,
@@ -100,10 +100,10 @@ impl CompareArgs {
         }
     }
 
-    /// Whether the gate stays open, or the self-check passed.
+    /// Returns whether the gate stays open, or the self-check passed.
     fn work(&self) -> anyhow::Result<bool> {
         if let Some(runs) = self.self_check {
-            let this = std::env::current_exe().context("where this build lies")?;
+            let this = std::env::current_exe().context("path of this build")?;
             return self.check(usize::from(runs), [this.clone(), this]);
         }
         let mut rows = Vec::new();
@@ -142,12 +142,12 @@ impl CompareArgs {
             bar.finish_and_clear();
             return comparison;
         }
-        ensure!(self.plant.is_none(), "--plant slows a build down: it needs --binaries or --self-check");
+        ensure!(self.plant.is_none(), "--plant slows one build down: it requires --binaries or --self-check");
         match (self.runs.as_slice(), &self.subjects) {
             ([a, b], None) => Ok(runs([a, b], self.criteria())?),
             ([run], Some([a, b])) => Ok(subjects(&read_run(run)?, [a, b], self.criteria())?),
-            ([_], _) => anyhow::bail!("one run alone needs --subjects A,B; otherwise name two runs"),
-            _ => anyhow::bail!("--subjects compares within one run: name one"),
+            ([_], _) => anyhow::bail!("a single run requires --subjects A,B; otherwise give two runs"),
+            _ => anyhow::bail!("--subjects compares within one run: give one run"),
         }
     }
 

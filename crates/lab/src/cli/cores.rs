@@ -31,7 +31,7 @@ pub struct CoresArgs {
     /// Sets of SAs (default: all)
     #[arg(long, value_delimiter = ',', value_enum)]
     set: Vec<Set>,
-    /// Which core gets a flow
+    /// Distribution of flows to cores
     #[arg(long, value_enum, default_value_t = Spreading::Ideal)]
     spread: Spreading,
     /// Pipeline: one packet of an SA at a time is encrypted, as the tags of the OCTEON scheduler have it
@@ -46,7 +46,7 @@ pub struct CoresArgs {
     /// Milliseconds of a trial
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u16).range(5..=10_000))]
     ms: u16,
-    /// Longest time for each case, in milliseconds, that trials are repeated during which a neighbour shared a core
+    /// Time limit per case, in milliseconds, for repeating trials with a busy SMT sibling
     #[arg(long, default_value_t = 1000)]
     patience_ms: u32,
     /// Engine: auto (the fastest here), or one by name; null is everything but the arithmetic
@@ -97,7 +97,7 @@ impl CoresArgs {
         let most = options.cores.iter().copied().max().unwrap_or(1);
         anyhow::ensure!(
             most <= here,
-            "{most} cores are asked for and {here} may be used; give fewer with --cores, or a wider mask (taskset)"
+            "{most} cores requested, {here} available; reduce --cores, or widen the CPU mask (taskset)"
         );
         let bar = super::progress_bar();
         let report = bench::run_cores(&options, &mut |done, total| {
@@ -106,15 +106,12 @@ impl CoresArgs {
         })
         .context("cannot set up the benchmark")?;
         bar.finish_and_clear();
-        anyhow::ensure!(
-            !report.outcomes.is_empty(),
-            "no case matches: EESP takes suites with an ICV of their own, PSP AES-GCM"
-        );
+        anyhow::ensure!(!report.outcomes.is_empty(), "no case matches: EESP requires AEAD suites, PSP AES-GCM");
         if self.json {
             println!("{}", serde_json::to_string_pretty(&bench::cores_json(&options, &report))?);
         } else {
             println!(
-                "Packets that were protected and opened in memory, {}, {} packets a batch, medians of {} rounds of {} ms",
+                "Packets sealed and opened in memory, {}, {} packets per batch, medians of {} rounds of {} ms",
                 crate::host::cpu_model(),
                 bench::CORES_BATCH,
                 options.rounds,
@@ -123,12 +120,12 @@ impl CoresArgs {
             println!("{}", bench::cores_table(&report));
         }
         let wrong = report.outcomes.iter().filter(|o| o.disordered + o.lost > 0).count();
-        anyhow::ensure!(wrong == 0, "{wrong} cases lost packets or put them out of order");
+        anyhow::ensure!(wrong == 0, "{wrong} cases lost or reordered packets");
         Ok(())
     }
 }
 
-/// What was given, otherwise what was there.
+/// The given values, otherwise the defaults.
 fn choose<T>(there: &mut Vec<T>, given: Vec<T>) {
     if !given.is_empty() {
         *there = given;

@@ -49,7 +49,7 @@ impl ExplainArgs {
         let link = self.link.as_deref().map(Rate::mbps).transpose()?;
         let explanations = explain(&trials, &profiles, link);
         if explanations.is_empty() {
-            return Err(format!("{}: no trial in which a packet came through", path.display()));
+            return Err(format!("{}: no trial in which a packet arrived", path.display()));
         }
         if self.json {
             println!("{}", serde_json::to_string_pretty(&explanations).map_err(|e| e.to_string())?);

@@ -28,7 +28,7 @@ pub struct ImportArgs {
 }
 
 impl ImportArgs {
-    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    /// Runs the command, prints errors, and returns the exit status.
     pub(super) fn run(self) -> ExitCode {
         match self.work() {
             Ok(()) => ExitCode::SUCCESS,

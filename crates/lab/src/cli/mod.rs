@@ -53,8 +53,9 @@ pub enum Bench {
     Engines(EnginesArgs),
     /// IKE SAs per second and per megabyte, rekeyings, and a flood of spoofed requests
     ///
-    /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519, AES-128-GCM. With --daemon
-    /// a whole `weir up` and its peers, on a core each, in a network of their own.
+    /// Two endpoints in memory on one thread, with real cryptography: ECDSA P-256, X25519,
+    /// AES-128-GCM. With --daemon a complete `weir up` and its peers, on one core each, in a
+    /// separate network namespace.
     #[command(
         after_help = "Examples:\n  weir bench ike\n  weir bench ike --rounds 21 --sas 50000 --json\n  weir bench ike --daemon --sas 2000"
     )]
@@ -65,22 +66,22 @@ pub enum Bench {
     /// is Debian's; what is missing is named. Method: docs/lab-rivals.md.
     #[command(after_help = "Examples:\n  weir bench rivals\n  \
         weir bench rivals --own weir-esp-tunnel-chacha20poly1305,udp --rivals wireguard-go --flows 1 --sessions 9\n\n\
-        Exit status: 0 all were measured, 1 one is missing or failed, 2 it cannot run here, 130 after a signal.")]
+        Exit status: 0 all measured, 1 one is missing or failed, 2 cannot run on this host, 130 after a signal.")]
     Rivals(rivals::RivalsArgs),
-    /// What more cores bring: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
+    /// Multi-core scaling: one SA, one per CPU, Sub SAs, PSP; run to completion and pipeline
     ///
     /// Packets go round in memory on the cores under test and nothing else. Order within every flow is checked. Speed-up
     /// is against one core that runs to completion; the column after it is what the spread of the flows allows.
     #[command(
         after_help = "Examples:\n  weir bench cores --suite aes128gcm16 --size 64,512\n  weir bench cores --octeon --rounds 5 --json\n  \
         weir bench cores --set one --flows 1 --scheduler pipeline --atomic-cipher\n\n\
-        Exit status: 0 measured, 1 it cannot run, or packets were lost or out of order."
+        Exit status: 0 measured, 1 cannot run, or packets were lost or reordered."
     )]
     Cores(Box<cores::CoresArgs>),
     /// Many SAs: ticks per packet and memory by their number, keys stored (ESP, AH, EESP) or derived (PSP)
     ///
-    /// Packets go over all SAs in turn, so that each finds its SA as cold as it can be. Memory is resident memory, told from 10,000
-    /// SAs on.
+    /// Packets use all SAs in turn, so that their SA is cold in the caches. Memory is RSS, reported
+    /// from 10,000 SAs.
     #[command(
         after_help = "Examples:\n  weir bench sas\n  weir bench sas --protocol esp,psp --sas 1,1000,1000000 --json"
     )]
@@ -119,12 +120,13 @@ pub struct IkeArgs {
 /// `weir lab`.
 #[derive(Debug, Subcommand)]
 pub enum Lab {
-    /// Two hosts on this machine, real ping and iperf, eight ways: a table and a page with plots
+    /// Demo: two hosts on this machine, real ping and iperf, eight configurations; a table and a
+    /// page with plots
     ///
     /// Runs as root, or without root where the kernel allows user namespaces. Nothing on this host changes: both hosts
     /// are network namespaces that end with the demonstration.
     #[command(after_help = "Examples:\n  weir lab demo\n  weir lab demo --rows plain,esp-gcm,psp --seconds 20\n\n\
-        Exit status: 0 all rows are good, 1 a row failed, 2 it cannot run here, 130 after a signal.")]
+        Exit status: 0 all rows passed, 1 a row failed, 2 cannot run on this host, 130 after a signal.")]
     Demo(DemoArgs),
     /// Two builds, two runs or two subjects: ratios with intervals, against how much A differs from itself
     ///
@@ -134,7 +136,7 @@ pub enum Lab {
         weir lab compare before-dir after-dir --gate 2 --json\n  \
         weir lab compare run-dir --subjects weir-esp-tunnel-aes128gcm16,weir-psp-tunnel-aes128gcm16\n  \
         weir lab compare --self-check 20\n\n\
-        Exit status: 0 nothing is slower for certain, 1 something is (or the self-check failed), 2 no comparison.")]
+        Exit status: 0 no significant slow-down, 1 significant slow-down (or the self-check failed), 2 no comparison.")]
     Compare(CompareArgs),
     /// Results of iperf2, iperf3, mpstat and CSIT: units checked, series analysed
     ///
@@ -142,34 +144,37 @@ pub enum Lab {
     /// for CPU samples of the same time, core-seconds per Gbit. Rates are in Gbit/s: 10⁹ bit/s.
     #[command(after_help = "Examples:\n  weir lab import iperf.csv sun_cpu.csv moon_cpu.csv\n  \
         weir lab import run.json --out imported --json\n\n\
-        Exit status: 0 good, 2 a file is broken or contradicts itself.")]
+        Exit status: 0 valid, 2 a file is malformed or inconsistent.")]
     Import(ImportArgs),
-    /// How much a subject can take: throughput by RFC 9971, loss against load, latency below throughput
+    /// Throughput of a subject by RFC 9971, loss against load, latency below throughput
     #[command(after_help = "Examples:\n  weir lab search weir-esp-tunnel-aes128gcm16 --goal short --latency\n  \
         weir lab search weir-psp-transport-aes128gcm16 --traffic imix:aaaaaaaddddg --goal ndr,pdr --curve\n  \
         weir lab search --from 10.1.0.1@left --to 10.2.0.1@right --traffic 1400,flows=8\n\n\
-        Exit status: 0 every goal has both bounds, 1 one has not, 2 it cannot be measured, 130 after a signal.")]
+        Exit status: 0 every goal has both bounds, 1 a bound is missing, 2 cannot be measured, 130 after a signal.")]
     Search(search::SearchArgs),
-    /// What protection costs besides the cipher, and where, by two methods; one ping through each suite
+    /// Cost of protection besides the cipher, by stage and by two methods; one ping through each
+    /// suite
     #[command(after_help = "Examples:\n  weir lab overheads\n  \
         weir lab overheads --subject weir-esp-tunnel-3des-md5 --size 64,736 --json\n  weir lab overheads --all --rounds 11")]
     Overheads(overheads::OverheadsArgs),
-    /// Weir's rivals and its own ways: which can be measured between two hosts here, and what the others lack
+    /// List rivals and configurations of Weir that can be measured between two hosts, and missing
+    /// requirements
     ///
     /// With --measure each is started on two hosts on this machine and carries traffic. Nothing on this host changes: both
     /// hosts are network namespaces that end with the measurement.
     #[command(after_help = "Examples:\n  weir lab subjects --json\n  \
         weir lab subjects --measure plain,weir-esp-tunnel-aes128gcm16,wireguard-go --traffic 1400,flows=8\n\n\
-        Exit status: 0 good, 1 a named subject is missing or failed, 2 it cannot run here, 130 after a signal.")]
+        Exit status: 0 available, 1 a named subject is missing or failed, 2 cannot run on this host, 130 after a signal.")]
     Subjects(subjects::SubjectsArgs),
     /// Tunnel against transport: round trips by size and direction, bytes on the wire, with and without UDP
     ///
-    /// A difference below --margin counts as none only when a test of equivalence says so (TOST), against how much the
-    /// tunnel differs from itself. Two hosts on this machine for each variant; nothing on this host changes.
+    /// A difference below --margin counts as equivalent only if a test of equivalence (TOST)
+    /// confirms it, relative to the noise of the tunnel against itself. Two hosts on this machine
+    /// for each variant; nothing on this host changes.
     #[command(
         after_help = "Examples:\n  weir lab modes\n  weir lab modes --suite aes128-sha256 --size 160 --sessions 5 --out modes-out\n  \
         weir lab modes --delay 10 --size 160 --sessions 3\n\n\
-        Exit status: 0 measured, 2 it cannot run here, 130 after a signal."
+        Exit status: 0 measured, 2 cannot run on this host, 130 after a signal."
     )]
     Modes(modes::ModesArgs),
     /// TCP through a subject over time: one sample a second, every core, analysed as imports are
@@ -177,9 +182,9 @@ pub enum Lab {
     /// Two hosts on this machine; nothing on this host changes. The defaults are the thesis' experiment.
     #[command(after_help = "Examples:\n  weir lab series --seconds 60\n  \
         weir lab series wireguard-go --seconds 60 --flows 8 --out wg-series --json\n\n\
-        Exit status: 0 measured, 2 it cannot run here, 130 after a signal.")]
+        Exit status: 0 measured, 2 cannot run on this host, 130 after a signal.")]
     Series(series::SeriesArgs),
-    /// What this machine can measure with
+    /// Check the measurement capabilities of this machine
     #[command(after_help = "Example:\n  weir lab doctor --json")]
     Doctor(doctor::DoctorArgs),
     /// The throughput model: fit it, judge it, recompute the paper it comes from
@@ -187,7 +192,8 @@ pub enum Lab {
     Model(model::Model),
     /// Size a gateway: cores, throughput, latency and what binds, for given traffic
     ///
-    /// Reads a profile of weir lab model fit, or two numbers of a data sheet. Without a rate it says what the cores can do.
+    /// Reads a profile of weir lab model fit, or two numbers of a data sheet. Without a rate it
+    /// prints the capacity of the cores.
     #[command(
         after_help = "Examples:\n  weir lab plan esp.toml --mix 64:28,570:16,1518:4 --rate 10Gbps --peak 1.5 --sas 64 --link 25Gbps\n  \
         weir lab plan esp.toml --mix 1400 --cores 4 --p99-us 50 --loss 1e-6\n  \
@@ -202,14 +208,14 @@ pub enum Lab {
     ///
     /// Every trial is on disk before the next one starts. A run that was interrupted goes on with the same command.
     #[command(
-        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # goes on with it\n  weir lab run --preset model --print > mine.toml\n\n\
+        after_help = "Examples:\n  weir lab run --preset quick\n  weir lab run mine.toml --out mine\n  weir lab run --out mine        # resumes it\n  weir lab run --preset model --print > mine.toml\n\n\
         Exit status: 0 everything that can be measured here was, 1 something failed while it was measured, 2 it cannot run, \
         130 after a signal."
     )]
     Run(run::RunArgs),
     /// Compute the report of a run again from its trials, and say what differs
     #[command(after_help = "Example:\n  weir lab verify lab-out\n\n\
-        Exit status: 0 everything is the same to the bit, 1 something differs, 2 the folder is no run's.")]
+        Exit status: 0 bit-identical, 1 a difference was found, 2 not a results directory.")]
     Verify(verify::VerifyArgs),
 }
 
@@ -231,7 +237,7 @@ pub struct DemoArgs {
     /// IPv6 inside and outside
     #[arg(long)]
     ipv6: bool,
-    /// Who gives both hosts their keys: IKEv2 with certificates, or their configuration
+    /// Source of the keys: IKEv2 with certificates, or manual keys
     #[arg(long, value_enum, default_value_t = Keys::Ike)]
     keys: Keys,
     /// Print JSON instead of the table
@@ -243,7 +249,7 @@ pub struct DemoArgs {
 }
 
 impl Lab {
-    /// Runs the command, tells its user what went wrong, and returns the exit status.
+    /// Runs the command, prints errors, and returns the exit status.
     pub fn run(self) -> ExitCode {
         match self {
             Self::Demo(args) => args.run(),
@@ -308,7 +314,7 @@ pub struct PathArgs {
     /// Inner flows, interleaved: each packet is of another flow than the one before
     #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=60_000))]
     flows: Vec<u32>,
-    /// SAs that packets go through in turn, each with a policy of its own (tunnel mode over IPv4 only)
+    /// SAs that packets use in turn, each with a separate policy (tunnel mode over IPv4 only)
     #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     sas: Vec<u32>,
     /// IPv6 inside and outside
@@ -317,7 +323,7 @@ pub struct PathArgs {
     /// Engine: auto (the fastest here), ipsec_mb, aws_lc, vaes (own AES-GCM), or null (everything but the arithmetic: what the path itself costs)
     #[arg(long, default_value = "auto", value_parser = engine)]
     engine: Engine,
-    /// Longest time that a case waits for a core that no neighbour shares, in milliseconds; 0 takes rounds as they come
+    /// Time limit per case for an idle SMT sibling, in milliseconds; 0 accepts every round
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
     patience_ms: u32,
     /// Seed of the order of measurements
@@ -326,7 +332,7 @@ pub struct PathArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
-    /// Measure block by block as told on standard input: what `weir lab compare` drives
+    /// Measure block by block as requested on standard input; used by `weir lab compare`
     #[arg(long, hide = true, conflicts_with = "json")]
     blocks: bool,
     /// Make every time longer by this share
@@ -352,16 +358,18 @@ pub struct EnginesArgs {
     /// Packets per call of an engine
     #[arg(long, value_delimiter = ',', default_value = "16,256", value_parser = clap::value_parser!(u16).range(1..=1024))]
     batch: Vec<u16>,
-    /// Measure each engine once more with so many threads of its own, to which groups of packets are handed (0: not)
+    /// Measure each engine also with this number of engine threads that process groups of packets
+    /// (0: off)
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(0..=64))]
     threads: u8,
-    /// Measure each engine once more with packets that lie elsewhere, as in a super-packet, and are copied as they are sealed
+    /// Measure each engine also with a copy from a contiguous buffer, as in a GSO packet, while
+    /// sealing
     #[arg(long)]
     copied: bool,
     /// Timed rounds per case
     #[arg(long, default_value_t = 41, value_parser = clap::value_parser!(u16).range(3..))]
     rounds: u16,
-    /// Longest time that a case waits for a core that no neighbour shares, in milliseconds; 0 takes rounds as they come
+    /// Time limit per case for an idle SMT sibling, in milliseconds; 0 accepts every round
     #[arg(long, default_value_t = 200, value_parser = clap::value_parser!(u32).range(0..=60_000))]
     patience_ms: u32,
     /// Seed of the order of measurements
@@ -408,7 +416,7 @@ fn engine(name: &str) -> Result<Engine, String> {
     }
     let names = Engine::usable().map(Engine::name).collect::<Vec<_>>().join(", ");
     let engine = Engine::by_name(name).ok_or_else(|| format!("expected auto or one of {names}"))?;
-    engine.unavailable().map_or(Ok(engine), |why| Err(format!("{why}; here there are {names}")))
+    engine.unavailable().map_or(Ok(engine), |why| Err(format!("{why}; available here: {names}")))
 }
 
 impl Bench {
@@ -441,7 +449,7 @@ fn run_ike_daemon(args: &IkeArgs) -> anyhow::Result<()> {
         println!("{}", serde_json::to_string_pretty(&bench::daemon_json(&outcome))?);
     } else {
         let (cpu, commit) = (crate::host::cpu_model(), crate::host::commit());
-        println!("weir up and its peers, a core each, on {cpu}, commit {commit}");
+        println!("weir up and its peers, one core each, on {cpu}, commit {commit}");
         println!("{}", bench::daemon_table(&outcome));
     }
     Ok(())
@@ -568,7 +576,7 @@ fn transfers_bar() -> ProgressBar {
     ProgressBar::new(0).with_style(style.expect("template is constant"))
 }
 
-/// One line that changes, for work whose end is not known beforehand.
+/// A spinner, for work of unknown duration.
 fn spinner() -> ProgressBar {
     if !std::io::stderr().is_terminal() {
         return ProgressBar::hidden();

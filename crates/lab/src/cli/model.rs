@@ -30,7 +30,7 @@ pub enum Model {
     ///
     /// Prints every printed number beside what follows from the paper's own inputs, the size function, and a verdict.
     #[command(after_help = "Example:\n  weir lab model verify-paper\n\n\
-        Exit status: 0 the audit stands, 1 this build does not reproduce it.")]
+        Exit status: 0 the audit is reproduced, 1 it is not.")]
     VerifyPaper(Json),
     /// List the size functions: how many bytes are worked on for a packet of L bytes
     #[command(after_help = "Example:\n  weir lab model sizes --protocol esp --suite aes128gcm16 --length 64,1400")]
@@ -40,25 +40,27 @@ pub enum Model {
     Cost(CostArgs),
     /// Fit a profile to measured sizes and times
     ///
-    /// In the folder of a run every way of its 'sizes' studies is fitted, with the run's own times of the cipher; sizes of 'validate'
-    /// studies are left for validate. Otherwise FILE is trials.jsonl, or CSV with the columns size (bytes of the inner packet)
-    /// and one of time_ns, time_us, time_ms, mbps, gbps, pps, mpps; optionally weight, session, round.
+    /// For a results directory every variant of its 'sizes' studies is fitted, with the run's
+    /// cipher times; sizes of 'validate' studies are held out. Otherwise FILE is trials.jsonl, or
+    /// CSV with the columns size (bytes of the inner packet) and one of time_ns, time_us, time_ms,
+    /// mbps, gbps, pps, mpps; optionally weight, session, round.
     #[command(
         after_help = "Examples:\n  weir lab run --preset model --out model-out && weir lab model fit model-out\n  \
         weir lab model fit model-out --subject weir-esp-tunnel-aes128gcm16 --direction out --out esp.toml\n  \
         weir lab model fit times.csv --sizes s2-esp16 --out old.toml\n  \
         weir lab model fit lab-out --cost-table aes128gcm16.csv --out esp.toml\n\n\
-        Exit status: 0 fitted, 1 fitted but no better than the two-point line, 2 nothing could be fitted."
+        Exit status: 0 fitted, 1 fitted but no better than the two-point line, 2 no fit possible."
     )]
     Fit(FitArgs),
     /// Judge profiles by measurements that they have not seen
     ///
-    /// For the folder of a run: its profiles by its own 'validate' studies, which run in sessions of their own, or by those of another
-    /// run, and beyond sizes by packets of 9000 bytes, mixes, cores and latency, where the run has them.
+    /// For a results directory: validates its profiles with its 'validate' studies, which run in
+    /// separate sessions, or with those of another run; also with packets of 9000 bytes, mixes,
+    /// cores and latency, if the run has them.
     #[command(after_help = "Examples:\n  weir lab model validate model-out\n  \
         weir lab model validate model-out other-day --subject weir-esp-tunnel-aes128gcm16 --strict\n  \
         weir lab model validate esp.toml other-day/trials.jsonl\n\n\
-        Exit status: 0 accepted, 1 not accepted, 2 nothing could be judged.")]
+        Exit status: 0 accepted, 1 not accepted, 2 no verdict possible.")]
     Validate(ValidateArgs),
     /// Fit Gunther's law to throughput at several core counts, and show what hashing wastes
     ///
@@ -115,7 +117,7 @@ pub struct Json {
     json: bool,
 }
 
-/// A way of protecting.
+/// A configuration of a protocol.
 #[derive(Debug, Args)]
 pub(super) struct Protection {
     /// Protocol: esp, ah, eesp or psp
@@ -149,12 +151,12 @@ impl ModeName {
 }
 
 impl Protection {
-    /// Whether nobody named one.
+    /// Returns whether no option is set.
     fn is_none(&self) -> bool {
         self.protocol.is_none() && self.suite.is_none()
     }
 
-    /// What it puts on the wire; `None` when neither protocol nor suite is given.
+    /// Layout on the wire; `None` if neither protocol nor suite is given.
     pub(super) fn layout(&self) -> Result<Option<Layout>, String> {
         let (protocol, suite) = match (self.protocol, &self.suite) {
             (None, None) => return Ok(None),
@@ -167,7 +169,7 @@ impl Protection {
 
 fn layout(protocol: Protocol, shape: Shape, suite: &str) -> Result<Layout, String> {
     Layout::of(&Subject::new(protocol, shape, suite, Engine::best()))
-        .ok_or_else(|| format!("{} does not take the suite '{suite}'", protocol.name()))
+        .ok_or_else(|| format!("{} does not support the suite '{suite}'", protocol.name()))
 }
 
 /// Options of `weir lab model sizes`.
@@ -298,7 +300,7 @@ fn direction(name: &str) -> Result<Direction, String> {
 pub(super) const REFUSED: u8 = 2;
 
 impl Model {
-    /// Runs the command, says what went wrong, and returns the exit status.
+    /// Runs the command, prints errors, and returns the exit status.
     pub fn run(self) -> ExitCode {
         let outcome = match self {
             Self::VerifyPaper(args) => verify(args.json),
@@ -440,7 +442,7 @@ fn verification_text(v: &Verification) -> String {
     text += &format!("Equations\n{rows}\n");
     let count = |verdict| v.checks.iter().filter(|c| c.verdict == verdict).count();
     text += &format!(
-        "{} printed numbers: {} reproduce, {} within the rounding of their inputs, {} do not follow.\n",
+        "{} printed numbers: {} reproduced, {} within the rounding of their inputs, {} do not follow.\n",
         v.checks.len(),
         count(Verdict::Reproduces),
         count(Verdict::WithinRounding),
@@ -476,7 +478,7 @@ fn sizes(args: &SizesArgs) -> Result<bool, String> {
     Ok(true)
 }
 
-/// How long a cipher waits in all for a core that is ours alone.
+/// Limit of the total time that a cipher waits for an uncontended core.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 fn cost(args: &CostArgs) -> Result<bool, String> {
@@ -522,7 +524,7 @@ fn fit(args: &FitArgs) -> Result<bool, String> {
         return model_run::fit(args, &run);
     }
     if args.subject.len() > 1 {
-        return Err("--subject may be given more than once for the folder of a run only".into());
+        return Err("--subject may be repeated only for a results directory".into());
     }
     let subject = args.subject.first().cloned();
     let studies = studies(&args.file, Kind::Sizes)?;
@@ -560,7 +562,7 @@ fn fit(args: &FitArgs) -> Result<bool, String> {
     }
     if !profile.beats_two_point() {
         eprintln!(
-            "weir: model: no better than the two-point line at sizes it has not seen; do not use it for more than that line"
+            "weir: model: no better than the two-point line at held-out sizes; do not use it for more than that line"
         );
     }
     Ok(profile.beats_two_point())
@@ -585,11 +587,11 @@ fn size_fn(name: Option<&str>, layout: Option<&Layout>) -> Result<SizeFn, String
             let found = works
                 .into_iter()
                 .find(|work| of(*work, layout).id().trim_end_matches("/1") == name.trim_end_matches("/1"));
-            found.map(|work| of(work, layout)).ok_or_else(|| format!("no size function is called '{name}'"))
+            found.map(|work| of(work, layout)).ok_or_else(|| format!("unknown size function '{name}'"))
         }
         (Some(name), _) => Rounding::by_name(name)
             .map(|r| SizeFn::Rounding(r.id()))
-            .ok_or_else(|| format!("no size function is called '{name}'; weir lab model sizes lists them")),
+            .ok_or_else(|| format!("unknown size function '{name}'; weir lab model sizes lists them")),
     }
 }
 
@@ -701,7 +703,7 @@ pub(super) fn calibration_text(c: &Calibration) -> String {
         text += &format!("  {what}: {} ns, {} Mbps\n", digits(*fixed), rate(*per_byte));
     }
     text += if c.parameters.is_empty() {
-        "  intervals are over measurements: there is one session, and what differs between sessions is not in them\n"
+        "  intervals are over measurements: with one session, differences between sessions are not included\n"
     } else {
         "  intervals are over sessions\n"
     };
@@ -724,7 +726,7 @@ fn judge(args: &ValidateArgs) -> Result<bool, String> {
     if args.profile.is_dir() {
         return model_run::validate(args);
     }
-    let trials = args.trials.as_ref().ok_or("a profile needs measurements to be judged by: name a run or a file")?;
+    let trials = args.trials.as_ref().ok_or("validation needs measurements: give a run or a file")?;
     let profile = Profile::load(&args.profile).map_err(|e| e.to_string())?;
     let subject = Some(profile.identity.subject.clone()).filter(|s| !s.is_empty());
     let direction = direction(&profile.identity.direction).ok();
@@ -797,7 +799,7 @@ fn scale(args: &ScaleArgs) -> Result<bool, String> {
     if fit.law.coherency > 0.0 && fit.law.contention < 1.0 {
         println!("no more throughput beyond {:.0} cores", fit.law.peak());
     }
-    println!("used, fullest, reach: {} SAs of equal rate hashed onto that many cores", args.sas);
+    println!("used, fullest, expected maximum: {} SAs of equal rate hashed onto that many cores", args.sas);
     Ok(true)
 }
 
@@ -808,7 +810,7 @@ fn engine(args: &EngineArgs) -> Result<bool, String> {
     let basis = Basis { size_fn: size_fn(args.sizes.as_deref(), layout.as_ref())?, cost: None };
     let samples: Vec<_> = measurements.rows.iter().map(|m| m.sample).collect();
     let fit = fit_asynchronous(&basis, &samples).ok_or(
-        "no breakpoint can be fitted: measure at least two sizes that take the same time and two larger ones that take longer",
+        "no breakpoint can be fitted: measure at least two sizes with equal times and two larger ones with longer times",
     )?;
     println!("time over {}", basis.size_fn.id());
     println!(
@@ -827,7 +829,7 @@ fn engine(args: &EngineArgs) -> Result<bool, String> {
         .collect();
     let with = |ring| pipeline(2, drawn.len(), ring, |stage, n| drawn[n][stage]);
     println!(
-        "at the breakpoint, if times vary exponentially, a ring of {} is {:.1} % slower than an endless one",
+        "at the breakpoint, if times vary exponentially, a ring of {} is {:.1} % slower than an unlimited one",
         args.ring,
         100.0 * (with(Some(args.ring as usize)) / with(None) - 1.0)
     );

@@ -1,4 +1,4 @@
-//! `weir lab model fit` and `validate` on the folder of a run: every way that it has, at once.
+//! `weir lab model fit` and `validate` on a results directory: all of its variants at once.
 
 use std::path::{Path, PathBuf};
 
@@ -35,14 +35,14 @@ impl Run {
     }
 }
 
-/// Where profiles of a run lie.
+/// Directory of the profiles of a run.
 const PROFILES: &str = "profiles";
 
 fn wanted(way: &Way, subjects: &[String], direction: Option<Direction>) -> bool {
     (subjects.is_empty() || subjects.contains(&way.subject)) && direction.is_none_or(|d| d == way.direction)
 }
 
-/// Fits every way of a run that is wanted; whether all beat the two-point line.
+/// Fits every selected variant of a run; returns whether all beat the two-point line.
 pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     let sorted = RunTrials::new(&run.campaign, &run.trials);
     let ways: Vec<Way> = sorted.ways().into_iter().filter(|w| wanted(w, &args.subject, args.direction)).collect();
@@ -50,7 +50,7 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
         let have: Vec<String> = sorted.ways().iter().map(name).collect();
         let have = if have.is_empty() { "none".to_owned() } else { have.join(", ") };
         return Err(format!(
-            "{}: nothing to fit: a way needs 4 sizes or more in a study of the kind 'sizes'; ways here: {have}",
+            "{}: nothing to fit: a variant needs 4 sizes or more in a study of the kind 'sizes'; variants here: {have}",
             run.dir.display()
         ));
     }
@@ -58,7 +58,7 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     let single = args.out.as_ref().filter(|out| out.extension().is_some_and(|e| e == "toml"));
     if single.is_some() && ways.len() > 1 {
         return Err(format!(
-            "--out names one file, and there are {} ways: name a folder, or one --subject and --direction",
+            "--out names one file, but there are {} variants: give a directory, or one --subject and --direction",
             ways.len()
         ));
     }
@@ -89,7 +89,7 @@ pub(super) fn fit(args: &FitArgs, run: &Run) -> Result<bool, String> {
     }
     eprintln!("weir: model: {} profiles in {}", ways.len(), single.unwrap_or(&folder).display());
     if !good {
-        eprintln!("weir: model: not every one is better than the two-point line at sizes it has not seen");
+        eprintln!("weir: model: not every profile is better than the two-point line at held-out sizes");
     }
     Ok(good)
 }
@@ -102,7 +102,7 @@ fn name(way: &Way) -> String {
     format!("{} {}", way.subject, way.direction_name())
 }
 
-/// A table of a run: wide because of the names of ways, so its columns stand closer.
+/// Table of a run with narrow column gaps, because the names of variants are long.
 fn close(rows: &mut Table) -> &Table {
     rows.set_width(WIDTH).set_content_arrangement(ContentArrangement::Dynamic);
     rows.column_iter_mut().for_each(|column| {
@@ -143,8 +143,9 @@ struct Judged {
 pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
     let dir = &args.profile;
     let trials = args.trials.as_ref().unwrap_or(dir);
-    let run = Run::read(trials)?
-        .ok_or_else(|| format!("{}: is no folder of a run; name one, or a profile and its trials", trials.display()))?;
+    let run = Run::read(trials)?.ok_or_else(|| {
+        format!("{}: not a results directory; give one, or a profile and its trials", trials.display())
+    })?;
     let inside = dir.join(PROFILES);
     let folder = if inside.is_dir() { &inside } else { dir };
     let sorted = RunTrials::new(&run.campaign, &run.trials);
@@ -158,13 +159,13 @@ pub(super) fn validate(args: &ValidateArgs) -> Result<bool, String> {
                 judged.push(Judged { way, profile, validation, beyond });
             }
             Err(ValidationError::NothingHeldOut(_)) => {
-                eprintln!("weir: model: note: {}: the run has no size that this profile has not seen", name(&way))
+                eprintln!("weir: model: note: {}: the run has no sizes held out from this profile", name(&way))
             }
         }
     }
     if judged.is_empty() {
         return Err(format!(
-            "{}: nothing to judge: it needs a profile of a way that {} has in a study of the kind 'validate'",
+            "{}: nothing to validate: it needs a profile of a variant that {} has in a study of the kind 'validate'",
             folder.display(),
             trials.display()
         ));
@@ -193,7 +194,7 @@ fn profiles(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut found: Vec<PathBuf> = entries.filter_map(|e| Some(e.ok()?.path())).filter(is_profile).collect();
     found.sort();
     if found.is_empty() {
-        return Err(format!("{}: holds no profile; weir lab model fit makes them", folder.display()));
+        return Err(format!("{}: contains no profile; create one with weir lab model fit", folder.display()));
     }
     Ok(found)
 }
@@ -226,7 +227,7 @@ fn text(judged: &[Judged]) -> String {
         ]);
     }
     text += &format!("{}\n", close(&mut rows));
-    text += "two-point, constant pps and bps: p95 % of what is simpler\n";
+    text += "two-point, constant pps and bps: p95 % of simpler models\n";
     text += &format!("{}\n", close(&mut others));
     for j in judged {
         for criterion in j.validation.criteria.iter().filter(|c| !c.holds) {
@@ -270,7 +271,7 @@ fn beyond_text(judged: &[Judged]) -> String {
         for (size, ratio) in &j.beyond.cold {
             let r = ratio.ratio;
             notes += &format!(
-                "{name}: {size} bytes that are in no cache take {:.3} times as long ({:.3} to {:.3})\n",
+                "{name}: {size} bytes with cold caches take {:.3} times as long ({:.3} to {:.3})\n",
                 r.value, r.low, r.high
             );
         }
@@ -287,7 +288,7 @@ fn beyond_text(judged: &[Judged]) -> String {
             );
         }
         if judged.len() == 1 {
-            j.beyond.missing.iter().for_each(|missing| notes += &format!("not judged: {missing}\n"));
+            j.beyond.missing.iter().for_each(|missing| notes += &format!("no verdict: {missing}\n"));
         }
     }
     if tables.is_empty() { notes } else { format!("\nbeyond sizes\n{tables}\n{notes}") }

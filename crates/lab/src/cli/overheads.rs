@@ -70,7 +70,7 @@ impl OverheadsArgs {
         }
         let named = self.subject.iter().map(|subject| match subject {
             MemorySubject::Path(subject) => Ok(subject.clone()),
-            other => anyhow::bail!("'{other}' has no path to take apart; use weir-PROTOCOL-MODE-SUITE"),
+            other => anyhow::bail!("'{other}' has no path to analyse; use weir-PROTOCOL-MODE-SUITE"),
         });
         let named: Vec<Subject> = named.collect::<Result<_, _>>()?;
         Ok((named.clone(), named))
@@ -118,21 +118,21 @@ impl OverheadsArgs {
 fn print_all(rows: &[Row], pings: &[Ping], fixed: &[FixedCost]) {
     let rate = TickRate::of_this_machine();
     println!(
-        "TSC ticks per packet at {:.3} GHz on {}; medians. A stamp costs {:.0} ticks, taken off.",
+        "TSC ticks per packet at {:.3} GHz on {}; medians. A time stamp costs {:.0} ticks, which are subtracted.",
         rate.hz / 1e9,
         crate::host::cpu_model(),
         rows.first().map_or(f64::NAN, |row| row.stamp),
     );
-    println!("\nBy leaving out: what each thing adds, and the whole path\n{}", ladder(rows));
-    println!("\nBy stamps: stages, and what stamping adds to all of them\n{}", stages(rows));
-    println!("\nBoth methods beside each other: left out / stamped\n{}", methods(rows));
+    println!("\nAblation: cost that each step adds, and the whole path\n{}", ladder(rows));
+    println!("\nTime stamps: stages, and the overhead of time stamps\n{}", stages(rows));
+    println!("\nBoth methods compared: ablation / time stamps\n{}", methods(rows));
     for row in rows {
         if let Some(words) = overhead::methods_explained(&row.both_methods()) {
             println!("{} {} {} B: {words}", row.subject, way(row.direction), row.size);
         }
     }
     if !fixed.is_empty() {
-        println!("\nFixed cost: line through sizes against skeleton\n{}", fixed_table(fixed));
+        println!("\nFixed cost: line through sizes compared with the no-op path\n{}", fixed_table(fixed));
         for cost in fixed {
             if let Some(words) = cost.explanation() {
                 println!("{} {}: {words}", cost.subject, way(cost.direction));

@@ -37,7 +37,7 @@ pub struct PlanArgs {
     /// SAs with traffic; each stays on one core [default: as many as make the spread even]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=100_000_000))]
     sas: Option<u32>,
-    /// How SAs come to cores
+    /// Distribution of SAs to cores
     #[arg(long, value_enum, default_value_t = SpreadName::Hashed)]
     spread: SpreadName,
     /// Link, on the wire, e.g. 10Gbps
@@ -106,7 +106,7 @@ impl Rate {
         let at = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
         let (number, unit) = text.split_at(at);
         let value = number.trim().parse::<f64>().ok().filter(|v| *v > 0.0 && v.is_finite());
-        let value = value.ok_or_else(|| format!("'{text}' is no rate; write e.g. 10Gbps or 1.5Mpps"))?;
+        let value = value.ok_or_else(|| format!("'{text}' is not a rate; write e.g. 10Gbps or 1.5Mpps"))?;
         let bits = |factor: f64| Ok(Self::Mbps(value * factor));
         match unit {
             "bps" | "bit/s" => bits(1e-6),
@@ -119,12 +119,12 @@ impl Rate {
             "Mpps" => Ok(Self::Pps(value * 1e6)),
             "" => Err(format!("'{text}' has no unit; write e.g. {text}Mbps or {text}pps")),
             "B/s" | "KB/s" | "kB/s" | "MB/s" | "GB/s" | "Bps" | "MBps" | "GBps" => Err(format!(
-                "'{text}' says bytes; rates are bits: write {}{} for that, or {number}{} if bits were meant",
+                "'{text}' is in bytes; rates are in bits: write {}{} for that, or {number}{} if bits were meant",
                 8.0 * value,
                 unit.replace("B/s", "bit/s").replace("Bps", "bps"),
                 unit.replace("B/s", "bit/s").replace("Bps", "bps")
             )),
-            _ => Err(format!("'{unit}' is no unit of a rate; bps, kbps, Mbps, Gbps, Tbps, pps, kpps, Mpps are")),
+            _ => Err(format!("'{unit}' is not a unit of a rate; use bps, kbps, Mbps, Gbps, Tbps, pps, kpps or Mpps")),
         }
     }
 
@@ -132,7 +132,7 @@ impl Rate {
     pub(super) fn mbps(text: &str) -> Result<f64, String> {
         match Self::parse(text)? {
             Self::Mbps(mbps) => Ok(mbps),
-            Self::Pps(_) => Err(format!("'{text}' counts packets; this rate is one of bits")),
+            Self::Pps(_) => Err(format!("'{text}' is in packets; this rate must be in bits")),
         }
     }
 }
@@ -163,11 +163,11 @@ impl PlanArgs {
 
     fn cost(&self) -> Result<Cost, String> {
         let Some(points) = &self.datasheet else {
-            let path = self.profile.as_ref().ok_or("name a profile, or two numbers with --datasheet")?;
+            let path = self.profile.as_ref().ok_or("give a profile, or two numbers with --datasheet")?;
             return Ok(Cost::Profile(Box::new(Profile::load(path).map_err(|e| e.to_string())?)));
         };
         let size_fn = Rounding::by_name(&self.sizes)
-            .ok_or_else(|| format!("no size function is called '{}'; weir lab model sizes lists them", self.sizes))?;
+            .ok_or_else(|| format!("unknown size function '{}'; weir lab model sizes lists them", self.sizes))?;
         let points: Vec<Printed> = points.split(',').map(printed).collect::<Result<_, _>>()?;
         let [a, b] = points[..] else { return Err("--datasheet takes two points: 64:1.2Gbps,1400:9.5Gbps".into()) };
         if a.size == b.size {
@@ -195,7 +195,7 @@ impl PlanArgs {
             ("--watts", self.watts),
         ] {
             if value.is_some_and(|v| !(v > 0.0 && v.is_finite())) {
-                return Err(format!("{name} is above zero"));
+                return Err(format!("{name} must be above zero"));
             }
         }
         let pps = match self.rate.as_deref().map(Rate::parse).transpose()? {
@@ -214,7 +214,7 @@ impl PlanArgs {
         }
         let setups = self.setups_per_s + self.rekey_s.map_or(0.0, |every| f64::from(sas) / every);
         if setups > 0.0 && self.setup_ms.is_none() {
-            return Err("set-ups and rekeyings need --setup-ms: what one costs (weir bench ike measures it)".into());
+            return Err("set-ups and rekeys need --setup-ms, the cost of one (weir bench ike measures it)".into());
         }
         Ok(Demand {
             pps,
@@ -239,7 +239,7 @@ impl PlanArgs {
 
 /// `SIZE:RATE` of a data sheet.
 fn printed(text: &str) -> Result<Printed, String> {
-    let refuse = || format!("'{text}' is no point of a data sheet; write SIZE:RATE, e.g. 1400:9.5Gbps");
+    let refuse = || format!("'{text}' is not a point of a data sheet; write SIZE:RATE, e.g. 1400:9.5Gbps");
     let (size, rate) = text.split_once(':').ok_or_else(refuse)?;
     let size = size.trim().parse::<f64>().ok().filter(|s| (20.0..=65535.0).contains(s)).ok_or_else(refuse)?;
     let at = rate.find(|c: char| c.is_ascii_alphabetic()).ok_or_else(refuse)?;
@@ -272,7 +272,7 @@ fn capacity_cells(capacity: &Capacity) -> [String; 5] {
 fn text(plan: &Plan, demand: &Demand) -> String {
     let mut out = String::new();
     if let (Some([point, low, high]), Some(pps)) = (plan.cores_needed, plan.peak_pps) {
-        let enough = |n: u32| if n > MAX_CORES { "more than there can be".to_owned() } else { n.to_string() };
+        let enough = |n: u32| if n > MAX_CORES { "more than possible".to_owned() } else { n.to_string() };
         out += &format!("cores for {} packets/s at the peak: {}", digits(pps), enough(point));
         out += &format!(" (90 %: {} to {})\n", enough(low), enough(high));
         if let Some(cores) = demand.cores {
@@ -352,14 +352,14 @@ mod tests {
         for (text, says) in [
             ("10", "has no unit"),
             ("10GB/s", "write 80Gbit/s"),
-            ("x", "is no rate"),
-            ("-1Gbps", "is no rate"),
-            ("1furlong", "is no unit"),
+            ("x", "is not a rate"),
+            ("-1Gbps", "is not a rate"),
+            ("1furlong", "is not a unit"),
         ] {
             let error = Rate::parse(text).unwrap_err();
             assert!(error.contains(says), "{error}");
         }
-        assert!(Rate::mbps("1Mpps").unwrap_err().contains("counts packets"));
+        assert!(Rate::mbps("1Mpps").unwrap_err().contains("is in packets"));
     }
 
     #[test]

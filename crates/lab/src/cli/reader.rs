@@ -7,7 +7,7 @@ use std::process::ExitCode;
 /// Exit status of a program that ends so: 128 and SIGPIPE.
 const NOBODY_READS: u8 = 128 + 13;
 
-/// Runs a command. What cannot be printed because nobody reads any more ends it in silence, cleaned up as after any other end.
+/// Runs a command. A closed standard output ends it silently, with the usual clean-up.
 pub fn while_read(command: impl FnOnce() -> ExitCode) -> ExitCode {
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |what| {
@@ -23,7 +23,7 @@ pub fn while_read(command: impl FnOnce() -> ExitCode) -> ExitCode {
     }
 }
 
-/// Whether a panic is that of `print!` without a reader.
+/// Returns whether a panic is that of `print!` without a reader.
 fn nobody_reads(what: &(dyn Any + Send)) -> bool {
     let said = what.downcast_ref::<String>().map_or("", String::as_str);
     said.starts_with("failed printing to stdout") && said.contains("Broken pipe")

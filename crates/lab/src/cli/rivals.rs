@@ -12,7 +12,8 @@ use crate::demo::{self, DemoError, sandbox};
 /// Options of `weir bench rivals`.
 #[derive(Debug, Args)]
 pub struct RivalsArgs {
-    /// Ways of Weir, as 'weir lab subjects' writes them, separated by spaces (a name may hold commas)
+    /// Configurations of Weir as listed by 'weir lab subjects', separated by spaces (a name may
+    /// contain commas)
     #[arg(long, num_args = 1.., value_name = "SUBJECT", default_values = bench::OWN)]
     own: Vec<String>,
     /// Programs by others
@@ -60,7 +61,7 @@ impl RivalsArgs {
         }
     }
 
-    /// True when every subject that was asked for took part to the end.
+    /// True if every requested subject completed all sessions.
     fn work(&self) -> Result<bool, DemoError> {
         let unable = |error: &dyn std::fmt::Display| DemoError::Unable(error.to_string());
         let out = self.out.as_deref().map(sandbox::outside).transpose()?;

@@ -84,7 +84,7 @@ impl RunArgs {
         let path = self.campaign.clone().unwrap_or_else(|| self.out.join(store::CAMPAIGN));
         let text = std::fs::read_to_string(&path).map_err(|error| match &self.campaign {
             Some(_) => format!("{}: {error}", path.display()),
-            None => format!("name a campaign, or --preset {}; weir lab run --help", preset_names()),
+            None => format!("give a campaign, or --preset {}; weir lab run --help", preset_names()),
         })?;
         Ok((path.display().to_string(), text))
     }

@@ -11,7 +11,7 @@ use ipsec::Protocol;
 
 use crate::bench::{self, SasOptions, SasOutcome};
 
-/// From so many SAs on, which take seconds, somebody who sees no bar is told what is done.
+/// Number of SAs from which progress is printed without a terminal, because it takes seconds.
 const TOLD_FROM: u32 = 100_000;
 
 /// Options of `weir bench sas`.
@@ -116,7 +116,7 @@ fn alone(options: &SasOptions, protocol: Protocol, sas: u32) -> anyhow::Result<S
         ("--batch", options.batch as u64),
         ("--seed", options.seed),
     ];
-    let mut command = Command::new(std::env::current_exe().context("where this program lies")?);
+    let mut command = Command::new(std::env::current_exe().context("path of this program")?);
     command.args(["bench", "sas", "--json", "--protocol", protocol.name(), "--suite", &options.suite]);
     command.args(["--engine", options.engine.name()]);
     command.args(numbers.iter().flat_map(|(option, value)| [(*option).to_owned(), value.to_string()]));
@@ -124,7 +124,7 @@ fn alone(options: &SasOptions, protocol: Protocol, sas: u32) -> anyhow::Result<S
     let said = String::from_utf8_lossy(&output.stderr);
     let failed = || {
         let why = said.lines().last().unwrap_or_default();
-        format!("{}, {sas} SAs: the process that measured them: {}: {why}", protocol.name(), output.status)
+        format!("{}, {sas} SAs: measuring process: {}: {why}", protocol.name(), output.status)
     };
     anyhow::ensure!(output.status.success(), failed());
     outcome_in(&output.stdout).with_context(failed)
@@ -133,7 +133,7 @@ fn alone(options: &SasOptions, protocol: Protocol, sas: u32) -> anyhow::Result<S
 /// The one outcome of what such a process printed.
 fn outcome_in(json: &[u8]) -> anyhow::Result<SasOutcome> {
     let mut printed: serde_json::Value = serde_json::from_slice(json)?;
-    let first = printed.pointer_mut("/outcomes/0").context("it printed no outcome")?;
+    let first = printed.pointer_mut("/outcomes/0").context("it printed no result")?;
     Ok(serde_json::from_value(first.take())?)
 }
 

@@ -26,7 +26,7 @@ pub struct SearchArgs {
     /// Instead: send from this address of this host, ADDR or ADDR@NETNS, in real time
     #[arg(long, value_name = "ADDR[@NETNS]", requires = "to")]
     from: Option<Place>,
-    /// and receive at this one; what lies between is measured
+    /// and receive at this one; the path between them is measured
     #[arg(long, value_name = "ADDR[@NETNS]", requires = "from")]
     to: Option<Place>,
     /// Goals: rfc2544, tst009, ndr, pdr, short, or codes such as 1f21d0.5l50e
@@ -35,7 +35,7 @@ pub struct SearchArgs {
     /// Traffic: 1400, 64..1500, imix:GENOME or pcap:FILE, with ,flows=N
     #[arg(long, default_value = "1400")]
     traffic: Traffic,
-    /// Way through the subject: out, in or both
+    /// Direction through the subject: out, in or both
     #[arg(long, default_value = "both", value_parser = direction)]
     direction: Direction,
     /// Packets leave with exponential gaps instead of evenly
@@ -47,7 +47,7 @@ pub struct SearchArgs {
     /// Also measure latency at 10, 50 and 90 % of the throughput of the last goal
     #[arg(long)]
     latency: bool,
-    /// In real time, with the subject on a thread of its own, instead of virtual time
+    /// In real time, with the subject on a separate thread, instead of virtual time
     #[arg(long)]
     real_time: bool,
     /// Largest load in packets per second (default: a quarter above what comes through when saturated, more
@@ -74,7 +74,7 @@ fn direction(name: &str) -> Result<Direction, String> {
     }
 }
 
-/// What was measured besides the throughput.
+/// Measurements in addition to the throughput.
 #[derive(Default)]
 struct Extra {
     curve: Vec<(f64, Measurement)>,
@@ -151,10 +151,10 @@ impl SearchArgs {
         Ok(outcome.found.iter().all(|found| found.irregular.is_none()))
     }
 
-    /// What is measured: a subject in memory, or what lies between two addresses.
+    /// System under test: a subject in memory, or the path between two addresses.
     fn meter(&self, stop: Arc<AtomicBool>) -> anyhow::Result<Box<dyn Meter>> {
         if let (Some(from), Some(to)) = (&self.from, &self.to) {
-            anyhow::ensure!(from.addr.is_ipv4() == to.addr.is_ipv4(), "{from} and {to} are of different families");
+            anyhow::ensure!(from.addr.is_ipv4() == to.addr.is_ipv4(), "{from} and {to} differ in address family");
             let addresses = Addresses { src: from.addr, dst: to.addr };
             let options = PortOptions { stop, packet_bytes: 9500, ..PortOptions::default() };
             let rx = ReceivePort::open(to, from.addr)?;
@@ -162,7 +162,7 @@ impl SearchArgs {
             let lost = Box::new(Lost::default);
             return Ok(Box::new(PortMeter::new(&self.name(), Box::new(tx), Box::new(rx), addresses, lost, options)));
         }
-        let subject = self.subject.clone().context("name a subject, or --from and --to")?;
+        let subject = self.subject.clone().context("give a subject, or --from and --to")?;
         let memory = MemoryOptions { real_time: self.real_time, stop, packet_bytes: 9500, ..MemoryOptions::default() };
         let meter = MemoryMeter::new(subject, memory).with_context(|| format!("subject '{}'", self.name()))?;
         Ok(Box::new(meter))
@@ -176,7 +176,7 @@ impl SearchArgs {
         }
     }
 
-    /// Whether trials are in virtual time.
+    /// Returns whether trials are in virtual time.
     fn virtual_time(&self) -> bool {
         self.subject.is_some() && !self.real_time
     }

@@ -36,7 +36,7 @@ pub struct SubjectsArgs {
     inside: bool,
 }
 
-/// What came of one subject.
+/// Result of one subject.
 #[derive(Serialize)]
 struct Outcome {
     subject: String,
@@ -93,7 +93,7 @@ impl SubjectsArgs {
         Ok(outcomes.iter().all(|outcome| outcome.failure.is_none()))
     }
 
-    /// Those that were named; of all, those that are here.
+    /// The named subjects; with --all, the available ones.
     fn subjects(&self) -> Result<Vec<Subject>, DemoError> {
         if self.measure == ["all"] {
             let here = |subject: &Subject| matches!(subject.availability(), Availability::Available { .. });

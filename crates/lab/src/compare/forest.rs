@@ -9,7 +9,7 @@ use crate::svg::{Anchor, Svg};
 /// Characters of the axis of the plot in text.
 const COLUMNS: usize = 61;
 
-/// How far the axis reaches from 1 to either side: everything, and at least twice the gate.
+/// Half-range of the axis around 1: covers all intervals, and at least twice the gate.
 fn reach(rows: &[Row], gate: f64) -> f64 {
     let all = rows.iter().map(|row| row.ratio.reach().max(row.floor.as_ref().map_or(0.0, Ratio::reach)));
     all.filter(|r| r.is_finite()).fold(2.0 * gate.max(0.005), f64::max) * 1.05
@@ -53,7 +53,7 @@ const STYLE: &str = "<style>svg{font:13px system-ui,sans-serif;background:#fff;c
 @media(prefers-color-scheme:dark){svg{background:#121212}text{fill:#eee}.small{fill:#aaa}.none,.interval{stroke:#eee}.floor{fill:#3a3a3a}\
 .gate{stroke:#ff8a80}.different{fill:#ff8a80}.equivalent{fill:#80cbc4}.inconclusive{fill:#121212;stroke:#eee}}</style>";
 
-/// The plot as a file of its own. Verdicts are written out, so that colour carries nothing by itself.
+/// The plot as a separate file. Verdicts are written as text, so that colour is never the only cue.
 pub(super) fn svg(comparison: &Comparison) -> String {
     let rows = &comparison.rows;
     let reach = reach(rows, comparison.gate);
@@ -83,7 +83,7 @@ pub(super) fn svg(comparison: &Comparison) -> String {
     for log in [-reach, 0.0, reach] {
         svg.text(x(log), height - 8.0, Anchor::Middle, "small", &format!("{:+.1} %", 100.0 * log.exp_m1()));
     }
-    let picture = svg.finish("Ratios with 95 % intervals; the grey band is what A differs from itself");
+    let picture = svg.finish("Ratios with 95 % intervals; the grey band is the difference of A from itself");
     let (head, body) = picture.split_once('>').unwrap_or(("<svg", ""));
     format!("{head} xmlns=\"http://www.w3.org/2000/svg\" width=\"{WIDTH}\" height=\"{height}\">{STYLE}{body}\n")
 }

@@ -1,12 +1,12 @@
 //! Two builds measured live: processes of both wait on one processor and take turns in blocks of milliseconds.
 //!
-//! A session starts four processes, A twice more than needed: one pair compares A with B, the other A with A. Blocks run
-//! ABBA or BAAB, at random, the two pairs alternating, so that whatever the machine does meets all four alike. New
-//! processes in each session lay out memory anew; without that, a difference that is only one of addresses would be
-//! called one of code.
+//! A session starts four processes, A twice more than needed: one pair compares A with B, the other
+//! A with A. Blocks run ABBA or BAAB, at random, the two pairs alternating, so that other load of
+//! the machine affects all four equally. New processes in each session have new memory layouts;
+//! otherwise a difference caused by addresses would be attributed to the code.
 //!
-//! Times are taken per tick of the gauge that a process read in the same block, so that the clock rate of the core falls
-//! out. Rounds in which a neighbour shared the core are left aside where enough others remain.
+//! Times are taken per tick of the gauge that a process read in the same block, which eliminates
+//! the clock rate of the core. Contended rounds are excluded if enough others remain.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
@@ -20,14 +20,14 @@ use crate::bench::{BlockHeader, BlockResult};
 use crate::stats::{Rng, median, mirrored, paired};
 use crate::trial::{self, Direction, Measurement, SCHEMA, Trial};
 
-/// What to measure.
+/// Options of the comparison.
 #[derive(Clone, Debug)]
 pub struct LiveOptions {
     /// A and B.
     pub binaries: [PathBuf; 2],
     /// Options of `weir bench path` that choose cases.
     pub cases: Vec<String>,
-    /// Sessions: processes that are started anew. At least 2.
+    /// Sessions, each with new processes. At least 2.
     pub sessions: usize,
     /// ABBA rounds per case and session. At least 1.
     pub rounds: usize,
@@ -59,8 +59,8 @@ pub fn live_recorded(
     progress: &mut dyn FnMut(u64, u64),
     keep: &mut dyn FnMut(Trial),
 ) -> anyhow::Result<Comparison> {
-    ensure!(options.sessions >= 2, "{} sessions are too few: an interval needs 2 or more", options.sessions);
-    ensure!(options.rounds >= 1, "0 rounds measure nothing");
+    ensure!(options.sessions >= 2, "{} sessions are too few: an interval needs at least 2", options.sessions);
+    ensure!(options.rounds >= 1, "at least 1 round is needed");
     let cpu = options.cpu.map_or_else(last_cpu, Ok)?;
     let mut rng = Rng::new(options.criteria.seed);
     let mut seen: Option<Tables> = None;
@@ -91,15 +91,15 @@ fn notes(options: &LiveOptions, cpu: usize) -> Vec<String> {
         options.criteria.seed
     )];
     if options.plant > 0.0 {
-        notes.push(format!("B is slowed down by {:.1} % on purpose", 100.0 * options.plant));
+        notes.push(format!("B is slowed down deliberately by {:.1} %", 100.0 * options.plant));
     }
     notes
 }
 
 /// The last processor that may run this process.
 fn last_cpu() -> anyhow::Result<usize> {
-    let set = sched_getaffinity(None).context("which processors may run us")?;
-    (0..CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu)).context("no processor may run us")
+    let set = sched_getaffinity(None).context("CPU mask of this process")?;
+    (0..CpuSet::MAX_CPU).rev().find(|cpu| set.is_set(*cpu)).context("empty CPU mask of this process")
 }
 
 /// Packets per batch: few, so that a block has many rounds and some of them are undisturbed.
@@ -132,7 +132,7 @@ impl Tables {
         labels
             .enumerate()
             .map(|(row, label)| {
-                let ratio = paired(&self.ab[row], rng).with_context(|| format!("{label}: a time of 0 was measured"))?;
+                let ratio = paired(&self.ab[row], rng).with_context(|| format!("{label}: measured time is 0"))?;
                 let [a, b] = [0, 1].map(|side| median(&self.ticks[row][side]));
                 Ok(Measured { label, metric: "ticks/packet".into(), a, b, ratio, floor: paired(&self.aa[row], rng) })
             })
@@ -148,7 +148,7 @@ struct Record<'a> {
     keep: &'a mut dyn FnMut(Trial),
 }
 
-/// Which block it was.
+/// Position of a block.
 struct Place<'a> {
     case: &'a str,
     round: usize,
@@ -156,7 +156,7 @@ struct Place<'a> {
     pair: usize,
     /// Position within the ABBA of its pair, from 0.
     at: usize,
-    /// Which side of its pair.
+    /// Side of its pair.
     side: usize,
 }
 
@@ -233,7 +233,7 @@ impl Four {
         for child in &children[1..] {
             ensure!(
                 child.cases == cases,
-                "{} measures {:?}, {} measures {cases:?}; choose cases that both know with --protocol, --suite and --size",
+                "{} measures {:?}, {} measures {cases:?}; select cases that both support with --protocol, --suite and --size",
                 child.name,
                 child.cases,
                 children[0].name
@@ -322,7 +322,7 @@ impl Child {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut process = command.spawn().with_context(|| format!("cannot start {name}"))?;
         let mut cpus = CpuSet::new();
-        ensure!(cpu < CpuSet::MAX_CPU, "there is no processor {cpu}");
+        ensure!(cpu < CpuSet::MAX_CPU, "no processor {cpu}");
         cpus.set(cpu);
         let pid = rustix::process::Pid::from_child(&process);
         let pinned = sched_setaffinity(Some(pid), &cpus)
@@ -332,11 +332,11 @@ impl Child {
         let mut child = Self { name, process, input, output: BufReader::new(output), cases: vec![] };
         pinned?;
         let header: BlockHeader = serde_json::from_str(&child.line()?).with_context(|| {
-            format!("{} does not measure in blocks: build both from this version or a later one", child.name)
+            format!("{} does not support block measurements: build both from this version or a later one", child.name)
         })?;
         ensure!(
             header.format == crate::bench::BLOCK_FORMAT,
-            "{} speaks version {} of the exchange, this build {}: compare with a build between both",
+            "{} uses version {} of the exchange, this build {}: use a build between both",
             child.name,
             header.format,
             crate::bench::BLOCK_FORMAT
@@ -347,7 +347,7 @@ impl Child {
 
     fn block(&mut self, case: usize, micros: u64) -> anyhow::Result<BlockResult> {
         if writeln!(self.input, "{case} {micros}").and_then(|()| self.input.flush()).is_err() {
-            self.line()?; // Says why it ended.
+            self.line()?; // Returns the reason of the exit.
         }
         let line = self.line()?;
         let result: BlockResult =
@@ -371,7 +371,7 @@ impl Child {
             .map(str::trim)
             .find(|l| l.starts_with("error") || l.starts_with("weir"))
             .or(said.lines().last());
-        bail!("{} ended: {}", self.name, last.unwrap_or("it said nothing"));
+        bail!("{} ended: {}", self.name, last.unwrap_or("it printed nothing"));
     }
 }
 
@@ -389,7 +389,7 @@ mod tests {
 
     use super::*;
 
-    /// A stand-in for a build: a shell script that answers every line with the same time.
+    /// A substitute for a build: a shell script that responds to every line with the same time.
     fn script(folder: &Path, name: &str, body: &str) -> PathBuf {
         let path = folder.join(name);
         std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).expect("written");
@@ -462,12 +462,12 @@ mod tests {
             refusal("old", "echo \"error: unexpected argument '--blocks'\" >&2; exit 2")
                 .contains("old ended: error: unexpected argument")
         );
-        assert!(refusal("talks", "echo hello").contains("does not measure in blocks"));
+        assert!(refusal("talks", "echo hello").contains("does not support block measurements"));
         assert!(
             refusal("few", "echo '{\"format\":2,\"cases\":[\"x 64\"]}'; read -r x")
-                .contains("choose cases that both know")
+                .contains("select cases that both support")
         );
-        assert!(refusal("next", "echo '{\"format\":9,\"cases\":[]}'; read -r x").contains("speaks version 9"));
+        assert!(refusal("next", "echo '{\"format\":9,\"cases\":[]}'; read -r x").contains("uses version 9"));
         assert!(
             refusal(
                 "dies",

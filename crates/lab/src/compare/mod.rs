@@ -14,12 +14,12 @@ pub use selfcheck::{SelfCheck, self_check};
 
 use crate::stats::{Judged, Limits, Ratio, Verdict, judge_all};
 
-/// One quantity of A and B. More is worse: a ratio above 1 says that B is slower.
+/// One quantity of A and B. More is worse: a ratio above 1 means that B is slower.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Row {
-    /// What was done, e.g. `esp tunnel aes128gcm16 64 out`.
+    /// Label of the case, e.g. `esp tunnel aes128gcm16 64 out`.
     pub label: String,
-    /// What was measured, with its unit, e.g. `ticks/packet`.
+    /// Metric with its unit, e.g. `ticks/packet`.
     pub metric: String,
     /// A.
     pub a: f64,
@@ -27,18 +27,18 @@ pub struct Row {
     pub b: f64,
     /// B over A.
     pub ratio: Ratio,
-    /// A over itself; its reach is the noise floor. `None` where nothing tells it.
+    /// A over itself; its deviation is the noise floor. `None` if it was not measured.
     pub floor: Option<Ratio>,
-    /// What can be said.
+    /// Verdict.
     pub judged: Judged,
 }
 
 /// A comparison.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Comparison {
-    /// What A is.
+    /// Description of A.
     pub a: String,
-    /// What B is.
+    /// Description of B.
     pub b: String,
     /// Slow-down from which on the gate closes, a share: 0.01 is 1 %.
     pub gate: f64,
@@ -48,11 +48,11 @@ pub struct Comparison {
     pub seed: u64,
     /// Every quantity.
     pub rows: Vec<Row>,
-    /// What to know about it.
+    /// Notes.
     pub notes: Vec<String>,
 }
 
-/// What a row is made of before it is judged with the others.
+/// Data of a row before the joint verdict.
 struct Measured {
     label: String,
     metric: String,
@@ -101,7 +101,7 @@ impl Comparison {
         self.rows.iter().filter(slower).collect()
     }
 
-    /// Whether any row is called different.
+    /// Returns whether any row is called different.
     pub fn any_different(&self) -> bool {
         self.rows.iter().any(|row| row.judged.verdict == Verdict::Different)
     }
@@ -129,7 +129,7 @@ impl Comparison {
     fn gate_text(&self) -> String {
         let gate = 100.0 * self.gate;
         match self.regressions().as_slice() {
-            [] => format!("gate: nothing is slower by more than {gate:.1} % for certain\n"),
+            [] => format!("gate: nothing is significantly slower by more than {gate:.1} %\n"),
             slower => {
                 let names: Vec<&str> = slower.iter().map(|row| row.label.as_str()).collect();
                 format!("gate: slower by more than {gate:.1} %: {}\n", names.join(", "))

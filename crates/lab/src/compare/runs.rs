@@ -1,8 +1,9 @@
 //! Runs that were recorded: two directories, or two subjects of one.
 //!
-//! Two directories were measured one after the other. What drifted between them cannot be told from a difference, so the
-//! interval is over sessions and needs two or more on both sides; with fewer, the verdict is "inconclusive" whatever the
-//! numbers. Subjects of one run took turns within each round and are paired by it.
+//! Two directories were measured one after the other. Drift between them is indistinguishable from
+//! a difference, so the interval is over sessions and needs two or more on both sides; with fewer,
+//! the verdict is always "inconclusive". Subjects of one run took turns within each round and are
+//! paired by it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -12,7 +13,7 @@ use crate::campaign::search::Part;
 use crate::stats::{Ratio, Rng, mean, median, paired, unpaired};
 use crate::trial::{Place, SCHEMA, Trial};
 
-/// Why runs cannot be compared.
+/// Reason why runs cannot be compared.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// The operating system does not give it.
@@ -30,17 +31,17 @@ pub enum RunError {
         path: PathBuf,
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Description.
         what: String,
-        /// What to do.
+        /// Correction.
         hint: &'static str,
     },
     /// There is nothing to compare.
     #[error("{what}; {hint}")]
     Nothing {
-        /// What is missing.
+        /// Missing data.
         what: String,
-        /// What to do.
+        /// Correction.
         hint: String,
     },
 }
@@ -57,25 +58,21 @@ pub fn read_run(path: &Path) -> Result<Vec<Trial>, RunError> {
         let wrong = |what: String, hint| RunError::Line { path: path.clone(), line: index + 1, what, hint };
         let schema = serde_json::from_str::<Schema>(line).map_err(|e| {
             if e.is_eof() {
-                wrong(
-                    "the line ends in the middle".into(),
-                    "let 'weir lab run' finish the campaign, or delete this line",
-                )
+                wrong("truncated line".into(), "let 'weir lab run' finish the campaign, or delete this line")
             } else {
-                wrong(format!("this is no trial: {e}"), "expected trials.jsonl as 'weir lab run' writes it")
+                wrong(format!("not a trial: {e}"), "expected trials.jsonl as 'weir lab run' writes it")
             }
         })?;
         if schema.schema > SCHEMA {
             let what = format!("schema {} is newer than {SCHEMA}, which this build reads", schema.schema);
             return Err(wrong(what, "use the build that measured it, or a later one"));
         }
-        let trial = serde_json::from_str(line).map_err(|e| {
-            wrong(format!("this is no trial: {e}"), "expected trials.jsonl as 'weir lab run' writes it")
-        })?;
+        let trial = serde_json::from_str(line)
+            .map_err(|e| wrong(format!("not a trial: {e}"), "expected trials.jsonl as 'weir lab run' writes it"))?;
         trials.push(trial);
     }
     if trials.is_empty() {
-        let what = format!("{}: there is no trial in it", path.display());
+        let what = format!("{}: contains no trials", path.display());
         return Err(RunError::Nothing { what, hint: "measure with 'weir lab run' first".into() });
     }
     Ok(trials)
@@ -99,9 +96,9 @@ const LATENCIES: [(&str, &str); 4] = [
     ("latency_p99_ns", "ns, p99"),
 ];
 
-/// What a trial says about how slow its subject was: what of, the unit, how much. Trials at a rate that was set tell nothing
-/// about time per packet, nor do those of a search, whose load moves; but what the search found does, and so does the latency at
-/// a share of it.
+/// Slowness of the subject in a trial: metric, unit, value. Trials at a fixed rate do not measure
+/// the time per packet, nor do those of a search, because their load varies; the result of the
+/// search does, and so does the latency at a share of it.
 fn slowness(trial: &Trial) -> Vec<(String, &'static str, f64)> {
     let m = &trial.measured;
     let value = |name: &str| m.values.get(name).copied().filter(|value| *value > 0.0);
@@ -136,7 +133,7 @@ fn slowness(trial: &Trial) -> Vec<(String, &'static str, f64)> {
     known.then(|| (String::new(), unit, m.dur_ns as f64 / count as f64)).into_iter().collect()
 }
 
-/// What was done, without who did it.
+/// Description of the work, without the subject.
 fn work(trial: &Trial) -> String {
     let direction = format!("{:?}", trial.direction).to_lowercase();
     let mut label = format!("{} {direction}", trial.traffic);
@@ -154,7 +151,7 @@ fn work(trial: &Trial) -> String {
     label
 }
 
-/// What tells trials of a kind from others, beyond what [`work`] shows.
+/// Key that distinguishes trials, in addition to [`work`].
 fn kind(trial: &Trial) -> (String, u32, u32) {
     (trial.study.clone(), trial.replay, trial.batch)
 }
@@ -162,10 +159,10 @@ fn kind(trial: &Trial) -> (String, u32, u32) {
 /// Logarithms by session and round.
 type BySession = BTreeMap<u32, BTreeMap<u32, Vec<f64>>>;
 
-/// What makes trials comparable: label, unit, kind.
+/// Key of comparable trials: label, unit, kind.
 type Key = (String, &'static str, (String, u32, u32));
 
-/// Trials by label and unit. `who` says whether the subject is part of the label.
+/// Trials by label and unit. With `who` the subject is part of the label.
 fn grouped(trials: &[Trial], who: bool) -> BTreeMap<Key, BySession> {
     let mut groups: BTreeMap<_, BySession> = BTreeMap::new();
     for trial in trials {
@@ -215,7 +212,7 @@ pub fn runs(paths: [&Path; 2], criteria: Criteria) -> Result<Comparison, RunErro
         measured.push(Measured { label, metric: unit.into(), a: middle(&of_a), b: middle(&of_b), ratio, floor });
     }
     if measured.is_empty() {
-        let what = format!("{} and {} have no case in common", paths[0].display(), paths[1].display());
+        let what = format!("{} and {} have no common cases", paths[0].display(), paths[1].display());
         return Err(RunError::Nothing { what, hint: "run the same campaign twice".into() });
     }
     let mut notes = vec![
@@ -225,7 +222,7 @@ pub fn runs(paths: [&Path; 2], criteria: Criteria) -> Result<Comparison, RunErro
     ];
     let left = only_one + in_b - measured.len().min(in_b);
     if left > 0 {
-        notes.push(format!("{left} cases are in one run only, or have too few trials, and are left out"));
+        notes.push(format!("{left} cases are in one run only, or have too few trials, and are omitted"));
     }
     Ok(Comparison::new(paths.map(|p| p.display().to_string()), criteria, measured, notes))
 }
@@ -285,7 +282,7 @@ pub fn subjects(trials: &[Trial], names: [&str; 2], criteria: Criteria) -> Resul
         measured.push(Measured { label, metric: unit.into(), a: middle(of_a), b: middle(of_b), ratio, floor });
     }
     if measured.is_empty() {
-        let what = format!("{} and {} have no round in common", names[0], names[1]);
+        let what = format!("{} and {} have no common rounds", names[0], names[1]);
         return Err(RunError::Nothing { what, hint: "measure both in one campaign".into() });
     }
     let notes = vec!["paired by session and round".to_owned()];
@@ -359,7 +356,7 @@ mod tests {
         assert_eq!(verdict(&run(100.0), &run(100.0)), Verdict::Equivalent);
     }
 
-    /// What a search found, and the latency below it, in several sessions.
+    /// Result of a search, and the latency below it, in several sessions.
     fn searched(kpps: f64, p50_ns: f64) -> Vec<Trial> {
         let one = |mut trial: Trial, latency: bool| {
             let jitter = 1.0 + 0.002 * jitter(trial.session, trial.round);
@@ -430,14 +427,11 @@ mod tests {
             std::fs::write(&path, text).expect("written");
             read_run(folder.path()).expect_err("refused").to_string()
         };
-        assert!(
-            refusal(&text[..text.len() - 40])
-                .contains("trials.jsonl:16: the line ends in the middle; let 'weir lab run'")
-        );
-        assert!(refusal("").contains("there is no trial in it; measure"));
-        assert!(refusal("hello\n").contains("trials.jsonl:1: this is no trial"));
+        assert!(refusal(&text[..text.len() - 40]).contains("trials.jsonl:16: truncated line; let 'weir lab run'"));
+        assert!(refusal("").contains("contains no trials; measure"));
+        assert!(refusal("hello\n").contains("trials.jsonl:1: not a trial"));
         assert!(refusal("{\"schema\":9}\n").contains("schema 9 is newer than 1"));
-        assert!(refusal("{\"schema\":1}\n").contains("this is no trial: missing field"));
+        assert!(refusal("{\"schema\":1}\n").contains("not a trial: missing field"));
         assert!(
             read_run(Path::new("/nonexistent"))
                 .expect_err("missing")
@@ -453,7 +447,7 @@ mod tests {
             runs([a.path(), b.path()], CRITERIA)
                 .expect_err("nothing")
                 .to_string()
-                .contains("no case in common; run the same")
+                .contains("no common cases; run the same")
         );
     }
 }

@@ -9,7 +9,7 @@ use crate::stats::{Estimate, Ratio, Verdict};
 /// Of twenty runs of a build against itself, so many must not be called different.
 const MOST_WRONG_OF_20: usize = 1;
 
-/// What came out.
+/// Result.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct SelfCheck {
     /// Runs of A against itself.
@@ -30,7 +30,7 @@ pub struct SelfCheck {
     pub planted_ratios: [f64; 2],
     /// Rows in which it was called different and slower.
     pub planted_found: usize,
-    /// Rows in which it was not, each with what the interval said.
+    /// Rows in which it was not found, with their intervals.
     pub planted_missed: Vec<String>,
     /// Sessions in each run.
     pub sessions: usize,
@@ -70,12 +70,12 @@ impl SelfCheck {
 }
 
 impl SelfCheck {
-    /// Why the planted slow-down was not found everywhere, and what would help.
+    /// Explains why the planted slow-down was not found in all rows, and suggests a remedy.
     fn missed_text(&self) -> String {
         let mut text: String = self.planted_missed.iter().map(|row| format!("not found: {row}\n")).collect();
         if self.sessions_needed > 0 {
             text += &format!(
-                "{} sessions have not the power for that here; their intervals ask for about {} (--sessions), or a quieter machine\n",
+                "{} sessions do not have the statistical power; the intervals suggest about {} (--sessions), or a quieter machine\n",
                 self.sessions, self.sessions_needed
             );
         }

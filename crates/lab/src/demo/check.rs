@@ -1,10 +1,10 @@
-//! Whether the counters of both ends agree with what iperf says it moved.
+//! Checks that the counters of both hosts agree with iperf's result.
 
 use serde::Serialize;
 
 use super::world::{ETHERNET, TCP};
 
-/// How far counters and iperf may be apart.
+/// Tolerance between counters and iperf.
 const TOLERANCE: f64 = 0.02;
 
 /// Packets and bytes that one end counted in the direction of the data.
@@ -17,9 +17,9 @@ pub(crate) struct Count {
 /// The comparison.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Check {
-    /// What sun sent: inner packets of its outbound SA, or frames on the cable without Weir.
+    /// Sent by sun: inner packets of its outbound SA, or frames on the cable without Weir.
     pub(crate) sent: Count,
-    /// What moon received.
+    /// Received by moon.
     pub(crate) received: Count,
     /// Headers in each packet that iperf does not count, in bytes.
     pub(crate) headers: u64,

@@ -12,12 +12,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::DemoError;
 
-/// How often something that is waited for is looked at.
+/// Polling interval of waits.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a child may take to end when asked.
+/// Timeout of a child's termination.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Knows whether somebody wants us to stop.
+/// Flag that a stop was requested.
 #[derive(Clone, Default)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
@@ -81,7 +81,8 @@ impl Running {
         let text = describe(&command);
         let failed = |error: std::io::Error| DemoError::Row(format!("cannot start '{text}': {error}"));
         command.stdout(File::create(output).map_err(failed)?).stderr(File::create(&errors).map_err(failed)?);
-        // Of its own group: Ctrl-C is for us, who then end everything in order.
+        // A separate process group, so that Ctrl-C reaches only this process, which then stops all
+        // children in order.
         let child = command.process_group(0).spawn().map_err(failed)?;
         Ok(Self { child, text, output: output.to_owned(), errors, ended: None })
     }
@@ -98,7 +99,7 @@ impl Running {
         self.ended
     }
 
-    /// Waits for its end and calls `meanwhile` every now and then; an error of it ends the waiting.
+    /// Waits for its end and calls `meanwhile` periodically; an error of `meanwhile` ends the wait.
     pub(crate) fn wait(
         &mut self,
         interrupt: &Interrupt,
@@ -118,7 +119,7 @@ impl Running {
         }
     }
 
-    /// Asks it to end, and insists after a while.
+    /// Terminates it, first by SIGTERM, then by SIGKILL.
     pub(crate) fn stop(&mut self) {
         let Ok(raw) = i32::try_from(self.child.id()) else { return };
         if self.poll().is_some() {

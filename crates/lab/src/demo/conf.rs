@@ -1,4 +1,4 @@
-//! The configuration of both ends for each way: with keys in it, or with what it takes to agree on them.
+//! Configurations of both hosts for each variant: with manual keys, or with credentials.
 
 use std::fmt::Write;
 use std::path::Path;
@@ -13,19 +13,19 @@ pub(super) struct Secret {
     pub(super) key: Vec<u8>,
 }
 
-/// What both ends share in one row.
+/// Secrets that both hosts share in one row.
 pub(super) struct Secrets {
     /// By sender.
     pub(super) from_sun: Secret,
     pub(super) from_moon: Secret,
 }
 
-/// What stands in the configurations of a row besides secrets.
+/// Parameters of the configurations of a row besides secrets.
 #[derive(Clone, Copy)]
 pub(super) struct Setting<'a> {
     pub(super) way: Way,
     pub(super) plan: &'a Plan,
-    /// Where sockets and state stand.
+    /// Directory of sockets and state.
     pub(super) dir: &'a Path,
     pub(super) sub_sas: usize,
 }
@@ -127,7 +127,7 @@ impl Setting<'_> {
         };
         let _ = writeln!(text, "{indent}mode = {}", self.mode());
         text.push_str(&self.selectors(end, indent));
-        // The key service has no trap: a policy without keys drops, and somebody has to begin.
+        // The key service has no trap: a policy without keys drops, so one host must initiate.
         let start = if keying == Keying::Psp { "none" } else { "trap" };
         let _ = write!(text, "{indent}start_action = {start}\n            }}\n        }}\n    }}\n}}\n");
         text
@@ -195,7 +195,7 @@ policies {
         assert_eq!(text, expected);
     }
 
-    /// What one end sends with is what the other one receives with, and braces close.
+    /// The outbound keys of one host are the inbound keys of the other, and braces are balanced.
     #[test]
     fn both_ends_mirror_each_other() {
         for v6 in [false, true] {

@@ -72,7 +72,7 @@ pub(crate) fn cores(stat: &str) -> Vec<CoreTime> {
     stat.lines().filter_map(CoreTime::parse).collect()
 }
 
-/// What each core did during one interval.
+/// Use of each core during one interval.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct CpuSample {
     /// End of the interval, seconds after the start of sampling.
@@ -131,7 +131,7 @@ pub(crate) fn process_seconds(pid: u32) -> f64 {
 }
 
 fn process_time(stat: &str) -> Option<f64> {
-    // The name may hold blanks and brackets; fields are counted from behind it.
+    // The name may hold blanks and brackets; fields are counted after it.
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
     let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
     Some((ticks(11)? + ticks(12)?) / TICKS_PER_S)
@@ -144,7 +144,7 @@ pub(crate) struct NetCount {
     pub(crate) rx_packets: u64,
     pub(crate) tx_bytes: u64,
     pub(crate) tx_packets: u64,
-    /// Segments that TCP sent again.
+    /// Segments that TCP retransmitted.
     pub(crate) retransmitted: u64,
 }
 
@@ -174,7 +174,7 @@ impl NetCount {
     }
 }
 
-/// A counter of TCP by name: names stand in one line, numbers in the next.
+/// A counter of TCP by name: names are in one line, numbers in the next.
 fn tcp(text: &str, name: &str) -> Option<u64> {
     let mut lines = text.lines().filter_map(|line| line.strip_prefix("Tcp:"));
     let index = lines.next()?.split_whitespace().position(|word| word == name)?;

@@ -13,12 +13,12 @@ use super::child::{Interrupt, Running};
 use super::pki::{Pki, write_private};
 use super::world::{End, World};
 
-/// How long a gateway may take to be ready.
+/// Timeout of a gateway's start.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 /// Lines of a log that are shown when something is wrong.
 const LOG_LINES: usize = 12;
 
-/// What is of interest in `weir status --json`.
+/// Used fields of `weir status --json`.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 pub(crate) struct Status {
     #[serde(default)]
@@ -45,7 +45,7 @@ impl Status {
         serde_json::from_str(json)
     }
 
-    /// What SAs of a direction (`out`, `in`) counted.
+    /// Counters of the SAs of a direction (`out`, `in`).
     fn count(&self, direction: &str) -> Count {
         let sas = self.sas.iter().filter(|sa| sa.direction == direction);
         sas.fold(Count::default(), |sum, sa| Count { packets: sum.packets + sa.packets, bytes: sum.bytes + sa.bytes })
@@ -93,14 +93,15 @@ impl Gateway {
             .and_then(|()| pki.map_or(Ok(()), |pki| pki.write(end, &folder)))
             .and_then(|()| write_private(&file, config));
         written.map_err(|error| DemoError::Row(format!("{}: {error}", folder.display())))?;
-        let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
+        let weir = std::env::current_exe()
+            .map_err(|error| DemoError::Row(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(end, weir);
         command.args(["up", "--config"]).arg(&file);
         let running = Running::start(command, &dir.join(format!("{end}.log")))?;
         Ok(Self { end, running, socket: dir.join(format!("{end}.vici")) })
     }
 
-    /// Waits until it says so.
+    /// Waits until it reports readiness.
     pub(crate) fn wait_until_ready(&mut self, interrupt: &Interrupt) -> Result<(), DemoError> {
         let end = Instant::now() + READY_WITHIN;
         loop {
@@ -127,21 +128,23 @@ impl Gateway {
         }
     }
 
-    /// Asks for its counters.
+    /// Requests its counters.
     pub(crate) fn status(&self, world: &World) -> Result<Status, DemoError> {
-        let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
+        let weir = std::env::current_exe()
+            .map_err(|error| DemoError::Row(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
         let output = command.args(["status", "--json", "--socket"]).arg(&self.socket).output();
-        let output = output.map_err(|error| DemoError::Row(format!("cannot ask weir on {}: {error}", self.end)))?;
+        let output = output.map_err(|error| DemoError::Row(format!("cannot query weir on {}: {error}", self.end)))?;
         Status::parse(&String::from_utf8_lossy(&output.stdout)).map_err(|error| {
             let said = String::from_utf8_lossy(&output.stderr);
             DemoError::Row(format!("status of weir on {}: {error} {}", self.end, said.trim()))
         })
     }
 
-    /// Asks it to agree on keys with the other end. The command that asks is still running.
+    /// Initiates key negotiation with the other host. Returns the running command.
     pub(crate) fn initiate(&self, world: &World, dir: &Path) -> Result<Running, DemoError> {
-        let weir = std::env::current_exe().map_err(|error| DemoError::Row(format!("cannot find myself: {error}")))?;
+        let weir = std::env::current_exe()
+            .map_err(|error| DemoError::Row(format!("cannot determine the path of this program: {error}")))?;
         let mut command = world.command(self.end, weir);
         command.args(["initiate", "net", "--connection", &self.end.other().to_string(), "--socket"]);
         command.arg(&self.socket);
@@ -161,7 +164,7 @@ impl Gateway {
         self.running.output() + &self.running.errors()
     }
 
-    /// The end of its log, indented, on lines of its own; empty when there is none.
+    /// The end of its log, indented, on separate lines; empty when there is none.
     pub(crate) fn log_tail(&self) -> String {
         let log = self.log();
         let lines: Vec<&str> = log.lines().collect();

@@ -22,7 +22,7 @@ struct Line {
     bits_per_s: f64,
 }
 
-/// What went through.
+/// Result of a transfer.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Transfer {
     /// Payload of all flows.
@@ -31,20 +31,20 @@ pub(crate) struct Transfer {
     pub(crate) seconds: f64,
     /// Flows that came to their end.
     pub(crate) flows: usize,
-    /// All flows together, per second of the time asked for, in Gbit/s.
+    /// All flows together, per second of the requested time, in Gbit/s.
     pub(crate) gbit_per_s: Vec<f64>,
     /// Fairness between the flows (Jain): 1 when all got the same.
     pub(crate) fairness: f64,
 }
 
-/// Why a CSV is not what it should be.
+/// Error in a CSV.
 #[derive(Debug, PartialEq, thiserror::Error)]
 pub(crate) enum CsvError {
     /// Not a line of iperf 2.
-    #[error("line {line} of iperf's CSV is none: '{text}'")]
+    #[error("line {line} of iperf's CSV is malformed: '{text}'")]
     Malformed { line: usize, text: String },
     /// Some versions have called bits bytes.
-    #[error("line {line} of iperf's CSV contradicts itself: {bytes} bytes in {seconds} s are not {bits_per_s} bit/s")]
+    #[error("line {line} of iperf's CSV is inconsistent: {bytes} bytes in {seconds} s are not {bits_per_s} bit/s")]
     Units { line: usize, bytes: u64, seconds: f64, bits_per_s: f64 },
     /// Nothing was transferred.
     #[error("iperf reported no flow")]
@@ -65,7 +65,7 @@ impl Line {
         })
     }
 
-    /// Whether bytes, time and rate belong together; times have one decimal place.
+    /// Returns whether bytes, time and rate belong together; times have one decimal place.
     fn agrees(&self) -> bool {
         let seconds = self.end_s - self.start_s;
         let bits = self.bytes as f64 * 8.0;
@@ -74,7 +74,7 @@ impl Line {
 }
 
 impl Transfer {
-    /// Reads the output of a client or a server that was asked for `seconds`.
+    /// Reads the output of a client or a server that was started for `seconds`.
     pub(crate) fn parse(csv: &str, seconds: u16) -> Result<Self, CsvError> {
         let mut flows: BTreeMap<i64, Vec<Line>> = BTreeMap::new();
         for (index, text) in csv.lines().enumerate().filter(|(_, text)| !text.trim().is_empty()) {
@@ -106,8 +106,8 @@ impl Transfer {
         })
     }
 
-    /// Mean rate in Gbit/s, over the time asked for: a stream that waits for its last segment
-    /// while the others are done says nothing about the rate of all.
+    /// Mean rate in Gbit/s, over the requested time: a stream that waits for its last segment while
+    /// the others have ended does not affect the rate.
     pub(crate) fn rate(&self) -> f64 {
         if self.gbit_per_s.is_empty() {
             return self.bytes as f64 * 8.0 / self.seconds / 1e9;
@@ -115,7 +115,7 @@ impl Transfer {
         self.gbit_per_s.iter().sum::<f64>() / self.gbit_per_s.len() as f64
     }
 
-    /// Whether the total line of a flow is in `csv` for at least `flows` flows.
+    /// Returns whether the total line of a flow is in `csv` for at least `flows` flows.
     pub(crate) fn is_complete(csv: &str, flows: usize) -> bool {
         Self::parse(csv, u16::MAX).is_ok_and(|transfer| transfer.flows >= flows)
     }
@@ -127,7 +127,7 @@ fn take_total(lines: &mut Vec<Line>) -> Option<Line> {
     if is_total { lines.pop() } else { None }
 }
 
-/// Rate of all flows by second. A second that some of them did not finish says little.
+/// Rate of all flows by second. Seconds that some flows did not finish are excluded.
 fn series<'a>(lines: impl Iterator<Item = &'a Line>, flows: usize, seconds: u16) -> Vec<f64> {
     let mut rates: BTreeMap<u64, (usize, f64)> = BTreeMap::new();
     for line in lines.filter(|line| line.end_s - line.start_s > 0.85 && line.start_s < f64::from(seconds) - 0.5) {

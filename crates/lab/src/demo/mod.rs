@@ -1,10 +1,11 @@
-//! The demonstration: two hosts on one machine, real traffic, eight ways.
+//! The demonstration: two hosts on one machine, real traffic, eight configurations.
 //!
-//! [`run`] starts this program again in a private corner of the machine ([`sandbox`]), builds two
-//! hosts there ([`world`]) and sends `ping` and `iperf` from one to the other: without Weir, then
-//! through a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]), which agree on
-//! their keys by IKEv2 with certificates made for the occasion ([`pki`], [`conf`]). Each row is believed only if the counters of both ends agree with what iperf says ([`check`]). The
-//! outcome is a table, a page with plots and the raw data ([`report`], [`page`]).
+//! [`run`] starts this program again in a sandbox of namespaces ([`sandbox`]), builds two hosts
+//! there ([`world`]) and sends `ping` and `iperf` from one to the other: without Weir, then through
+//! a Weir on each host ([`gateway`]) with one protocol after the other ([`way`]), keyed by IKEv2
+//! with temporary certificates ([`pki`], [`conf`]). Each row counts only if the counters of both
+//! hosts agree with iperf ([`check`]). The result is a table, a page with plots and the raw data
+//! ([`report`], [`page`]).
 
 pub(crate) mod check;
 pub(crate) mod child;
@@ -44,7 +45,7 @@ pub const INTERRUPTED: u8 = 130;
 /// Most Sub SAs in the row that has some, and most packet threads.
 const MAX_SUB_SAS: usize = 8;
 
-/// What to demonstrate.
+/// Options of the demonstration.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Length of each transfer in seconds.
@@ -57,42 +58,41 @@ pub struct Options {
     pub mtu: u16,
     /// Traffic over IPv6.
     pub v6: bool,
-    /// Who gives both ends their keys.
+    /// Source of the keys.
     pub keys: Keys,
 }
 
-/// Why there is no demonstration, or no more of it.
+/// Reason why the demonstration failed or ended early.
 #[derive(Debug, thiserror::Error)]
 pub enum DemoError {
-    /// The machine lacks something; the text says what to do.
+    /// A requirement is missing; the text has the remedy.
     #[error("{0}")]
     Unable(String),
     /// One row cannot be measured.
     #[error("{0}")]
     Row(String),
-    /// Somebody wants us to stop.
-    #[error("interrupted; everything is cleared away")]
+    /// A stop was requested.
+    #[error("interrupted; everything is cleaned up")]
     Interrupted,
 }
 
-/// What came of it.
+/// Results.
 pub struct Outcome {
     /// For people.
     pub table: String,
     /// For machines.
     pub json: String,
-    /// Whether all rows are good.
+    /// True if all rows are good.
     pub good: bool,
     /// The page with plots.
     pub page: PathBuf,
 }
 
 /// Runs the demonstration. Unless it is `inside` already it starts this program again with that
-/// argument, in namespaces of its own, and does not return.
+/// argument, in new namespaces, and does not return.
 ///
 /// # Errors
-/// What the machine lacks, or a signal. Rows that fail are no error here: they stand in the
-/// outcome.
+/// A missing requirement, or a signal. Failed rows are not errors: they are part of the result.
 pub fn run(options: &Options, inside: bool) -> Result<Outcome, DemoError> {
     let out = sandbox::outside(&options.out)?;
     if !inside {
@@ -112,7 +112,7 @@ pub fn run(options: &Options, inside: bool) -> Result<Outcome, DemoError> {
 
 fn make_folder(out: &Path) -> Result<(), DemoError> {
     let made = std::fs::create_dir_all(out.join("raw"));
-    made.map_err(|error| DemoError::Unable(format!("{}: {error}; name another folder with --out", out.display())))
+    made.map_err(|error| DemoError::Unable(format!("{}: {error}; use another directory with --out", out.display())))
 }
 
 fn measure(options: &Options, out: &Path, dir: &Path, interrupt: &Interrupt) -> Result<Outcome, DemoError> {
@@ -166,7 +166,7 @@ fn save(report: &Report, out: &Path) -> Result<Outcome, DemoError> {
     let files = [(out.join("results.json"), &json), (page.clone(), &page::html(report))];
     for (path, text) in files {
         std::fs::write(&path, text).map_err(|error| {
-            DemoError::Unable(format!("{}: {error}; make room, or name another folder with --out", path.display()))
+            DemoError::Unable(format!("{}: {error}; make room, or use another directory with --out", path.display()))
         })?;
     }
     let good = report.rows.iter().all(|row| row.failure.is_none());

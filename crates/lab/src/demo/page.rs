@@ -12,7 +12,8 @@ use super::world::End;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Patterns over the colours of kinds of processor time, for those who do not see colours.
+/// Patterns over the colours of kinds of processor time, for readers who cannot distinguish
+/// colours.
 const PATTERNS: &str = r#"<svg class="defs" width="0" height="0" aria-hidden="true"><defs>
 <pattern id="stripes" width="5" height="5" patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="1.6" height="5" class="ink"/></pattern>
 <pattern id="dots" width="5" height="5" patternUnits="userSpaceOnUse"><circle cx="2.5" cy="2.5" r="1.1" class="ink"/></pattern>
@@ -24,7 +25,7 @@ pub(super) fn html(report: &Report) -> String {
     let mut page = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>Weir: eight ways from sun to moon</title>\n<style>{STYLE}</style></head>\n<body>{PATTERNS}\n<main>\n"
+         <title>Weir demo: eight configurations between two hosts</title>\n<style>{STYLE}</style></head>\n<body>{PATTERNS}\n<main>\n"
     );
     head(&mut page, report);
     overview(&mut page, report);
@@ -38,7 +39,7 @@ fn head(page: &mut String, report: &Report) {
     let good = report.rows.iter().filter(|row| row.failure.is_none()).count();
     let _ = write!(
         page,
-        "<header><h1>{} from sun to moon</h1>\n<p>Two hosts on one machine exchange real TCP and real pings, with and \
+        "<header><h1>Demo: {} between the hosts sun and moon</h1>\n<p>Two hosts on one machine exchange real TCP and real pings, with and \
          without Weir between them. In {good} of {} rows the counters of both ends agree with iperf's bytes within \
          2&nbsp;%.</p>\n",
         if report.rows.len() == 8 { "Eight ways".to_owned() } else { format!("{} ways", report.rows.len()) },
@@ -63,7 +64,7 @@ fn overview(page: &mut String, report: &Report) {
         line.push(verdict(row));
         line
     });
-    page.push_str("<section><h2>All rows</h2>\n");
+    page.push_str("<section><h2>Results</h2>\n");
     table(page, &head, rows);
     for row in &report.rows {
         if let Some(failure) = &row.failure {
@@ -87,7 +88,8 @@ fn plots(page: &mut String, report: &Report) {
     let rows = &report.rows;
     let of = |value: fn(&Measured) -> f64| move |row: &Row| row.measured.as_ref().map(value);
     page.push_str("<section><h2>Throughput</h2>\n<div class=\"cards\">\n");
-    let rate = plots::bars("Throughput by way", rows, of(|m| m.transfer.rate()), |v| format!("{} Gbit/s", short(v)));
+    let rate =
+        plots::bars("Throughput by configuration", rows, of(|m| m.transfer.rate()), |v| format!("{} Gbit/s", short(v)));
     card(page, "Payload received", "Mean over the transfer, Gbit/s. Longer is better.", &rate);
     let extra = plots::bars("Bytes on the wire besides payload", rows, of(|m| m.wire_per_1000 - 1000.0), |v| {
         format!("{v:.1} B")
@@ -95,7 +97,7 @@ fn plots(page: &mut String, report: &Report) {
     card(
         page,
         "Bytes besides payload, per 1,000 bytes",
-        "Ethernet, IP, TCP, the protocol's own header, padding, ICV, and segments sent again. Shorter is better.",
+        "Ethernet, IP and TCP headers, protocol header, padding, ICV, and retransmitted segments. Shorter is better.",
         &extra,
     );
     page.push_str("</div>\n<h3>Second by second</h3><p>Gbit/s by second of the transfer, all on one scale.</p>\n<div class=\"small\">\n");
@@ -155,7 +157,7 @@ fn details(page: &mut String, report: &Report) {
         "moon received, packets",
         "moon received, bytes",
     ];
-    let more = ["headers each", "sun", "moon", "lost", "TCP sent again", "dropped by Weir"];
+    let more = ["headers each", "sun", "moon", "lost", "TCP retransmitted", "dropped by Weir"];
     table(
         page,
         &[head, more].concat(),
@@ -250,7 +252,7 @@ fn provenance(page: &mut String, report: &Report) {
         ("ping", m.ping.clone()),
         ("busy before the start", format!("{:.0} %", m.busy_before * 100.0)),
         ("took", format!("{:.0} s", report.took_s)),
-        ("raw data", "results.json and the folder raw beside this page".into()),
+        ("raw data", "results.json and the directory raw beside this page".into()),
     ];
     table(page, &["what", "value"], lines.into_iter().map(|(what, value)| vec![what.to_owned(), value]));
     let mut commands = report.setup.join("\n");

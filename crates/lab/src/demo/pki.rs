@@ -1,4 +1,4 @@
-//! Certificates for both hosts, made anew in each run: a CA, and a leaf from it for each.
+//! Certificates for both hosts, created in each run: a CA, and a leaf certificate for each.
 
 use std::fs;
 use std::io::{self, Write};
@@ -23,7 +23,7 @@ impl Pki {
     /// Makes keys (ECDSA P-256) and certificates. The CA's key is gone afterwards.
     ///
     /// # Errors
-    /// What the library of certificates says; not seen so far.
+    /// Errors of the certificate library.
     pub(crate) fn make() -> Result<Self, rcgen::Error> {
         let mut params = params("Weir demonstration CA", Vec::new())?;
         params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
@@ -74,7 +74,7 @@ impl Pki {
     }
 }
 
-/// Valid whatever the clock of this machine says.
+/// Valid for any clock of this machine.
 fn params(name: &str, sans: Vec<String>) -> Result<CertificateParams, rcgen::Error> {
     let mut params = CertificateParams::new(sans)?;
     params.distinguished_name = DistinguishedName::new();

@@ -1,4 +1,4 @@
-//! The plots. Every mark is labelled where it stands, so that colour carries nothing by itself.
+//! The plots. Every mark has a label, so that colour is never the only cue.
 
 use super::ping::RoundTrips;
 use super::report::{shares, short};
@@ -8,7 +8,7 @@ use super::way::Family;
 
 /// Width of a plot in its own units; about CSS pixels on a telephone.
 const WIDTH: f64 = 400.0;
-/// Cores drawn per way: the busiest.
+/// Number of cores drawn per configuration: the busiest.
 const MAX_CORES: usize = 8;
 
 /// Kinds of processor time as they are stacked: class, name.
@@ -52,7 +52,7 @@ pub(super) fn bars(
     svg.finish(title)
 }
 
-/// Throughput by second, one small plot per way, all on one scale.
+/// Throughput by second, one small plot per configuration, all on one scale.
 pub(super) fn series(rows: &[Row]) -> Vec<String> {
     let all = |row: &Row| row.measured.as_ref().map_or_else(Vec::new, |measured| measured.transfer.gbit_per_s.clone());
     let top = nice(rows.iter().flat_map(all).fold(0.0, f64::max));
@@ -110,7 +110,7 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// Covers everything that stands in a plot of round trips.
+    /// Covers all values of a plot of round trips.
     pub(super) fn of(rows: &[Row]) -> Self {
         let trips = || rows.iter().filter_map(|row| row.measured.as_ref()).flat_map(|measured| &measured.round_trips);
         let low = trips().map(|t| t.quantile(0.0)).filter(|v| v.is_finite()).fold(f64::INFINITY, f64::min);
@@ -134,7 +134,7 @@ impl Axis {
     }
 }
 
-/// Round trips of one size: quantiles per way on a logarithmic axis.
+/// Round trips of one size: quantiles per configuration on a logarithmic axis.
 pub(super) fn round_trips(rows: &[Row], size: u16, axis: &Axis) -> String {
     const PITCH: f64 = 36.0;
     let height = rows.len() as f64 * PITCH + 24.0;

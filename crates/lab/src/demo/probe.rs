@@ -12,13 +12,13 @@ use super::DemoError;
 use super::child::Interrupt;
 use super::world::{End, World};
 
-/// Where the probe goes: the port of RFC 863, whose service is to do nothing.
+/// Destination port of the probe: discard (RFC 863).
 const PORT: u16 = 9;
 /// Payload of a datagram in bytes; the first ones tell it from others.
 const PAYLOAD: usize = 32;
 /// Time to the next datagram, in case that one got lost.
 const AGAIN: Duration = Duration::from_millis(5);
-/// How long it may take.
+/// Timeout.
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// One measurement.
@@ -45,7 +45,7 @@ pub(crate) fn first_packet(world: &World, target: IpAddr, interrupt: &Interrupt)
     for number in 0_u32.. {
         let mut datagram = [0; PAYLOAD];
         datagram[..4].copy_from_slice(&number.to_be_bytes());
-        // Refused while there is no way: the next one tells.
+        // ECONNREFUSED until a route exists; retry.
         let _ = sender.send(&datagram);
         if let Some((lost, at)) = receive(&receiver, from).map_err(failed)? {
             return Ok(SetUp { ms: at.duration_since(began).as_secs_f64() * 1e3, lost });

@@ -28,7 +28,7 @@ impl Progress {
         Self { bar, rows }
     }
 
-    /// What is going on.
+    /// Prints the current step.
     pub(super) fn say(&self, text: &str) {
         self.bar.set_message(text.to_owned());
         if self.bar.is_hidden() {
@@ -36,7 +36,7 @@ impl Progress {
         }
     }
 
-    /// What is going on within a row; without a terminal the row's own line is enough.
+    /// Prints a step within a row; without a terminal only the row's line is printed.
     pub(super) fn step(&self, text: &str) {
         self.bar.set_message(text.to_owned());
         self.bar.inc(1);

@@ -22,7 +22,7 @@ use crate::meter::Latency;
 const MOST_FRAMES: usize = 8192;
 /// Ethernet header and VLAN tag beyond the MTU, in bytes.
 const HEADER: usize = 18;
-/// How long a thread sleeps at most before it looks whether it should end.
+/// Maximum sleep of a thread before it checks for its end.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Both directions of a cable that holds frames back.
@@ -32,7 +32,7 @@ pub(crate) struct Relay {
     directions: [Arc<Mutex<Direction>>; 2],
 }
 
-/// What one direction did.
+/// Statistics of one direction.
 #[derive(Default)]
 struct Direction {
     late: Latency,
@@ -40,7 +40,7 @@ struct Direction {
     dropped: u64,
 }
 
-/// How a relay kept time, both directions and all relays of a study together.
+/// Timing accuracy of a relay, over both directions and all relays of a study.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(crate) struct Punctuality {
     /// Frames that went through.
@@ -137,7 +137,7 @@ struct OneWay {
 
 impl OneWay {
     fn run(mut self, stop: &AtomicBool) {
-        // The kernel may round a sleep up by 50 µs unless it is told that this one matters.
+        // The kernel may extend a sleep by 50 µs unless the timer slack is reduced.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while !stop.load(Ordering::Relaxed) {
             let now = Instant::now();

@@ -12,7 +12,7 @@ use super::way::Keying;
 /// Load by others that is worth a warning, as a share of the machine.
 const WORTH_TELLING: f64 = 0.1;
 
-/// What the numbers belong to.
+/// Context of the numbers.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Machine {
     pub(super) cpu: String,
@@ -47,7 +47,7 @@ pub(super) struct Report {
     pub(super) mtu: u16,
     pub(super) v6: bool,
     pub(super) took_s: f64,
-    /// What was run to build both hosts.
+    /// Commands that built both hosts.
     pub(super) setup: Vec<String>,
     pub(super) rows: Vec<Row>,
 }
@@ -64,7 +64,7 @@ pub(super) fn short(value: f64) -> String {
     }
 }
 
-/// The cells of a row behind its label.
+/// The cells of a row after its label.
 pub(super) fn cells(measured: &Measured) -> Vec<String> {
     let trips = measured
         .round_trips
@@ -86,7 +86,7 @@ pub(super) fn verdict(row: &Row) -> String {
     }
 }
 
-/// The columns behind the label, in two lines each.
+/// The columns after the label, in two lines each.
 pub(super) fn columns() -> Vec<(String, &'static str)> {
     let mut columns = vec![("set-up".to_owned(), "ms"), ("TCP".to_owned(), "Gbit/s")];
     columns.extend(ping::SIZES.iter().map(|size| (format!("RTT {size} B"), "med/p99 µs")));
@@ -97,7 +97,7 @@ pub(super) fn columns() -> Vec<(String, &'static str)> {
 
 impl Report {
     pub(super) fn json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("a report has string keys and no broken values") + "\n"
+        serde_json::to_string_pretty(self).expect("a report has string keys and valid values") + "\n"
     }
 
     /// Within 100 columns.
@@ -130,7 +130,7 @@ impl Report {
         text
     }
 
-    /// Where the keys come from.
+    /// Source of the keys.
     fn keys_notes(&self) -> impl Iterator<Item = String> {
         let notes = [
             (Keying::Ike, "Keys: IKEv2 on the first packet, ECDSA P-256 certificates, X25519."),
@@ -138,13 +138,13 @@ impl Report {
                 Keying::Psp,
                 "Keys of PSP: its key service over TLS 1.3, by 'weir initiate' just before the first packet.",
             ),
-            (Keying::Manual, "Keys: set by hand."),
+            (Keying::Manual, "Keys: manual."),
         ];
         let used = |keying| self.rows.iter().any(|row| row.keying == keying);
         notes.into_iter().filter(move |(keying, _)| used(*keying)).map(|(_, note)| note.to_owned())
     }
 
-    /// What has to be known to read the numbers.
+    /// Notes for reading the numbers.
     pub(super) fn notes(&self) -> Vec<String> {
         let Machine { cpu, cores, kernel, busy_before, .. } = &self.machine;
         let mut notes = vec![
@@ -158,16 +158,16 @@ impl Report {
                 self.mtu
             ),
             format!(
-                "Set-up: from sun sending a first datagram to a program on moon reading one; median of {SET_UPS} starts."
+                "Set-up: from the first datagram sent on sun to the first one received on moon; median of {SET_UPS} starts."
             ),
             "CPU-s: working time of all cores. Wire: bytes of Ethernet frames from sun to moon, one segment each."
                 .into(),
-            "Counts: bytes at both ends, less headers, against iperf's; the larger deviation, ✓ within 2 %.".into(),
+            "Counts: payload bytes at both hosts compared with iperf's; the larger deviation, ✓ within 2 %.".into(),
         ];
         notes.extend(self.keys_notes());
         if *busy_before > WORTH_TELLING {
             notes.push(format!(
-                "Note: other programs kept {:.0} % of this machine busy before the start; the numbers suffer.",
+                "Note: other programs used {:.0} % of this machine before the start; the numbers are affected.",
                 busy_before * 100.0
             ));
         }
@@ -194,7 +194,7 @@ pub(super) mod tests {
     use super::super::way::{Keys, Way};
     use super::*;
 
-    /// A report with every way, one without a result and one whose counters disagree.
+    /// A report with every configuration, one without a result and one with inconsistent counters.
     pub(in super::super) fn example() -> Report {
         let rows = Way::ALL.into_iter().enumerate().map(|(index, way)| {
             let n = index as f64 + 1.0;

@@ -24,21 +24,21 @@ use super::way::{Keying, Keys, Way};
 use super::world::{CABLE, End, World};
 use crate::stats::quantile_sorted;
 
-/// How long the first packet may take to arrive.
+/// Timeout of the first packet.
 const REACH_WITHIN: Duration = Duration::from_secs(5);
-/// How often both gateways are started to see how long the first packet takes.
+/// Number of starts of both gateways for the set-up time.
 pub(super) const SET_UPS: usize = 5;
 /// One ping of so many may be lost.
 const MAX_LOSS: usize = 20;
-/// What a transfer may take beyond its time.
+/// Grace period of a transfer beyond its duration.
 const GRACE: Duration = Duration::from_secs(15);
-/// Where iperf listens, as /proc/net/tcp writes it: port 5001, state LISTEN.
+/// iperf's listening socket in /proc/net/tcp: port 5001, state LISTEN.
 const LISTENING: (&str, &str) = (":1389", " 0A ");
 
 /// Traffic of one row, measured.
 #[derive(Clone, Debug, Serialize)]
 pub(super) struct Measured {
-    /// The first packet's way, after each start of both gateways.
+    /// Set-up times of the first packet, one per start of both gateways.
     pub(super) set_ups: Vec<SetUp>,
     pub(super) transfer: Transfer,
     pub(super) round_trips: Vec<RoundTrips>,
@@ -78,11 +78,11 @@ pub(super) struct Row {
     pub(super) way: Way,
     pub(super) label: String,
     pub(super) keying: Keying,
-    /// Why it does not count.
+    /// Reason why it does not count.
     pub(super) failure: Option<String>,
     pub(super) measured: Option<Measured>,
     pub(super) took_s: f64,
-    /// What was run, on which host.
+    /// Commands, with their hosts.
     pub(super) commands: Vec<String>,
 }
 
@@ -90,12 +90,12 @@ fn key<S: Serializer>(way: &Way, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(way.key())
 }
 
-/// Where rows are measured.
+/// Context of the measurement of rows.
 pub(super) struct Workplace<'a> {
     pub(super) world: &'a World,
     /// Private and empty between rows.
     pub(super) dir: &'a Path,
-    /// Where results go.
+    /// Output directory.
     pub(super) out: &'a Path,
     pub(super) interrupt: &'a Interrupt,
     pub(super) progress: &'a Progress,
@@ -106,7 +106,7 @@ pub(super) struct Workplace<'a> {
 }
 
 impl Workplace<'_> {
-    /// Measures one way. Only a signal is an error; what else goes wrong stands in the row.
+    /// Measures one configuration. Only a signal is an error; other failures are part of the row.
     pub(super) fn row(&self, way: Way) -> Result<Row, DemoError> {
         let began = Instant::now();
         let label = way.label(self.sub_sas);
@@ -230,7 +230,7 @@ impl Session<'_> {
         Ok(set_up)
     }
 
-    /// Starts Weir on both hosts, with keys that nobody has used before; none for plain traffic.
+    /// Starts Weir on both hosts, with fresh keys; none for plain traffic.
     fn gateways(&mut self) -> Result<Vec<Gateway>, DemoError> {
         let place = self.place;
         let setting = Setting { way: self.way, plan: &place.world.plan, dir: place.dir, sub_sas: place.sub_sas };
@@ -285,7 +285,7 @@ impl Session<'_> {
                 return Ok(());
             }
         }
-        Err(DemoError::Row(format!("{target} does not answer")))
+        Err(DemoError::Row(format!("no response from {target}")))
     }
 
     fn ping(&mut self, target: &str, size: u16, gateways: &mut [Gateway]) -> Result<RoundTrips, DemoError> {
@@ -403,7 +403,7 @@ impl Session<'_> {
         let transfer =
             Transfer::parse(&server.output(), self.place.seconds).map_err(|error| failed(error.to_string()))?;
         if transfer.flows != iperf::STREAMS {
-            return Err(failed(format!("{} of {} streams came to their end", transfer.flows, iperf::STREAMS)));
+            return Err(failed(format!("{} of {} streams completed", transfer.flows, iperf::STREAMS)));
         }
         Ok(transfer)
     }
@@ -426,7 +426,7 @@ fn check(gateways: &mut [Gateway]) -> Result<(), DemoError> {
     gateways.iter_mut().try_for_each(Gateway::check)
 }
 
-/// Octets that nobody can guess.
+/// Random octets.
 pub(crate) fn random(bytes: usize) -> Result<Vec<u8>, DemoError> {
     let mut key = vec![0; bytes];
     let read = fs::File::open("/dev/urandom").and_then(|mut source| source.read_exact(&mut key));

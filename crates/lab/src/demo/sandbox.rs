@@ -15,7 +15,7 @@ use super::DemoError;
 /// Everything that the demonstration makes while it runs.
 const DIR: &str = "/run/weir-demo";
 
-/// Mounts a private /run, where nobody else sees it, and goes on with the arguments.
+/// Mounts a private /run, and executes the arguments.
 const PRIVATE_RUN: &str = "mount -t tmpfs -o mode=0755 weir-demo /run && exec \"$0\" \"$@\"; exit 2";
 
 /// Programs and the Debian packages that bring them.
@@ -31,10 +31,10 @@ const TOOLS: [(&str, &str); 9] = [
     ("cat", "coreutils"),
 ];
 
-/// Where programs are looked for besides PATH: ordinary users often lack these.
+/// Directories searched in addition to PATH, because PATH of ordinary users often lacks them.
 const ALSO: [&str; 2] = ["/usr/sbin", "/sbin"];
 
-/// Finds all programs or says what to install.
+/// Finds all programs, or reports the packages to install.
 pub(crate) fn check_tools(path: &std::ffi::OsStr) -> Result<(), DemoError> {
     let found = |tool: &str| std::env::split_paths(path).any(|dir| dir.join(tool).is_file());
     let missing: Vec<_> = TOOLS.iter().filter(|(tool, _)| !found(tool)).collect();
@@ -81,7 +81,7 @@ pub(crate) fn search_path() -> std::ffi::OsString {
 pub(crate) fn enter(path: &std::ffi::OsStr) -> DemoError {
     let program = match std::env::current_exe() {
         Ok(program) => program,
-        Err(error) => return DemoError::Unable(format!("cannot find myself: {error}")),
+        Err(error) => return DemoError::Unable(format!("cannot determine the path of this program: {error}")),
     };
     let failed = |error: std::io::Error| DemoError::Unable(format!("cannot run unshare: {error}"));
     let as_root: &[&str] = &["--net", "--mount"];
@@ -108,7 +108,7 @@ pub(crate) fn enter(path: &std::ffi::OsStr) -> DemoError {
 pub(crate) fn settle() -> Result<PathBuf, DemoError> {
     let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
     if !is_private(&mounts) {
-        return Err(DemoError::Unable("--inside is not for people; leave it out".into()));
+        return Err(DemoError::Unable("--inside is for internal use; remove it".into()));
     }
     let dir = PathBuf::from(DIR);
     let made = fs::DirBuilder::new().mode(0o700).create(&dir);
@@ -116,8 +116,8 @@ pub(crate) fn settle() -> Result<PathBuf, DemoError> {
     Ok(dir)
 }
 
-/// The way into a private corner with TUN devices, whole: an empty folder there if we are `inside`; otherwise a start of
-/// this program again, which returns only when that is impossible.
+/// Enters a sandbox with TUN devices: returns an empty directory if `inside` is set; otherwise
+/// starts this program again, and returns only on failure.
 pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
     if inside {
         return settle();
@@ -128,7 +128,7 @@ pub(crate) fn corner(inside: bool) -> Result<PathBuf, DemoError> {
     Err(enter(&path))
 }
 
-/// Whether what is written to an absolute `path` in there goes with the private /run.
+/// Returns whether what is written to an absolute `path` in there goes with the private /run.
 pub(crate) fn hides(path: &Path) -> bool {
     path.starts_with("/run") || path.starts_with("/var/run")
 }
@@ -137,12 +137,12 @@ pub(crate) fn hides(path: &Path) -> bool {
 pub(crate) fn outside(out: &Path) -> Result<PathBuf, DemoError> {
     let out = std::path::absolute(out).unwrap_or_else(|_| out.to_owned());
     if hides(&out) {
-        return Err(DemoError::Unable("--out: /run is private to the measurement; name another folder".into()));
+        return Err(DemoError::Unable("--out: /run is private to the measurement; use another directory".into()));
     }
     Ok(out)
 }
 
-/// Whether what is mounted at /run, last, is ours.
+/// Returns whether what is mounted at /run, last, is ours.
 fn is_private(mounts: &str) -> bool {
     let mut run = mounts.lines().filter(|line| line.split(' ').nth(1) == Some("/run"));
     run.next_back().is_some_and(|line| line.starts_with("weir-demo /run tmpfs"))
@@ -154,7 +154,7 @@ pub(crate) fn check_tun() -> Result<(), DemoError> {
     let opened = fs::File::options().read(true).write(true).open(path);
     opened.map(drop).map_err(|error| {
         DemoError::Unable(format!(
-            "{}: {error}; 'modprobe tun' loads it, and without root it must be open to everybody (chmod 666), in a \
+            "{}: {error}; 'modprobe tun' loads it, and without root it must be accessible to every user (chmod 666), in a \
              container --device {}",
             path.display(),
             path.display()
@@ -179,7 +179,7 @@ mod tests {
     fn what_is_kept_lies_outside() {
         for hidden in ["/run", "/run/x", "/var/run/x"] {
             let error = outside(hidden.as_ref()).unwrap_err().to_string();
-            assert!(error.contains("name another folder"), "{error}");
+            assert!(error.contains("use another directory"), "{error}");
         }
         assert_eq!(outside("/runs/x".as_ref()).unwrap(), PathBuf::from("/runs/x"));
         assert!(outside("x".as_ref()).unwrap().is_absolute());

@@ -1,8 +1,8 @@
-//! The eight ways.
+//! The eight configurations.
 
 use serde::Serialize;
 
-/// A way for traffic from sun to moon.
+/// A configuration for traffic from sun to moon.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Way {
     /// Without Weir.
@@ -23,16 +23,16 @@ pub enum Way {
     PspTunnel,
 }
 
-/// Who gives both ends their keys.
+/// Source of the keys.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, clap::ValueEnum)]
 pub enum Keys {
     /// The configuration: new random keys in each row.
     Manual,
-    /// IKEv2 with certificates, when the first packet asks for an SA.
+    /// IKEv2 with certificates, triggered by the first packet.
     Ike,
 }
 
-/// Where the keys of one row come from.
+/// Keying of one row.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Keying {
@@ -43,10 +43,10 @@ pub(super) enum Keying {
     Psp,
 }
 
-/// What takes the place of IKE for PSP, which has none.
+/// Key service of PSP, which does not use IKE.
 const PSP_KEYING: Keying = Keying::Psp;
 
-/// What a protocol looks like in a plot; plain traffic has none.
+/// Plot style of a protocol; none for plain traffic.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Family {
     Plain,
@@ -99,7 +99,7 @@ impl Way {
         }
     }
 
-    /// Where its keys come from, when `keys` is asked for.
+    /// Keying of this configuration if `keys` is selected.
     pub(super) fn keying(self, keys: Keys) -> Keying {
         match (self.family(), keys) {
             (Family::Plain, _) => Keying::None,
@@ -109,7 +109,7 @@ impl Way {
         }
     }
 
-    /// Whether traffic runs between the networks behind both hosts.
+    /// Returns whether traffic runs between the networks of both hosts.
     pub(super) fn is_tunnel(self) -> bool {
         matches!(self, Self::EspGcm | Self::Eesp | Self::EespSub | Self::PspTunnel)
     }

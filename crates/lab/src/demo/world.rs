@@ -74,11 +74,11 @@ pub(crate) struct Plan {
     pub(crate) v6: bool,
     /// MTU of the cable in bytes.
     pub(crate) mtu: u16,
-    /// What lies between the hosts.
+    /// Link between the hosts.
     pub(crate) cable: Cable,
 }
 
-/// What lies between two hosts.
+/// Link between two hosts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Cable {
     /// One packet per frame, as on a wire: counters then count what a wire would carry. The kernel cuts trains of datagrams
@@ -86,7 +86,7 @@ pub(crate) enum Cable {
     Wire,
     /// veth as it comes: trains and super-packets cross it whole, as between network cards that cut and join.
     Veth,
-    /// Two devices with us in between, who hold every frame back for so long.
+    /// Two devices with a relay in this process that delays every frame by this time.
     Holding(Duration),
 }
 
@@ -103,12 +103,12 @@ impl Plan {
         address(self.v6, end, true)
     }
 
-    /// Address in the network behind a host.
+    /// Address in the inner network of a host.
     pub(crate) fn inner(&self, end: End) -> IpAddr {
         address(self.v6, end, false)
     }
 
-    /// The network behind a host.
+    /// Inner network of a host.
     pub(crate) fn network(&self, end: End) -> String {
         if self.v6 { format!("fd00:{}::/64", end.index()) } else { format!("10.{}.0.0/24", end.index()) }
     }
@@ -132,11 +132,11 @@ fn address(v6: bool, end: End, outer: bool) -> IpAddr {
 
 /// Both namespaces. Removes them when dropped.
 pub(crate) struct World {
-    /// What holds frames back, where the cable is no plain one.
+    /// Relay that delays frames, if configured.
     pub(crate) relay: Option<Relay>,
     pub(crate) plan: Plan,
     suffix: String,
-    /// What was run to build it.
+    /// Commands that built it.
     pub(crate) commands: Vec<String>,
 }
 
@@ -160,7 +160,7 @@ impl World {
         // Not before both are up: what a host that is not takes is lost.
         if let Some((devices, delay)) = taps {
             let relay = Relay::start(devices, plan.mtu, delay);
-            world.relay = Some(relay.map_err(|error| DemoError::Unable(format!("cannot hold frames back: {error}")))?);
+            world.relay = Some(relay.map_err(|error| DemoError::Unable(format!("cannot delay frames: {error}")))?);
         }
         Ok(world)
     }
@@ -182,7 +182,7 @@ impl World {
         let tap = |end| {
             let made = || DeviceBuilder::new().name(CABLE).layer(Layer::L2).mtu(mtu).enable(false).build_sync();
             self.within(end, made)
-                .map_err(|error| DemoError::Unable(format!("cannot make a TAP device ({CABLE} on {end}): {error}")))
+                .map_err(|error| DemoError::Unable(format!("cannot create a TAP device ({CABLE} on {end}): {error}")))
         };
         let devices = [tap(End::Sun)?, tap(End::Moon)?];
         for end in End::BOTH {
@@ -198,7 +198,7 @@ impl World {
             ("ipv4/conf/default/rp_filter", "0"),
             ("ipv4/ip_forward", "1"),
             ("ipv6/conf/all/forwarding", "1"),
-            // Addresses at once, not after a second of asking whether somebody has them.
+            // Addresses are usable at once, without duplicate address detection.
             ("ipv6/conf/all/accept_dad", "0"),
             ("ipv6/conf/default/accept_dad", "0"),
         ] {
@@ -211,7 +211,8 @@ impl World {
             let (outer, inner) = if v6 { (64, 64) } else { (24, 24) };
             let nodad = if v6 { " nodad" } else { "" };
             self.ip(&format!("{here} addr add {}/{outer} dev {CABLE}{nodad}", address(v6, end, true)))?;
-            // Not every kernel has dummy devices: the network behind a host is on its loopback device.
+            // Not every kernel has dummy devices: the inner network of a host is on its loopback
+            // device.
             self.ip(&format!("{here} addr add {}/{inner} dev lo{nodad}", address(v6, end, false)))?;
             let (peer, mac) = (address(v6, there, true), there.mac());
             self.ip(&format!("{here} neigh replace {peer} lladdr {mac} dev {CABLE} nud permanent"))?;
@@ -240,7 +241,7 @@ impl World {
         }
         let why = String::from_utf8_lossy(&output.stderr);
         Err(DemoError::Unable(format!(
-            "'{text}' failed: {}; the kernel must offer network namespaces and veth",
+            "'{text}' failed: {}; the kernel must support network namespaces and veth",
             why.trim()
         )))
     }
@@ -258,10 +259,10 @@ impl World {
     /// Lets `work` run on a host. Sockets that it makes stay there.
     ///
     /// # Errors
-    /// What `work` says, or that the host cannot be entered.
+    /// Errors of `work`, or of entering the host's namespace.
     pub(crate) fn within<T: Send>(&self, end: End, work: impl FnOnce() -> io::Result<T> + Send) -> io::Result<T> {
         let path = format!("/run/netns/{}", self.namespace(end));
-        // A thread of its own: it never comes back from there.
+        // A separate thread, because it cannot leave the namespace.
         std::thread::scope(|scope| {
             let thread = scope.spawn(|| {
                 let network = std::fs::File::open(path)?;

@@ -1,4 +1,4 @@
-//! The time stamp counter against the clock that nobody adjusts, and the time a thread was given.
+//! Calibration of the time stamp counter against CLOCK_MONOTONIC_RAW, and CPU time of a thread.
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -32,7 +32,7 @@ pub struct TickRate {
 
 /// Least time between the two ends of a calibration, in nanoseconds.
 const SPAN_NS: u64 = 20_000_000;
-/// Tries at each end: the one whose two readings of the counter lie closest together counts.
+/// Attempts at each end of the interval: the one with the closest two counter readings counts.
 const TRIES: usize = 32;
 
 impl TickRate {

@@ -31,7 +31,7 @@ impl CpuTimes {
         self.busy() + self.idle + self.iowait + self.steal
     }
 
-    /// What was neither idle nor given to others.
+    /// Time that was neither idle nor stolen.
     pub fn busy(&self) -> u64 {
         self.user + self.nice + self.system + self.irq + self.softirq
     }
@@ -78,7 +78,7 @@ impl CpuTimes {
 /// All processors at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct CpuSample {
-    /// When, in nanoseconds of CLOCK_MONOTONIC_RAW.
+    /// Time in nanoseconds of CLOCK_MONOTONIC_RAW.
     pub at_ns: u64,
     /// By number of the processor; `None` for one that is off-line.
     pub cpus: Vec<Option<CpuTimes>>,
@@ -116,7 +116,7 @@ fn parse(text: &str, tick_ns: u64) -> Option<Vec<Option<CpuTimes>>> {
 /// Processors that are looked at: 64 bytes each and sample.
 const MAX_CPUS: usize = 4096;
 
-/// Takes samples at a fixed interval until it is told to stop.
+/// Takes samples at a fixed interval until it is stopped.
 pub struct CpuSampler {
     stop: Arc<AtomicBool>,
     thread: JoinHandle<Vec<CpuSample>>,
@@ -147,7 +147,8 @@ impl CpuSampler {
         Some(Self { stop, thread: thread.ok()? })
     }
 
-    /// The samples, the last one taken now. The shares of an interval are those of two neighbours.
+    /// The samples, the last one taken now. The shares of an interval follow from two adjacent
+    /// samples.
     pub fn finish(self) -> Vec<CpuSample> {
         self.stop.store(true, Ordering::Release);
         self.thread.thread().unpark();

@@ -24,7 +24,7 @@ impl Energy {
     }
 
     fn open_at(root: &Path) -> Result<Self, String> {
-        let zones = fs::read_dir(root).map_err(|_| "the kernel shows no RAPL domain (usual in virtual machines)")?;
+        let zones = fs::read_dir(root).map_err(|_| "the kernel provides no RAPL domain (usual in virtual machines)")?;
         let (mut packages, mut refused) = (Vec::new(), None);
         for zone in zones.flatten().map(|zone| zone.path()) {
             // A package is intel-rapl:0; intel-rapl:0:0 is a part of it. AMD has the same names.
@@ -45,7 +45,7 @@ impl Energy {
         match (packages.is_empty(), refused) {
             (false, _) => Ok(Self { packages }),
             (true, Some(why)) => Err(why),
-            (true, None) => Err("the kernel shows no RAPL domain (usual in virtual machines)".to_owned()),
+            (true, None) => Err("the kernel provides no RAPL domain (usual in virtual machines)".to_owned()),
         }
     }
 
@@ -54,8 +54,8 @@ impl Energy {
         self.packages.iter().map(|package| read_number(&package.counter).ok()).collect()
     }
 
-    /// Joules from `before` to `after`; `None` when a counter could not be read. A counter that started anew in between
-    /// is taken to have done so once.
+    /// Joules from `before` to `after`; `None` when a counter could not be read. A counter that
+    /// wrapped is assumed to have wrapped once.
     pub fn joules(&self, before: &[Option<u64>], after: &[Option<u64>]) -> Option<f64> {
         let packages = self.packages.iter().zip(before.iter().zip(after));
         let each = packages.map(|(package, (before, after))| {

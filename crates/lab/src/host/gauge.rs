@@ -1,11 +1,12 @@
 //! Whether a core is ours alone, and how fast its clock runs.
 //!
-//! Two threads of a core share its execution units. Whoever runs on the other thread, which on a rented machine may be
-//! somebody else's, makes ours slower by up to a half, for microseconds or for minutes, and nothing in /proc tells of it:
-//! neither clock rate nor steal time change. So fixed work is timed in between, of two kinds. A chain of instructions that
-//! wait for one another leaves most of a core to others and takes so many cycles whoever else is there: it tells the clock
-//! rate, which differs between times as well. Ten such chains at once need every unit there is: what they take,
-//! measured by the first kind, says whether units are shared.
+//! Two hardware threads of a core share its execution units. Work on the sibling thread, which on a
+//! cloud machine may belong to another guest, slows this thread down by up to a half, for
+//! microseconds or for minutes, and is not visible in /proc: neither clock rate nor steal time
+//! change. So two kinds of fixed work are timed between measurements. One chain of dependent
+//! instructions leaves most of a core unused and takes a constant number of cycles regardless of
+//! the sibling: it measures the clock rate, which varies too. Ten such chains at once need all
+//! execution units: their time relative to the first kind shows whether units are shared.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -20,17 +21,18 @@ const WIDE_STEPS: u32 = 400;
 const ROW: usize = 8;
 /// The clock rate is that of so many of a row's quickest chains: the others may have been interrupted.
 const QUICKEST: usize = 6;
-/// Readings before the first answer: some milliseconds, in which a busy neighbour leaves now and then.
+/// Readings before the first result: some milliseconds, in which a busy sibling is likely to pause.
 const FIRST: usize = 4000;
-/// A core is still ours alone when the ten chains take more than at best by this share; a neighbour takes more.
+/// Excess time of the ten chains over the best value up to which the core counts as uncontended; a
+/// busy sibling costs more.
 const FREE: f64 = 0.05;
 
-/// What the gauge read.
+/// A reading of the gauge.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reading {
     /// Ticks of the one chain, from those that were read last: less at a higher clock rate.
     pub clock: f64,
-    /// What the ten chains took in terms of the one: less with more units of the core.
+    /// Time of the ten chains relative to the single one: lower if more units are available.
     pub share: f64,
 }
 
@@ -51,8 +53,8 @@ impl Gauge {
         Self::open_for(Duration::ZERO)
     }
 
-    /// [`Gauge::open`] with readings for so long at least: the longer, the sooner a core of our own is among them, without
-    /// which a neighbour that is always there is taken for none.
+    /// [`Gauge::open`] with a minimum duration. A longer time is more likely to include an
+    /// uncontended reading; without one, a permanently busy sibling is not detected.
     pub fn open_for(time: Duration) -> Self {
         static KNOWN: Mutex<Option<Reading>> = Mutex::new(None);
         let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -104,13 +106,14 @@ impl Gauge {
         self.full
     }
 
-    /// Whether this is the reading of a core that is ours alone.
+    /// Returns whether this is the reading of a core that is ours alone.
     pub fn free(&self, reading: Reading) -> bool {
         reading.share <= self.full.share * (1.0 + FREE)
     }
 
-    /// By what a time has to be multiplied to be that of a core of our own at its highest clock rate, when this was read
-    /// before and after it. 1 when the core was shared: by how much a neighbour slows work down depends on the work.
+    /// Factor that scales a time to an uncontended core at its highest clock rate, from the
+    /// readings before and after it. 1 if the core was contended, because the slow-down by a
+    /// sibling depends on the work.
     pub fn to_full(&self, core: [Reading; 2]) -> f64 {
         let free = core.iter().all(|reading| self.free(*reading));
         if free { 2.0 * self.full.clock / (core[0].clock + core[1].clock) } else { 1.0 }
@@ -144,9 +147,10 @@ fn chain_ticks() -> u64 {
     ticks() - start
 }
 
-/// Ten chains of short instructions, different ones so that they stay ten: more in a cycle than a core can take, so that each one
-/// that a neighbour takes is missed. Four do that on Intel's Skylake; on AMD's Zen 5 four wait for one another, and a neighbour by
-/// whom AES-GCM took 28 % longer moved them by 6 %.
+/// Ten chains of short instructions, different ones so that they stay ten: more per cycle than a
+/// core can execute, so that any use by the sibling shows. Four chains suffice on Intel's Skylake;
+/// on AMD's Zen 5 four are latency-bound, and a sibling that slowed AES-GCM down by 28 % changed
+/// them by 6 %.
 #[inline(never)]
 fn wide() {
     let [mut a, mut b, mut c, mut d, mut e, mut f, mut g, mut h, mut i, mut j] =
@@ -195,7 +199,7 @@ mod tests {
         assert_eq!(gauge.to_full([read(660.0, 1.3), read(660.0, 2.0)]), 1.0);
     }
 
-    /// A lower clock rate stretches both kinds of work, and is no neighbour.
+    /// A lower clock rate affects both kinds of work equally, and does not count as contention.
     #[test]
     fn the_clock_rate_is_not_the_share() {
         let mut readings = vec![(600, 780); 20];

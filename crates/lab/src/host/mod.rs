@@ -1,4 +1,4 @@
-//! The machine that a result was measured on, and what it did meanwhile.
+//! The machine of a measurement, and its load.
 
 pub mod clock;
 pub mod cpu;
@@ -45,12 +45,12 @@ pub fn cpus() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// The commit that the program was built from, as [`set_commit`] was told; `unknown` in tests and without a repository.
+/// The commit of the build, as set by [`set_commit`]; `unknown` in tests and without a repository.
 pub fn commit() -> String {
     COMMIT.get().map_or("unknown", |commit| commit).to_owned()
 }
 
-/// Says which commit this is. To be called once, by the program, which alone is built from all of it.
+/// Sets the commit. Called once by the binary crate, which alone is built from all sources.
 pub fn set_commit(commit: &'static str) {
     // A second call changes nothing.
     let _ = COMMIT.set(commit);

@@ -96,13 +96,13 @@ impl Observer {
 /// One thing that a lab wants of its machine.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Finding {
-    /// What was looked at.
+    /// Subject of the check.
     pub what: &'static str,
-    /// Whether it is there.
+    /// True if it is there.
     pub there: bool,
-    /// What was found.
+    /// Result.
     pub found: String,
-    /// What that means for measurements.
+    /// Consequence for measurements.
     pub meaning: &'static str,
 }
 
@@ -129,7 +129,7 @@ pub fn examine() -> Vec<Finding> {
                 ticks.hz / 1e9,
                 ticks.ppm,
                 ticks.read_ticks,
-                if invariant { "invariant" } else { "may change with the clock of the core" }
+                if invariant { "invariant" } else { "may vary with the clock rate of the core" }
             ),
             meaning: "the clock of every measurement; ticks are not cycles of the core",
         },
@@ -150,13 +150,13 @@ pub fn examine() -> Vec<Finding> {
             what: "cores",
             there: cores > 1,
             found: format!("{cores} usable"),
-            meaning: "with one, generator and subject in real time share it; trials in virtual time do not mind",
+            meaning: "with one, generator and subject in real time share it; trials in virtual time are not affected",
         },
         Finding {
             what: "bare metal",
             there: !guest,
             found: if guest { "a virtual machine".to_owned() } else { "yes".to_owned() },
-            meaning: "in a virtual machine time may be stolen; trials say how much",
+            meaning: "in a virtual machine time may be stolen; trials record how much",
         },
     ]
 }

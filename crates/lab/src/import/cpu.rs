@@ -16,7 +16,7 @@ pub struct Cpu {
     pub cores: Vec<String>,
     /// Percent busy, 0 to 100, of each core in each sample.
     pub busy: Vec<Vec<f64>>,
-    /// What is odd about the file.
+    /// Remarks about the file.
     pub notes: Vec<String>,
 }
 
@@ -73,7 +73,7 @@ impl Cpu {
 /// Samples that a first or last one is held against.
 const NEAR: usize = 5;
 
-/// A header of CSV whose first column is a time and whose others are cores.
+/// Returns whether a CSV header has a time in the first column and cores in the others.
 pub(super) fn looks_like(first: &str) -> bool {
     let first = first.to_lowercase();
     let columns = first.split(',').collect::<Vec<&str>>();
@@ -98,7 +98,7 @@ pub(super) fn csv(source: Source<'_>, text: &str) -> Result<Cpu, ImportError> {
             return Err(source.line(index + 1, what, hint));
         }
         let at = stamp(fields[0]).ok_or_else(|| {
-            let what = format!("'{}' in column 1 is no time like 20250605181231", fields[0]);
+            let what = format!("'{}' in column 1 is not a time like 20250605181231", fields[0]);
             source.line(index + 1, what, "write time stamps with date +%Y%m%d%H%M%S")
         })?;
         let busy =
@@ -114,9 +114,9 @@ fn percent(source: Source<'_>, line: usize, core: &str, text: &str) -> Result<f6
     let value: f64 = text
         .replace(',', ".")
         .parse()
-        .map_err(|_| source.line(line, format!("'{text}' of {core} is no number"), "expected percent, 0 to 100"))?;
+        .map_err(|_| source.line(line, format!("'{text}' of {core} is not a number"), "expected percent, 0 to 100"))?;
     if !(-0.5..=100.5).contains(&value) {
-        let what = format!("{value} of {core} is no percentage of one core");
+        let what = format!("{value} of {core} is not a percentage of one core");
         return Err(source.line(
             line,
             what,
@@ -128,7 +128,7 @@ fn percent(source: Source<'_>, line: usize, core: &str, text: &str) -> Result<f6
 
 fn finish(source: Source<'_>, mut cpu: Cpu) -> Result<Cpu, ImportError> {
     if cpu.busy.len() < 2 {
-        return Err(source.whole(format!("{} samples are no series", cpu.busy.len()), "sample for longer"));
+        return Err(source.whole(format!("{} samples are not a series", cpu.busy.len()), "sample for longer"));
     }
     let largest = cpu.busy.iter().flatten().copied().fold(0.0, f64::max);
     if largest > 0.0 && largest <= 1.0 && cpu.busy.iter().flatten().any(|v| v.fract() != 0.0) {
@@ -142,7 +142,7 @@ fn finish(source: Source<'_>, mut cpu: Cpu) -> Result<Cpu, ImportError> {
     let interval = cpu.interval_s();
     if interval > 1.5 {
         cpu.notes.push(format!(
-            "samples are {interval:.1} s apart; if each covers 1 s, as with 'mpstat 1 1', the rest of the time is not seen"
+            "samples are {interval:.1} s apart; if each covers 1 s, as with 'mpstat 1 1', the rest of the time is not sampled"
         ));
     }
     Ok(cpu)
@@ -186,18 +186,18 @@ pub(super) fn text(source: Source<'_>, text: &str) -> Result<Cpu, ImportError> {
         }
         cpu.busy[sample].push(busy);
     }
-    // A sampler that is stopped leaves a block unfinished; nothing of it can be said.
+    // A stopped sampler leaves an incomplete block, which is ignored.
     if cpu.busy.last().is_some_and(|last| last.len() < cpu.cores.len()) {
         cpu.busy.pop();
         cpu.at_s.pop();
-        cpu.notes.push("the last sample lacks cores and is left out".into());
+        cpu.notes.push("the last sample lacks cores and is omitted".into());
     }
     if cpu.cores.is_empty() {
-        return Err(source.whole("there is no row of a core", "run mpstat -P ALL 1"));
+        return Err(source.whole("no row of a core", "run mpstat -P ALL 1"));
     }
     if let Some(sample) = cpu.busy.iter().position(|cores| cores.len() != cpu.cores.len()) {
         let what = format!("sample {} has {} of {} cores", sample + 1, cpu.busy[sample].len(), cpu.cores.len());
-        return Err(source.whole(what, "cores that come and go are not understood: keep them online"));
+        return Err(source.whole(what, "changing sets of cores are not supported: keep them online"));
     }
     finish(source, cpu)
 }
@@ -293,13 +293,13 @@ Average:       0   15.00    0.00    2.50    0.50    0.00    0.00    0.00    0.00
     fn what_is_no_percentage_is_refused() {
         let file =
             |value: &str| format!("timestamp,core_0,core_1\n20250605181200,1.00,2.00\n20250605181202,{value},3.00\n");
-        assert!(refusal(&file("163.00")).starts_with("f.csv:3: 163 of core_0 is no percentage of one core"));
+        assert!(refusal(&file("163.00")).starts_with("f.csv:3: 163 of core_0 is not a percentage of one core"));
         assert!(refusal(&file("12,5")).contains("f.csv:3: 4 of 3 columns; a comma as decimal point"));
-        assert!(refusal(&file("x")).contains("'x' of core_0 is no number"));
+        assert!(refusal(&file("x")).contains("'x' of core_0 is not a number"));
         assert!(
             refusal("timestamp,core_0\n20250605181200,0.95\n20250605181202,0.5\n").contains("shares of 1, not percent")
         );
-        assert!(refusal("timestamp,core_0\n20250605181200,5\n").contains("1 samples are no series"));
+        assert!(refusal("timestamp,core_0\n20250605181200,5\n").contains("1 samples are not a series"));
         assert!(refusal("timestamp,core_0\n20250605181204,5\n20250605181202,5\n").contains("sample 2 is earlier"));
         assert!(refusal("timestamp,core_0\nyesterday,5\n").contains("f.csv:2: 'yesterday' in column 1 is no time"));
     }

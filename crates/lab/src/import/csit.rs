@@ -15,7 +15,7 @@ pub struct Rates {
     pub name: String,
     /// `mrr`, `ndrpdr`, `soak`.
     pub kind: String,
-    /// What was tested, with its version, as far as the file says.
+    /// Subject with its version, as far as the file contains them.
     pub subject: String,
     /// Rates by name, in the file's unit, e.g. `ndr.lower`.
     pub rates: BTreeMap<String, f64>,
@@ -44,7 +44,7 @@ pub(super) fn json(source: Source<'_>, value: &Value) -> Result<Rates, ImportErr
         wire_bytes: None,
     };
     if value.get("status").and_then(Value::as_str) == Some("FAIL") || value.get("passed") == Some(&Value::Bool(false)) {
-        return Err(source.whole("the test failed: its rates mean nothing", "import a test that passed"));
+        return Err(source.whole("the test failed: its rates are invalid", "import a test that passed"));
     }
     let (kind, result) = kind_of(source, value)?;
     rates.kind = kind;
@@ -75,7 +75,7 @@ fn kind_of<'a>(source: Source<'_>, value: &'a Value) -> Result<(String, &'a Valu
     ["mrr", "ndrpdr", "soak"]
         .iter()
         .find_map(|kind| Some(((*kind).to_owned(), results?.get(kind)?)))
-        .ok_or_else(|| source.whole("there is no mrr, ndrpdr or soak in the result", HINT))
+        .ok_or_else(|| source.whole("no mrr, ndrpdr or soak in the result", HINT))
 }
 
 fn bounds(source: Source<'_>, rates: &mut Rates, both: &Value, goal: &str) -> Result<(), ImportError> {
@@ -88,7 +88,7 @@ fn bounds(source: Source<'_>, rates: &mut Rates, both: &Value, goal: &str) -> Re
     }
     if ends[0] > ends[1] {
         let what = format!("{goal}: the lower bound {} is above the upper bound {}", ends[0], ends[1]);
-        return Err(source.whole(what, "the bounds are swapped, or of different units"));
+        return Err(source.whole(what, "the bounds are swapped, or have different units"));
     }
     Ok(())
 }
@@ -115,8 +115,8 @@ fn mrr(source: Source<'_>, rates: &mut Rates, result: &Value) -> Result<(), Impo
     if !rates.samples.is_empty() {
         let mean = crate::stats::mean(&rates.samples);
         if (mean - stated).abs() > 0.001 * mean {
-            let what = format!("the average is said to be {stated}, but that of the samples is {mean}");
-            return Err(source.whole(what, "average and samples are of different units, or of different tests"));
+            let what = format!("the stated average is {stated}, but that of the samples is {mean}");
+            return Err(source.whole(what, "average and samples have different units, or are from different tests"));
         }
     }
     rates.rates.insert("mrr.avg".into(), stated);
@@ -125,7 +125,7 @@ fn mrr(source: Source<'_>, rates: &mut Rates, result: &Value) -> Result<(), Impo
 
 fn number(source: Source<'_>, record: &Value, name: &str, place: &str) -> Result<f64, ImportError> {
     let value = record.get(name).and_then(Value::as_f64).filter(|v| v.is_finite() && *v >= 0.0);
-    value.ok_or_else(|| source.whole(format!("{place} is no number"), HINT))
+    value.ok_or_else(|| source.whole(format!("{place} is not a number"), HINT))
 }
 
 fn unit(source: Source<'_>, record: &Value, place: &str) -> Result<String, ImportError> {
@@ -182,15 +182,15 @@ fn check_bandwidth(
         ]
         .into_iter()
         .find(|(factor, _)| WIRE_BYTES.contains(&(bytes * factor)))
-        .map_or("rate and bandwidth are of different tests", |(_, reading)| reading);
+        .map_or("rate and bandwidth are from different tests", |(_, reading)| reading);
         let what =
-            format!("{place}: a bandwidth of {stated} at {pps} pps makes packets of {bytes:.3} bytes: {reading}");
+            format!("{place}: a bandwidth of {stated} at {pps} pps implies packets of {bytes:.3} bytes: {reading}");
         return Err(source.whole(what, "correct the unit of the bandwidth"));
     }
     match rates.wire_bytes {
         Some(before) if (before - bytes).abs() > 0.01 * before => {
             let what = format!("{place}: packets of {bytes:.1} bytes, before it of {before:.1}");
-            Err(source.whole(what, "rate and bandwidth are of different tests"))
+            Err(source.whole(what, "rate and bandwidth are from different tests"))
         }
         _ => {
             rates.wire_bytes = Some(bytes);
@@ -257,12 +257,12 @@ mod tests {
         );
         assert!(with("/pdr/lower/bandwidth/value", 15.0.into()).contains("before it of 84.0"));
         let off = serde_json::json!({"results": {"mrr": {"samples": [record(2e6)], "avg": 2.0, "stdev": 0}}});
-        assert!(refusal(&off.to_string()).contains("the average is said to be 2, but"));
+        assert!(refusal(&off.to_string()).contains("the stated average is 2, but"));
     }
 
     #[test]
     fn what_has_no_rate_is_named() {
-        assert!(refusal(r#"{"results": {}}"#).contains("there is no mrr, ndrpdr or soak"));
+        assert!(refusal(r#"{"results": {}}"#).contains("no mrr, ndrpdr or soak"));
         assert!(refusal(r#"{"result": {"type": "hoststack"}}"#).contains("a test of type 'hoststack'"));
         assert!(refusal(r#"{"status": "FAIL", "results": {"mrr": {}}}"#).contains("the test failed"));
     }

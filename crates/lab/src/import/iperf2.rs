@@ -1,8 +1,8 @@
 //! CSV of iperf2 (`iperf -c HOST -y C -i 1`): no header, one row per flow and interval, one for their sum.
 //!
-//! Columns: time stamp, addresses and ports, flow, interval, bytes, **bits** per second; UDP adds five more. The unit of the
-//! last is the trap: `-f` does not change it, and a reader who takes it for bytes is wrong by a factor of 8. Every row
-//! is held against rate = 8 · bytes / interval.
+//! Columns: time stamp, addresses and ports, flow, interval, bytes, **bits** per second; UDP adds
+//! five more. Note the unit of the last: `-f` does not change it, and reading it as bytes is wrong
+//! by a factor of 8. Every row is checked against rate = 8 · bytes / interval.
 
 use std::collections::BTreeMap;
 
@@ -49,12 +49,17 @@ pub(super) fn csv(source: Source<'_>, text: &str) -> Result<Throughput, ImportEr
     if let Some((line, name)) = rate_name.filter(|(_, name)| names_bytes(name)) {
         // The rows agree with bits, or they had been refused: the name is wrong.
         let what = format!("column 9 is headed '{name}', but holds 8 × bytes / interval: bits per second");
-        return Err(source.line(line, what, "name it bits_per_second, as a reader of bytes would be wrong by 8"));
+        return Err(source.line(
+            line,
+            what,
+            "rename it to bits_per_second: read as bytes it is wrong by a factor of 8",
+        ));
     }
     assemble(source, &rows)
 }
 
-/// Whether a name says bytes: `bytes_per_second`, `GB/s`, `MByte/s`, but not `Gbit/s` or `Gb/s`.
+/// Returns whether a name means bytes: `bytes_per_second`, `GB/s`, `MByte/s`, but not `Gbit/s` or
+/// `Gb/s`.
 fn names_bytes(name: &str) -> bool {
     name.to_lowercase().contains("byte") || name.contains("B/s") || name.contains("Bps")
 }
@@ -70,10 +75,10 @@ fn row(source: Source<'_>, line: usize, fields: &[&str]) -> Result<Row, ImportEr
     }
     let number = |column: usize, what: &str| {
         let text = fields[column];
-        let wrong = || source.line(line, format!("'{text}' in column {} is no {what}", column + 1), HINT);
+        let wrong = || source.line(line, format!("'{text}' in column {} is not a {what}", column + 1), HINT);
         text.parse::<f64>().ok().filter(|v| v.is_finite() && *v >= 0.0).ok_or_else(wrong)
     };
-    let interval = || source.line(line, format!("'{}' in column 7 is no interval like 0.0-1.0", fields[6]), HINT);
+    let interval = || source.line(line, format!("'{}' in column 7 is not an interval like 0.0-1.0", fields[6]), HINT);
     let (from, to) = fields[6].split_once('-').ok_or_else(interval)?;
     let (from, to) = (from.trim().parse::<f64>(), to.trim().parse::<f64>());
     let (Ok(from), Ok(to)) = (from, to) else { return Err(interval()) };
@@ -81,7 +86,7 @@ fn row(source: Source<'_>, line: usize, fields: &[&str]) -> Result<Row, ImportEr
         return Err(interval());
     }
     let stamp = stamp(fields[0]).ok_or_else(|| {
-        source.line(line, format!("'{}' in column 1 is no time like 20250605181231", fields[0]), HINT)
+        source.line(line, format!("'{}' in column 1 is not a time like 20250605181231", fields[0]), HINT)
     })?;
     let (bytes, rate) = (number(7, "number of bytes")?, number(8, "rate")?);
     check_unit(source, line, bytes, to - from, rate)?;
@@ -113,11 +118,11 @@ fn check_unit(source: Source<'_>, line: usize, bytes: f64, seconds: f64, rate: f
         return Ok(());
     }
     let unit = UNITS.iter().find(|(factor, _)| (rate - expected * factor).abs() <= slack * expected * factor + 1e-9);
-    let reading = unit.map_or("no unit that is known fits".to_owned(), |(_, name)| format!("the unit is {name}"));
+    let reading = unit.map_or("no known unit fits".to_owned(), |(_, name)| format!("the unit is {name}"));
     let what = format!(
         "{bytes:.0} bytes in {seconds:.1} s are {expected:.0} bit/s, but the rate column says {rate}: {reading}"
     );
-    Err(source.line(line, what, "import what iperf -y C wrote, which is in bits per second, without converting it"))
+    Err(source.line(line, what, "import the output of iperf -y C unchanged; it is in bits per second"))
 }
 
 /// Bytes of one interval, by flow.
@@ -138,7 +143,7 @@ fn assemble(source: Source<'_>, rows: &[Row]) -> Result<Throughput, ImportError>
     let lengths: Vec<f64> = rows.iter().map(|row| row.to - row.from).collect();
     let usual = median(&lengths);
     if rows.iter().all(|row| row.from == 0.0) {
-        return Err(source.whole("there is one row per flow and no series", "run iperf with -i 1"));
+        return Err(source.whole("one row per flow is not a series", "run iperf with -i 1"));
     }
     let mut notes = Vec::new();
     let mut intervals: BTreeMap<i64, Interval> = BTreeMap::new();
@@ -165,7 +170,7 @@ fn assemble(source: Source<'_>, rows: &[Row]) -> Result<Throughput, ImportError>
         }
     }
     if partial > 0 {
-        notes.push(format!("{partial} rows shorter than half an interval are left out"));
+        notes.push(format!("{partial} rows shorter than half an interval are omitted"));
     }
     note_gaps(&intervals, usual, &mut notes);
     note_sums(&intervals, &mut notes);
@@ -192,9 +197,7 @@ fn note_gaps(intervals: &BTreeMap<i64, Interval>, usual: f64, notes: &mut Vec<St
     let step = (usual * 10.0).round() as i64;
     let gaps = starts.windows(2).filter(|pair| pair[1] - pair[0] > step).count();
     if gaps > 0 {
-        notes.push(format!(
-            "{gaps} gaps: intervals are missing, and neighbours in the series are not neighbours in time"
-        ));
+        notes.push(format!("{gaps} gaps: intervals are missing, so adjacent samples are not adjacent in time"));
     }
 }
 
@@ -258,12 +261,12 @@ mod tests {
             text.starts_with("f.csv:1: 1000000 bytes in 1.0 s are 8000000 bit/s, but the rate column says 1000000"),
             "{text}"
         );
-        assert!(text.contains("the unit is bytes per second; import what iperf"), "{text}");
+        assert!(text.contains("the unit is bytes per second; import the output of iperf"), "{text}");
         assert!(with("8000").contains("the unit is kbit/s") && with("8").contains("the unit is Mbit/s"));
         assert!(with("1").contains("the unit is MB/s"), "{}", with("1"));
         assert!(with("0.9536743").contains("the unit is MiB/s") || with("0.9536743").contains("MB/s"));
         assert!(with("64000000").contains("multiplied by 8 before"));
-        assert!(with("31").contains("no unit that is known fits"));
+        assert!(with("31").contains("no known unit fits"));
     }
 
     #[test]
@@ -291,7 +294,9 @@ mod tests {
         let cut = &GOOD[..GOOD.len() - 4];
         assert!(refusal(cut).starts_with("f.csv:7: 3750000 bytes in 2.0 s"), "{}", refusal(cut));
         assert!(refusal(&GOOD.replacen("0.0-1.0", "1.0-0.0", 1)).contains("f.csv:1: '1.0-0.0' in column 7"));
-        assert!(refusal(&GOOD.replacen("1500000", "x", 1)).contains("f.csv:3: 'x' in column 8 is no number of bytes"));
+        assert!(
+            refusal(&GOOD.replacen("1500000", "x", 1)).contains("f.csv:3: 'x' in column 8 is not a number of bytes")
+        );
         let twice = format!("{GOOD}{}", GOOD.lines().next().expect("a line"));
         assert!(refusal(&twice).contains("f.csv:8: flow 3 has a second row"), "{}", refusal(&twice));
         let summary = GOOD.lines().last().expect("a line");

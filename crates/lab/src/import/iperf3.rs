@@ -31,7 +31,7 @@ pub(super) fn json(source: Source<'_>, value: &Value) -> Result<Throughput, Impo
         let (seconds, bytes) = checked(source, &place, sum)?;
         // The last interval ends with the transfer, a few packets after the one before it.
         if read.seconds.first().is_some_and(|first| seconds < 0.5 * first) {
-            read.notes.push(format!("{place} lasts {seconds:.3} s and is left out"));
+            read.notes.push(format!("{place} lasts {seconds:.3} s and is omitted"));
             continue;
         }
         for (number, stream) in interval.get("streams").and_then(Value::as_array).unwrap_or(&empty).iter().enumerate() {
@@ -45,7 +45,7 @@ pub(super) fn json(source: Source<'_>, value: &Value) -> Result<Throughput, Impo
         read.bytes.push(bytes);
     }
     if read.bytes.is_empty() {
-        return Err(source.whole("there is no interval", "run iperf3 -J with -i 1, for longer than its -O"));
+        return Err(source.whole("no interval", "run iperf3 -J with -i 1, for longer than its -O"));
     }
     let samples = read.bytes.len();
     read.flows.values_mut().for_each(|flow| flow.resize(samples, 0.0));
@@ -58,14 +58,14 @@ pub(super) fn json(source: Source<'_>, value: &Value) -> Result<Throughput, Impo
 
 const HINT: &str = "expected what iperf3 -J writes, unchanged";
 
-/// Seconds and bytes of a record, whose bits per second must be 8 · bytes / seconds.
+/// Seconds and bytes of a record; checks that its bits per second are 8 · bytes / seconds.
 fn checked(source: Source<'_>, place: &str, record: &Value) -> Result<(f64, f64), ImportError> {
     let number = |name: &str| {
         record
             .get(name)
             .and_then(Value::as_f64)
             .filter(|v| v.is_finite() && *v >= 0.0)
-            .ok_or_else(|| source.whole(format!("{place}.{name} is no number"), HINT))
+            .ok_or_else(|| source.whole(format!("{place}.{name} is not a number"), HINT))
     };
     let (seconds, bytes, rate) = (number("seconds")?, number("bytes")?, number("bits_per_second")?);
     if seconds <= 0.0 {
@@ -77,7 +77,7 @@ fn checked(source: Source<'_>, place: &str, record: &Value) -> Result<(f64, f64)
         let what = format!(
             "{place}: {bytes:.0} bytes in {seconds:.3} s are {expected:.0} bit/s, but bits_per_second is {rate:.0}{unit}"
         );
-        return Err(source.whole(what, "import what iperf3 wrote, without converting it"));
+        return Err(source.whole(what, "import the output of iperf3 unchanged"));
     }
     Ok((seconds, bytes))
 }
@@ -127,9 +127,9 @@ mod tests {
     #[test]
     fn failures_are_named() {
         assert!(refusal(r#"{"error": "unable to connect"}"#).contains("iperf3 failed: unable to connect"));
-        assert!(refusal(r#"{"start": {}, "intervals": []}"#).contains("there is no interval"));
+        assert!(refusal(r#"{"start": {}, "intervals": []}"#).contains("no interval"));
         assert!(refusal(r#"{"intervals": [{}]}"#).contains("intervals[0].sum is missing"));
         let text = run().to_string();
-        assert!(refusal(&text[..text.len() / 2]).contains("the file ends in the middle"));
+        assert!(refusal(&text[..text.len() / 2]).contains("the file is truncated"));
     }
 }

@@ -24,7 +24,7 @@ use crate::trial::{Direction, Measurement, SCHEMA, Trial};
 /// Largest file that is read, in bytes: a day of eight flows, sampled every second, is a quarter of it.
 const MAX_BYTES: u64 = 256 << 20;
 
-/// What a file holds.
+/// Contents of a file.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Imported {
     /// A transfer over time.
@@ -50,7 +50,7 @@ pub struct Throughput {
     pub bytes: Vec<f64>,
     /// Bytes of each flow in each interval.
     pub flows: BTreeMap<String, Vec<f64>>,
-    /// What is odd about the file.
+    /// Remarks about the file.
     pub notes: Vec<String>,
 }
 
@@ -116,7 +116,7 @@ impl Throughput {
     }
 }
 
-/// Why a file is refused.
+/// Reason why a file is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
     /// The operating system does not give it.
@@ -134,9 +134,9 @@ pub enum ImportError {
         file: String,
         /// Line, from 1.
         line: usize,
-        /// What is wrong.
+        /// Description.
         what: String,
-        /// What to do.
+        /// Correction.
         hint: String,
     },
     /// The file as a whole is wrong.
@@ -144,9 +144,9 @@ pub enum ImportError {
     File {
         /// File.
         file: String,
-        /// What is wrong.
+        /// Description.
         what: String,
-        /// What to do.
+        /// Correction.
         hint: String,
     },
 }
@@ -160,13 +160,13 @@ pub fn read(path: &Path) -> Result<Imported, ImportError> {
     let unreadable = |source| ImportError::Unreadable { file: file.clone(), source };
     let length = std::fs::metadata(path).map_err(unreadable)?.len();
     if length > MAX_BYTES {
-        let what = format!("{} MiB are more than the {} MiB that are read", length >> 20, MAX_BYTES >> 20);
+        let what = format!("{} MiB exceed the limit of {} MiB", length >> 20, MAX_BYTES >> 20);
         return Err(ImportError::File { file, what, hint: "split it by time".into() });
     }
     let bytes = std::fs::read(path).map_err(unreadable)?;
     let text = String::from_utf8(bytes).map_err(|_| ImportError::File {
         file: file.clone(),
-        what: "this is no text".into(),
+        what: "not a text file".into(),
         hint: EXPECTED.into(),
     })?;
     parse(&file, &text)
@@ -197,13 +197,13 @@ pub fn parse(file: &str, text: &str) -> Result<Imported, ImportError> {
     if text.lines().take(10).any(|line| line.contains("CPU") && line.contains("%idle")) {
         return cpu::text(source, text).map(Imported::Cpu);
     }
-    Err(source.whole("the format is not known", EXPECTED))
+    Err(source.whole("unknown format", EXPECTED))
 }
 
 fn json(source: Source<'_>, text: &str) -> Result<Imported, ImportError> {
     let value: serde_json::Value = serde_json::from_str(text).map_err(|e| {
-        let hint = if e.is_eof() { "the file ends in the middle: copy it again" } else { EXPECTED };
-        source.line(e.line(), format!("this is no JSON: {e}"), hint)
+        let hint = if e.is_eof() { "the file is truncated: copy it again" } else { EXPECTED };
+        source.line(e.line(), format!("not JSON: {e}"), hint)
     })?;
     if value.get("intervals").is_some() || value.get("error").is_some() {
         iperf3::json(source, &value).map(Imported::Throughput)
@@ -280,9 +280,9 @@ mod tests {
     fn what_is_nothing_is_named() {
         assert!(refusal("").starts_with("f.csv: the file is empty; expected iperf2"));
         assert!(refusal(" \n\n").starts_with("f.csv: the file is empty"));
-        assert!(refusal("hello\n").starts_with("f.csv: the format is not known; expected"));
+        assert!(refusal("hello\n").starts_with("f.csv: unknown format; expected"));
         assert!(refusal("{}").contains("neither 'intervals'"));
-        assert!(refusal("{\n \"a\": [1,\n").starts_with("f.csv:3: this is no JSON"));
+        assert!(refusal("{\n \"a\": [1,\n").starts_with("f.csv:3: not JSON"));
     }
 
     #[test]
@@ -291,6 +291,6 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("x.csv");
         std::fs::write(&path, [0xff, 0xfe, 0]).expect("written");
-        assert!(read(&path).expect_err("binary").to_string().contains("this is no text"));
+        assert!(read(&path).expect_err("binary").to_string().contains("not a text file"));
     }
 }

@@ -33,19 +33,19 @@ pub struct SeriesReport {
     pub interval_s: f64,
     /// Analysis in Gbit/s (10⁹ bit/s).
     pub gbit_per_s: Analysis,
-    /// How the flows share it.
+    /// Distribution over flows.
     pub flows: Flows,
     /// Processors sampled during the transfer.
     pub cpus: Vec<String>,
-    /// What these spent in seconds of one core per Gbit; `None` without them.
+    /// Core-seconds per Gbit; `None` without CPU samples.
     pub core_s_per_gbit: Option<f64>,
     /// The same for each phase, if there is more than one.
     pub core_s_per_gbit_by_phase: Vec<f64>,
-    /// What is odd.
+    /// Remarks.
     pub notes: Vec<String>,
 }
 
-/// How flows share a transfer.
+/// Distribution of a transfer over flows.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Flows {
     /// Mean of each in Gbit/s.
@@ -69,7 +69,7 @@ pub struct CpuReport {
     pub cores: Vec<Core>,
     /// Mean over cores, percent.
     pub mean_percent: f64,
-    /// What is odd.
+    /// Remarks.
     pub notes: Vec<String>,
 }
 
@@ -142,7 +142,7 @@ fn flows(read: &Throughput) -> Flows {
     }
 }
 
-/// Whether the time in which a host worked covers at least four fifths of a transfer.
+/// Returns whether the time in which a host worked covers at least four fifths of a transfer.
 fn covers(cpu: &Cpu, read: &Throughput) -> bool {
     let active = cpu.active();
     let (from, to) = (cpu.at_s[active.start], cpu.at_s[active.end - 1]);
@@ -184,7 +184,7 @@ impl Report {
         let mut text = String::new();
         self.series.iter().for_each(|series| series.write(&mut text));
         if !self.cpus.is_empty() {
-            let _ = writeln!(text, "percent busy of each core, while its host worked\n{}\n", self.cores());
+            let _ = writeln!(text, "percent busy of each core, while its host was working\n{}\n", self.cores());
         }
         let mut notes: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for cpu in &self.cpus {
@@ -234,12 +234,12 @@ impl SeriesReport {
         );
         let sure = match a.interval {
             Some([low, high]) => format!("95 % {low:.3} to {high:.3} (blocks of {})", a.block),
-            None => "no interval: it describes none of the phases below".into(),
+            None => "no interval: see the phases below".into(),
         };
         let _ = writeln!(text, "  mean {:.8} Gbit/s, {sure}", a.mean);
         let _ = writeln!(
             text,
-            "  CV {:.1} %, correlation of neighbours {:.2}, {:.0} effective samples, min {:.9}, max {:.9}",
+            "  CV {:.1} %, autocorrelation (lag 1) {:.2}, {:.0} effective samples, min {:.9}, max {:.9}",
             100.0 * a.cv,
             a.lag1,
             a.effective_samples,

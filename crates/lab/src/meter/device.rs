@@ -15,7 +15,7 @@ use crate::pair::{PairError, Shape, Subject};
 use crate::traffic::Addresses;
 use crate::trial::Lost;
 
-/// What is measured in memory.
+/// Subject in memory.
 #[derive(Clone, Debug)]
 pub enum MemorySubject {
     /// The whole path of Weir, as it runs in the gateway.
@@ -29,10 +29,10 @@ pub enum MemorySubject {
     },
 }
 
-/// Why a name is no subject.
+/// Reason why a name is not a subject.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
-    "'{0}' is no subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; v6, udp and esn may follow after a comma"
+    "'{0}' is not a subject in memory; use plain, weir-PROTOCOL-MODE-SUITE (weir-esp-tunnel-aes128gcm16), or cipher-… for the engine alone; v6, udp and esn may follow after a comma"
 )]
 pub struct SubjectError(pub String);
 
@@ -56,7 +56,7 @@ impl MemorySubject {
         self.subject().map_or("", |subject| &subject.suite)
     }
 
-    /// The way of protecting; `None` for plain forwarding.
+    /// The configuration; `None` for plain forwarding.
     pub fn subject(&self) -> Option<&Subject> {
         match self {
             Self::Path(subject) | Self::Cipher(subject) => Some(subject),
@@ -170,7 +170,7 @@ impl Device {
 
     fn path(tables: [Snapshot; 2], engine: Engine, batch: usize, packet_bytes: usize) -> Kind {
         let config = WorkerConfig { batch, packet_bytes, engine, ..WorkerConfig::default() };
-        // Nobody reads audit records: the rings fill up and count what they lose.
+        // Audit records are not read: the rings fill up and count the losses.
         Kind::Path { ends: [Worker::new(config.clone()).0, Worker::new(config).0], tables }
     }
 
@@ -228,7 +228,7 @@ impl Device {
     }
 }
 
-/// What cores dropped, by cause.
+/// Packets dropped by the cores, by cause.
 pub(crate) fn lost<'a>(cores: impl IntoIterator<Item = &'a CoreCounters>) -> Lost {
     let drops = Totals::of(cores).drops;
     let of = |reasons: &[Drop]| reasons.iter().map(|why| drops[*why as usize]).sum::<u64>();
@@ -238,7 +238,7 @@ pub(crate) fn lost<'a>(cores: impl IntoIterator<Item = &'a CoreCounters>) -> Los
     Lost { ring, replay, auth, other: drops.iter().sum::<u64>() - ring - replay - auth }
 }
 
-/// Tables that let everything from `src` to `dst` through, both ways.
+/// Tables that pass everything between `src` and `dst` in both directions.
 fn bypass(src: std::net::IpAddr, dst: std::net::IpAddr) -> Result<Snapshot, PairError> {
     let one = |addr| AddrRange { start: addr, end: addr };
     let policy = Policy {
@@ -261,9 +261,9 @@ struct Bare {
     engine: Engine,
     tables: Snapshot,
     derived: DerivedKeys,
-    /// By size of the clear packet: the operation, and the bytes that stand in front of the packet then.
+    /// By size of the inner packet: the operation, and the number of bytes that precede the packet.
     shapes: Vec<Option<(CryptoOp, usize)>>,
-    /// Those of the batch in hand.
+    /// Entries of the current batch.
     batch: Vec<(CryptoOp, usize)>,
     /// First bytes of the packets of the batch in hand: AH's ICV is written over them.
     heads: Vec<[u8; HEAD]>,
@@ -338,10 +338,11 @@ impl Bare {
     }
 }
 
-/// The operation that the path makes of `packet`, and the bytes that stand in front of the packet then.
+/// The operation that the path prepares for `packet`, and the number of bytes that precede the
+/// packet.
 ///
 /// # Panics
-/// When the path refuses a packet of the generator, whose size it was asked about before.
+/// Panics if the path drops a packet of the generator; its size was checked before.
 pub(crate) fn shape_of(sending: &Snapshot, packet: &[u8]) -> (CryptoOp, usize) {
     let sa = &sending.outbound[0];
     let mut buffer = vec![0; HEADROOM + packet.len() + TAILROOM];
@@ -369,7 +370,10 @@ mod tests {
             assert_eq!(name.parse::<MemorySubject>().unwrap().to_string(), name);
         }
         for name in ["", "weir", "weir-esp", "weir-gre-tunnel-x", "weir-esp-tunnel-", "wg-esp-tunnel-x", "plain,udp"] {
-            assert!(name.parse::<MemorySubject>().unwrap_err().to_string().contains("no subject in memory"), "{name}");
+            assert!(
+                name.parse::<MemorySubject>().unwrap_err().to_string().contains("not a subject in memory"),
+                "{name}"
+            );
         }
         let subject: MemorySubject = "weir-esp-transport-aes128-sha256".parse().unwrap();
         assert_eq!((subject.protocol(), subject.mode(), subject.suite()), ("esp", "transport", "aes128-sha256"));

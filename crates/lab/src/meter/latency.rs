@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD;
 use hdrhistogram::Histogram;
 use hdrhistogram::serialization::{Deserializer, Serializer, V2DeflateSerializer};
 
-/// Longest time that is told apart, in nanoseconds: a minute.
+/// Upper bound of the histogram, in nanoseconds: a minute.
 const LONGEST_NS: u64 = 60_000_000_000;
 /// Digits that are kept.
 const DIGITS: u8 = 3;
@@ -63,8 +63,9 @@ impl Latency {
         self.0.mean()
     }
 
-    /// A percentile, 0 to 100, in nanoseconds; `None` with fewer than 100/(1 − p) packets behind it, from which no
-    /// such percentile can be told (RFC 8219 wants 500 for a median; the rule here only refuses the meaningless).
+    /// A percentile, 0 to 100, in nanoseconds; `None` with fewer than 100/(1 − p) packets, which
+    /// are not sufficient (RFC 8219 requires 500 for a median; this rule rejects only meaningless
+    /// values).
     pub fn percentile_ns(&self, percentile: f64) -> Option<u64> {
         let least = 100.0 / (1.0 - percentile / 100.0).max(f64::EPSILON);
         (self.count() as f64 >= least.min(1e18)).then(|| self.0.value_at_percentile(percentile))

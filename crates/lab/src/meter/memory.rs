@@ -2,9 +2,10 @@
 //!
 //! *Saturating*: batches are filled, taken through the subject and checked in turn; only the middle is timed.
 //!
-//! *Paced*, in virtual time: packets arrive at their intended times at a ring; the subject takes what is there, at most a
-//! batch, and the clock advances by what that really took. The generator costs no time, as if it ran on a core of its
-//! own, nothing waits for idle times to pass, and a machine that others use too measures the subject and not them.
+//! *Paced*, in virtual time: packets arrive at their intended times at a ring; the subject takes at
+//! most a batch of waiting packets, and the clock advances by the measured time. The generator
+//! costs no time, as on a separate core, idle times are skipped, and on a shared machine the
+//! subject is measured, not other processes.
 //!
 //! *Paced*, in real time ([`MemoryOptions::real_time`]): generator and subject on a thread each, rings between them.
 
@@ -28,18 +29,19 @@ use crate::trial::{Direction, Lost, Measurement};
 
 /// A batch is checked whole whenever fewer than one in so many packets were: 1.6 %.
 const CHECK_EVERY: u64 = 64;
-/// Most batches whose times are kept apart: 8 MiB.
+/// Maximum number of stored batch times: 8 MiB.
 const MAX_SAMPLES: usize = 1 << 20;
 /// A trial that saturates ends at the latest after so many times its duration, preparation included.
 const MAX_WALL: u32 = 8;
 /// Fewer batches on a core of our own say nothing by themselves.
 const FEWEST_FREE: usize = 8;
-/// Which of the batches with a core of our own at both ends is taken: in between a neighbour may have come and gone.
+/// Quantile of the batches that are uncontended at both ends: a sibling may have been busy in
+/// between.
 const FREE_QUANTILE: f64 = 0.25;
-/// Time that others ran is told from the resolution of the clocks by being longer than this, in nanoseconds.
+/// Time of preemption, in nanoseconds, that exceeds the resolution of the clocks.
 const PREEMPTED_NS: u64 = 3_000;
 
-/// How much memory packets of a saturating trial go through.
+/// Memory footprint of the packets of a saturating trial.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Default)]
 pub enum Memory {
     /// One batch, again and again: everything is in the caches.
@@ -49,7 +51,7 @@ pub enum Memory {
     Bytes(usize),
 }
 
-/// How a memory meter works.
+/// Options of a memory meter.
 #[derive(Clone, Debug)]
 pub struct MemoryOptions {
     /// Packets per batch.
@@ -60,15 +62,16 @@ pub struct MemoryOptions {
     pub memory: Memory,
     /// Places of the ring in front of the subject, in paced trials; at least `batch`.
     pub ring: usize,
-    /// Paced trials in real time, with the subject on a thread of its own.
+    /// Paced trials in real time, with the subject on a separate thread.
     pub real_time: bool,
-    /// Whether time that other processes ran while the subject was at work counts as the subject's. Otherwise such a
-    /// batch counts for the time that our thread ran, and `preempted_ns` of a trial says how much was left out.
+    /// True if preemption by other processes counts as time of the subject. Otherwise such a batch
+    /// counts with its CPU time, and `preempted_ns` of a trial has the excluded time.
     pub count_preemption: bool,
-    /// Longest time in a saturating trial that batches wait for the core to be ours alone ([`Gauge`]). Batches at whose begin
-    /// and end it was are also kept apart: [`MemoryMeter::FREE`].
+    /// Limit of the time in a saturating trial that batches wait for an uncontended core
+    /// ([`Gauge`]). Batches that are uncontended at begin and end are also reported separately:
+    /// [`MemoryMeter::FREE`].
     pub patience: Duration,
-    /// Set by who wants trials to end.
+    /// Set to stop trials.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -114,16 +117,17 @@ impl MemoryMeter {
         Ok(Self { subject, options, device, batches, observer: Observer::open(), gauge: Gauge::open() })
     }
 
-    /// What it measures.
+    /// The subject.
     pub fn subject(&self) -> &MemorySubject {
         &self.subject
     }
 
-    /// Where saturating trials store ticks per packet of their batches, in [`Measurement::values`].
+    /// Keys in [`Measurement::values`] for ticks per packet of the batches of saturating trials.
     pub const TICKS: [&'static str; 4] = ["ticks_min", "ticks_p10", "ticks_median", "ticks_mean"];
 
-    /// Where saturating trials store what is said by the batches during which the core was ours alone, if there were at least
-    /// [`FEWEST_FREE`]: their number, their lower quartile in ticks per packet, and the [`Reading`] at the clock rate that it is for.
+    /// Keys for the uncontended batches of saturating trials, if there were at least
+    /// [`FEWEST_FREE`]: their number, their lower quartile in ticks per packet, and the
+    /// corresponding [`Reading`].
     pub const FREE: [&'static str; 4] = ["free_batches", "free_ticks", "free_clock_ticks", "free_core_share"];
 
     fn saturate(&mut self, load: &Load, generator: &mut Generator) -> Result<Measurement, MeterError> {
@@ -185,7 +189,7 @@ impl MemoryMeter {
         Ok(measured)
     }
 
-    /// Takes batch `at` through the subject. What has to be done beforehand for `direction` is not timed.
+    /// Processes batch `at` by the subject. Preparation for `direction` is not timed.
     fn pass(&mut self, at: usize, direction: Direction) -> Took {
         let batch = &mut self.batches[at];
         self.device.expect(batch);
@@ -302,7 +306,7 @@ impl MemoryMeter {
 impl Meter for MemoryMeter {
     fn trial(&mut self, load: &Load) -> Result<Measurement, MeterError> {
         if load.duration.is_zero() {
-            return Err(MeterError::Unsupported("a trial of no duration measures nothing; use at least 1 ms".into()));
+            return Err(MeterError::Unsupported("a trial needs a duration of at least 1 ms".into()));
         }
         let mut generator = Generator::new(&load.traffic, self.subject.addresses(), load.seed)?;
         let window = self.observer.start();
@@ -342,7 +346,7 @@ pub(super) fn append(generator: &Generator, due: &Due, batch: &mut Batch) -> boo
     })
 }
 
-/// What one batch took.
+/// Cost of one batch.
 struct Took {
     ticks: u64,
     ns: u64,
@@ -350,7 +354,7 @@ struct Took {
     cpu_ns: u64,
     /// Time that others ran and that is not counted.
     others_ns: u64,
-    /// What the gauge read before and after it.
+    /// Readings of the gauge before and after it.
     core: [Reading; 2],
 }
 
@@ -484,7 +488,7 @@ mod tests {
         let options = MemoryOptions { patience: Duration::from_millis(200), ..MemoryOptions::default() };
         let mut meter = meter("weir-esp-tunnel-aes128gcm16", options);
         let measured = meter.trial(&load("512", Direction::Out, 20)).unwrap();
-        // A neighbour may be there all the time; without one nearly all batches are free.
+        // A sibling may be busy all the time; otherwise nearly all batches are uncontended.
         if let Some(free) = measured.values.get("free_batches") {
             assert!(*free >= FEWEST_FREE as f64 && *free <= measured.values["batches"]);
             // At the highest clock rate that was seen, which may be well above that of now.

@@ -18,14 +18,14 @@ pub use memory::{Memory, MemoryMeter, MemoryOptions};
 pub use ports::{LiveDevice, PortMeter, PortOptions};
 pub use sockets::{MAX_SOCKETS, Place, ReceivePort, SendPort};
 
-/// What one trial offers to a subject.
+/// Load of one trial.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Load {
     /// Packets.
     pub traffic: Traffic,
-    /// Way through the subject.
+    /// Direction through the subject.
     pub direction: Direction,
-    /// How long.
+    /// Duration.
     pub duration: Duration,
     /// Seed of sizes, gaps and contents.
     pub seed: u64,
@@ -41,7 +41,7 @@ pub trait Meter {
     fn trial(&mut self, load: &Load) -> Result<Measurement, MeterError>;
 }
 
-/// Why a trial gave no measurement.
+/// Reason why a trial failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MeterError {
     /// This meter cannot offer such a load.
@@ -55,13 +55,13 @@ pub enum MeterError {
     Subject {
         /// Its name.
         subject: String,
-        /// What happened, with the last lines it said.
+        /// Description, with the last lines of output.
         why: String,
     },
     /// The operating system refused something.
     #[error("{what}: {source}")]
     Io {
-        /// What was done.
+        /// Operation.
         what: String,
         /// Its answer.
         source: std::io::Error,
@@ -71,9 +71,9 @@ pub enum MeterError {
     Wrong {
         /// Its name.
         subject: String,
-        /// Which packet, `?` when that cannot be told.
+        /// Sequence number of the packet, `?` if unknown.
         seq: String,
-        /// How.
+        /// Fault.
         fault: crate::traffic::Fault,
     },
     /// The user wants to stop.

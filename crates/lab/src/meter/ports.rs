@@ -22,18 +22,18 @@ use crate::pair::PairError;
 use crate::traffic::{Addresses, Fault, Generator, Rate};
 use crate::trial::{Direction, Lost, Measurement};
 
-/// How a trial between ports works.
+/// Options of a trial between ports.
 #[derive(Clone, Debug)]
 pub struct PortOptions {
     /// Packets per batch.
     pub batch: usize,
     /// Largest packet in bytes.
     pub packet_bytes: usize,
-    /// How long to wait for stragglers after the last packet was sent (RFC 2544 §23 has two seconds).
+    /// Time to wait for late packets after the last one was sent (RFC 2544 §23 has two seconds).
     pub straggle: Duration,
     /// One packet in so many has its content compared.
     pub check_every: u64,
-    /// Set by who wants trials to end.
+    /// Set to stop trials.
     pub stop: Arc<AtomicBool>,
 }
 
@@ -43,7 +43,7 @@ impl Default for PortOptions {
     }
 }
 
-/// Where packets go in and come out.
+/// Ports of a measurement.
 pub(crate) trait Ends {
     fn send(&mut self, batch: &mut Batch) -> io::Result<()>;
     fn receive(&mut self, batch: &mut Batch) -> io::Result<()>;
@@ -51,7 +51,7 @@ pub(crate) trait Ends {
     fn lost(&self) -> Lost;
 }
 
-/// Measures whatever lies between two ports: namespaces, devices, interfaces of the user.
+/// Measures the path between two ports: namespaces, devices, interfaces of the user.
 pub struct PortMeter {
     name: String,
     ports: Pair,
@@ -86,8 +86,8 @@ impl Ends for Pair {
 }
 
 impl PortMeter {
-    /// Packets between `addresses` go into `tx` and are expected from `rx`. `lost` reads the counters of what lies
-    /// between, where it has any.
+    /// Packets between `addresses` go into `tx` and are expected from `rx`. `lost` reads the drop
+    /// counters of the path, if there are any.
     pub fn new(
         name: &str,
         tx: Box<dyn Port>,
@@ -102,7 +102,7 @@ impl PortMeter {
 }
 
 impl Meter for PortMeter {
-    /// `load.direction` is for the subject to know: this meter sends one way.
+    /// `load.direction` concerns the subject only: this meter sends in one direction.
     fn trial(&mut self, load: &Load) -> Result<Measurement, MeterError> {
         let window = self.observer.start();
         let mut measured = run(&self.name, self.addresses, &mut self.ports, load, &self.options)?;
@@ -111,7 +111,7 @@ impl Meter for PortMeter {
     }
 }
 
-/// When the packets that are on their way were meant to leave: 8 MiB, a second of a million packets.
+/// Intended departure times of the packets in flight: 8 MiB, a second at 1 Mpps.
 struct OnTheirWay(Vec<u64>);
 
 impl OnTheirWay {
@@ -123,7 +123,7 @@ impl OnTheirWay {
         self.0[at] = at_ns;
     }
 
-    /// `None` for a packet that is too late to be told.
+    /// `None` for a packet that is too late.
     fn get(&self, seq: u64, sent: u64) -> Option<u64> {
         let known = seq < sent && sent - seq <= Self::PLACES as u64;
         known.then(|| self.0[seq as usize & (Self::PLACES - 1)])
@@ -223,7 +223,7 @@ pub(crate) fn run(
         auth: after.auth - before.auth,
         other: 0,
     };
-    // Whatever is missing and has no cause that somebody counted.
+    // Lost packets that no drop counter explains.
     let missing = measured.sent.saturating_sub(measured.received);
     measured.lost = Lost { other: missing.saturating_sub(known.total()), ..known };
     latency.store(&mut measured);
@@ -237,7 +237,7 @@ pub(crate) fn run(
     Ok(measured)
 }
 
-/// Throws away what an earlier trial left on the way.
+/// Discards packets of an earlier trial.
 fn drain(ends: &mut dyn Ends, batch: &mut Batch) -> io::Result<()> {
     for _ in 0..1000 {
         batch.clear();
@@ -250,7 +250,7 @@ fn drain(ends: &mut dyn Ends, batch: &mut Batch) -> io::Result<()> {
     Ok(())
 }
 
-/// A subject in memory on a thread of its own, between two rings.
+/// A subject in memory on a separate thread, between two rings.
 pub struct LiveDevice {
     to: MemoryPort,
     from: MemoryPort,
@@ -278,7 +278,7 @@ impl LiveDevice {
         let seal = match direction {
             Direction::In => Some(Device::new(subject, batch, bytes).map_err(failed)?),
             Direction::Out if subject.subject().is_some() => {
-                let why = "in real time the meter has to read what comes out: use direction in or both";
+                let why = "in real time the meter must receive the output: use direction in or both";
                 return Err(MeterError::Unsupported(why.into()));
             }
             Direction::Out | Direction::Both => None,

@@ -1,8 +1,8 @@
 //! UDP sockets as ports: traffic between two addresses of this host, each in any network namespace.
 //!
-//! What lies between is whatever the kernel's routes lead through: an interface, a tunnel, a subject in namespaces of its
-//! own. The kernel makes the headers, so the packets that the generator wrote are taken off theirs and the ones that come
-//! in are given them back.
+//! The path is determined by the kernel's routes: an interface, a tunnel, a subject in namespaces.
+//! The kernel adds the headers, so headers are removed from the generator's packets and restored on
+//! received ones.
 
 use std::fmt;
 use std::io;
@@ -40,7 +40,7 @@ impl FromStr for Place {
     fn from_str(text: &str) -> Result<Self, String> {
         let (addr, netns) = text.split_once('@').map_or((text, None), |(addr, name)| (addr, Some(name)));
         let addr =
-            addr.parse().map_err(|_| format!("'{addr}' is no address; write e.g. 10.1.0.1 or 10.1.0.1@NETNS"))?;
+            addr.parse().map_err(|_| format!("'{addr}' is not an address; write e.g. 10.1.0.1 or 10.1.0.1@NETNS"))?;
         let netns = match netns {
             None => None,
             Some("") => return Err("a namespace needs a name, as ip netns list shows it".to_owned()),
@@ -80,7 +80,7 @@ impl Place {
             move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network))?;
             bind()
         });
-        inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace died"))).map_err(named)
+        inside.join().unwrap_or_else(|_| Err(io::Error::other("the thread in the namespace ended"))).map_err(named)
     }
 }
 
@@ -124,7 +124,7 @@ impl Port for SendPort {
             });
             match sent {
                 Some(Ok(_)) => {}
-                // Full: of the socket, or of the device behind it.
+                // The queue of the socket or of the device is full.
                 Some(Err(error)) if matches!(error.kind(), io::ErrorKind::WouldBlock) => self.refused.full += 1,
                 Some(Err(error)) if error.raw_os_error() == Some(NO_BUFFERS) => self.refused.full += 1,
                 Some(Err(error)) if error.raw_os_error() == Some(TOO_LONG) => self.refused.too_big += 1,
@@ -229,7 +229,7 @@ mod tests {
         assert_eq!(place.netns, Some(PathBuf::from("/run/netns/left")));
         assert_eq!("fd00::1".parse::<Place>().unwrap().netns, None);
         assert!("10.1.0.1@".parse::<Place>().unwrap_err().contains("needs a name"));
-        assert!("lo".parse::<Place>().unwrap_err().contains("no address"));
+        assert!("lo".parse::<Place>().unwrap_err().contains("not an address"));
         let nowhere: Place = "127.0.0.1@/nonexistent/netns".parse().unwrap();
         assert!(
             nowhere.bind(0).unwrap_err().to_string().starts_with("127.0.0.1@/nonexistent/netns: port 0: No such file")
@@ -238,7 +238,8 @@ mod tests {
         assert!(other.bind(0).is_err());
     }
 
-    /// The generator's port numbers are fixed: each process has addresses of its own, so that tests can run side by side.
+    /// The generator's port numbers are fixed: each process has its own addresses, so that tests
+    /// can run in parallel.
     #[test]
     fn packets_cross_the_loopback_whole() {
         let [.., high, low] = std::process::id().to_be_bytes();

@@ -43,7 +43,7 @@ const DRAWN: usize = 1 << 16;
 pub struct BeyondCheck {
     /// `size`, `mix`, `cores` or `latency`.
     pub kind: &'static str,
-    /// What, e.g. `imix:aaaaaaaddddg`.
+    /// Traffic, e.g. `imix:aaaaaaaddddg`.
     pub what: String,
     /// Unit of both.
     pub unit: &'static str,
@@ -63,7 +63,7 @@ impl BeyondCheck {
         Self { kind, what, unit, measured, predicted, error_percent, limit_percent: limit }
     }
 
-    /// Whether the error is within its limit.
+    /// Returns whether the error is within its limit.
     pub fn holds(&self) -> bool {
         self.error_percent.abs() <= self.limit_percent
     }
@@ -74,7 +74,7 @@ impl BeyondCheck {
 pub struct Beyond {
     /// Predictions.
     pub checks: Vec<BeyondCheck>,
-    /// What could not be judged, and what it needs.
+    /// Checks that were not possible, with the missing data.
     pub missing: Vec<String>,
     /// Percentiles of latency as lines over ρ/(1 − ρ).
     pub tails: Vec<TailLine>,
@@ -152,9 +152,9 @@ fn mix_of(traffic: &str) -> Option<Mix> {
     Mix::new(&parts)
 }
 
-/// The most cores, predicted from at most half of them: each as fast as they were, less what was lost from one to that. Of
-/// several ways to use them the first that can use more than one, with flows that each core has alike: what a hash gives a core is
-/// chance.
+/// The largest core count, predicted from at most half of it: the rate per core, reduced by the
+/// loss observed from one core to that count. Of several variants the first that can use more than
+/// one core, with evenly spread flows, because the spread of a hash is random.
 fn cores(traffic: &str, trials: &[&Trial]) -> Option<BeyondCheck> {
     let most = trials.iter().map(|trial| trial.cores).max()?;
     let ways = trials.iter().filter_map(|trial| trial.way);

@@ -14,14 +14,14 @@ pub struct CostTable {
 /// One in so many times is taken to be undisturbed.
 const LOW: usize = 10;
 
-/// Why points make no table.
+/// Reason why points do not form a table.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum CostError {
     /// Too few.
     #[error("a cost table needs at least 3 different lengths, this one has {0}")]
     TooFew(usize),
     /// Nonsense.
-    #[error("a cost table has a time of {ns} ns at {bytes} bytes; times are positive nanoseconds")]
+    #[error("a cost table has a time of {ns} ns at {bytes} bytes; times must be positive")]
     BadTime {
         /// Length.
         bytes: f64,
@@ -50,7 +50,7 @@ impl CostTable {
         Ok(Self { suite: suite.to_owned(), points })
     }
 
-    /// Time for `bytes`: straight between neighbours, and straight on outside.
+    /// Time for `bytes`: linear interpolation, and linear extrapolation outside.
     pub fn ns(&self, bytes: f64) -> f64 {
         let at = self.points.partition_point(|(b, _)| *b <= bytes).clamp(1, self.points.len() - 1);
         let ((b0, t0), (b1, t1)) = (self.points[at - 1], self.points[at]);

@@ -1,4 +1,4 @@
-//! An asynchronous engine behind a ring: what the recursion of its stages gives, and where its breakpoint lies.
+//! An asynchronous engine with a ring: the recursion of its stages, and its breakpoint.
 
 use super::equation::Asynchronous;
 use super::fit::{Interval, Sample, student, weighted};
@@ -26,8 +26,8 @@ pub fn pipeline(stages: usize, packets: usize, ring: Option<usize>, time_ns: imp
     (last[packets - 1] - last[half]) / (packets - 1 - half) as f64
 }
 
-/// Most packets per nanosecond that a closed pipeline can pass: the slower of processor and `engines` engines, and `window`
-/// packets on their way at once.
+/// Upper bound of the rate of a closed pipeline, in packets per nanosecond: the slower of processor
+/// and `engines` engines, with `window` packets in flight.
 pub fn closed_bound(processor_ns: f64, engine_ns: f64, engines: f64, window: f64) -> f64 {
     (1.0 / processor_ns).min(engines / engine_ns).min(window / (processor_ns + engine_ns))
 }

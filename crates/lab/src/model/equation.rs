@@ -130,18 +130,18 @@ impl ProcessorTime {
     }
 }
 
-/// The term that the paper lacks: a link of `link_mbps` passes no more than that, counted in bytes on the wire.
+/// The term that the paper lacks: the limit of a link of `link_mbps`, counted in bytes on the wire.
 pub fn with_link_mbps(throughput_mbps: f64, len: f64, wire_bytes: f64, link_mbps: f64) -> f64 {
     throughput_mbps.min(link_mbps * len / wire_bytes)
 }
 
-/// What we think of an equation.
+/// Assessment of an equation.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
     /// Used as printed.
     Printed,
-    /// Used as printed to reproduce the paper; a corrected form stands beside it.
+    /// Used as printed to reproduce the paper; there is also a corrected form.
     Corrected,
 }
 
@@ -168,11 +168,11 @@ macro_rules! equations {
 }
 
 equations! {
-    1 Printed "t_fix = t_IP + t_IPsec + t_com + t_key": "what a packet of any size costs";
+    1 Printed "t_fix = t_IP + t_IPsec + t_com + t_key": "cost of a packet of any size";
     2 Printed "L/R_alg = L/R*_alg + L/R_rw": "cipher and copying in series";
     3 Printed "t_S = t_fix + L_alg/R_alg": "synchronous; a link is a further limit: min(R_link, ·)";
     4 Corrected "t_S = max(t_fix, t_oh + L_alg/R_alg)":
-        "right for an endless ring and constant times; the processor also pays t_enq + t_deq + t_irq/k";
+        "valid for an unlimited ring and constant times; the processor also pays t_enq + t_deq + t_irq/k";
     5 Corrected "L_AH = ceil((L + 12 + 24)/64) * 64":
         "64 * ceil((L + 20 + 24 + 9)/64): the whole outer header is hashed, hash padding is 9 bytes at least";
     6 Corrected "L_ESP = ceil((L + 2)/B) * B":

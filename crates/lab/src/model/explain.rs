@@ -7,13 +7,13 @@ use super::profile::Profile;
 use crate::stats::median;
 use crate::trial::Trial;
 
-/// What bound a result.
+/// Limiting factor of a result.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Term {
     /// Work per packet.
     FixedCost,
-    /// Work per byte beside the cipher, or with it where they are not told apart.
+    /// Work per byte besides the cipher, or including it if they are not separate.
     LengthCost,
     /// The cipher.
     Cipher,
@@ -63,9 +63,9 @@ pub struct Explanation {
     pub predicted_ns: Option<f64>,
     /// Its parts.
     pub parts: Option<Parts>,
-    /// What bound.
+    /// Limiting factor.
     pub term: Term,
-    /// Why.
+    /// Evidence.
     pub evidence: String,
 }
 
@@ -124,10 +124,7 @@ fn explain_group(what: String, group: &[&Trial], profiles: &[Profile], link_mbps
     } else if link_mbps.is_some_and(|link| outer_mbps >= FULL_LINK * link) {
         (Term::Link, format!("{outer_mbps:.0} Mbps on the wire of a link of {:.0}", link_mbps.unwrap_or_default()))
     } else if let Some(pps) = offered {
-        (
-            Term::Offered,
-            format!("all of the {pps:.0} packets/s that were offered came through; offer more to find a limit"),
-        )
+        (Term::Offered, format!("all of the {pps:.0} offered packets/s arrived; increase the load to find a limit"))
     } else {
         by_model(ns, predicted_ns.zip(parts), ring)
     };
@@ -140,7 +137,7 @@ fn by_model(ns: f64, model: Option<(f64, Parts)>, ring: f64) -> (Term, String) {
             (
                 Term::Ring,
                 format!(
-                    "{:.2} % lost to full rings; a profile would tell whether the processor was busy",
+                    "{:.2} % lost to full rings; a profile is needed to determine whether the processor was busy",
                     ring * 100.0
                 ),
             )
@@ -152,12 +149,12 @@ fn by_model(ns: f64, model: Option<(f64, Parts)>, ring: f64) -> (Term, String) {
     if error > EXPLAINED && ring > LOSSY {
         return (
             Term::Ring,
-            format!("{error:.0} % slower than the processor is, with {:.2} % lost to full rings", ring * 100.0),
+            format!("{error:.0} % slower than the processor allows, with {:.2} % lost to full rings", ring * 100.0),
         );
     }
     if error.abs() > EXPLAINED {
         let way = if error > 0.0 { "slower" } else { "faster" };
-        return (Term::Unexplained, format!("{:.0} % {way} than the profile has it", error.abs()));
+        return (Term::Unexplained, format!("{:.0} % {way} than predicted by the profile", error.abs()));
     }
     let Parts { fixed_ns, length_ns, cipher_ns } = parts;
     let percent = |part: f64| 100.0 * part / predicted;

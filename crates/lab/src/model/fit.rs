@@ -16,7 +16,7 @@ pub struct Sample {
     pub size: f64,
     /// Time per packet in nanoseconds.
     pub time_ns: f64,
-    /// How much it counts, 1 for an ordinary one.
+    /// Weight, 1 by default.
     pub weight: f64,
 }
 
@@ -122,7 +122,7 @@ pub fn weighted(rows: &[Vec<f64>], samples: &[Sample]) -> Option<Fit> {
     Some(Fit { coef: solution.coef, covariance, relative_sd: variance.sqrt(), freedom })
 }
 
-/// Where Huber's function turns from square to straight, in standard deviations.
+/// Threshold of Huber's function between quadratic and linear, in standard deviations.
 const HUBER: f64 = 1.345;
 
 /// Huber's estimate of relative errors, by repeated weighting; `scale` is their standard deviation, or taken from the
@@ -174,7 +174,7 @@ pub fn residuals(fit: &Fit, rows: &[Vec<f64>], samples: &[Sample]) -> Vec<f64> {
     rows.iter().zip(samples).map(|(row, s)| fit.time_ns(row) / s.time_ns - 1.0).collect()
 }
 
-/// Whether a form misses more than repeated measurements scatter.
+/// True if a form misses more than repeated measurements scatter.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LackOfFit {
     /// Ratio of variances.

@@ -9,7 +9,7 @@ use super::size::SizeFn;
 use super::spline::Spline;
 use crate::stats::quantile_sorted;
 
-/// What forms are over.
+/// Argument of a form.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Basis {
     /// Bytes worked on, for all forms but [`Form::Crypto`], which adds the plain length.
@@ -128,7 +128,7 @@ fn strides(bytes: f64, stride: u32) -> [f64; 3] {
 pub struct Fitted {
     /// Family.
     pub family: Family,
-    /// How it is evaluated.
+    /// Curve.
     pub curve: Curve,
     /// Parameters, those found by search included.
     pub parameters: usize,

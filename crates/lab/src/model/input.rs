@@ -19,7 +19,7 @@ pub struct Measured {
     pub round: u32,
 }
 
-/// What was measured, as far as its file says.
+/// Identity of a measurement, as far as its file contains it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, serde::Deserialize, serde::Serialize)]
 pub struct Identity {
     /// Name of the subject; empty for a table.
@@ -39,15 +39,15 @@ pub struct Identity {
 /// A file, read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measurements {
-    /// What was measured.
+    /// Identity of the measurement.
     pub identity: Identity,
     /// Measurements.
     pub rows: Vec<Measured>,
-    /// What was left aside, for the user.
+    /// Ignored data, for the user.
     pub notes: Vec<String>,
 }
 
-/// Which trials of a file are meant.
+/// Selection of trials of a file.
 #[derive(Clone, Debug, Default)]
 pub struct Selection {
     /// Subject, where a file has several.
@@ -60,10 +60,10 @@ pub struct Selection {
     pub studies: Vec<String>,
 }
 
-/// Why a file gives no measurements.
+/// Reason why a file has no measurements.
 #[derive(Debug, thiserror::Error)]
 pub enum InputError {
-    /// The operating system says no.
+    /// Error of the operating system.
     #[error("cannot read {path}: {source}")]
     Io {
         /// File.
@@ -78,7 +78,7 @@ pub enum InputError {
         path: PathBuf,
         /// Line from 1.
         line: usize,
-        /// What is wrong and what to do.
+        /// Description and correction.
         why: String,
     },
     /// The file as a whole.
@@ -86,7 +86,7 @@ pub enum InputError {
     File {
         /// File.
         path: PathBuf,
-        /// What is wrong and what to do.
+        /// Description and correction.
         why: String,
     },
 }
@@ -121,13 +121,16 @@ pub fn read_trials(path: &Path, text: &str) -> Result<(Vec<Trial>, Vec<String>),
         let refuse = |why: String| InputError::Line { path: path.to_owned(), line: i + 1, why };
         match serde_json::from_str::<Trial>(line) {
             Ok(trial) if trial.schema > SCHEMA => {
-                return Err(refuse(format!("schema {} is newer than this weir, which knows {SCHEMA}", trial.schema)));
+                return Err(refuse(format!(
+                    "schema {} is newer than {SCHEMA}, the latest that this weir supports",
+                    trial.schema
+                )));
             }
             Ok(trial) => trials.push(trial),
             Err(_) if i + 1 == lines.len() && !text.ends_with('\n') => {
-                notes.push(format!("line {}, the last, is cut off and was left aside", i + 1));
+                notes.push(format!("the last line, {}, is truncated and was ignored", i + 1));
             }
-            Err(error) => return Err(refuse(format!("is no trial: {error}"))),
+            Err(error) => return Err(refuse(format!("is not a trial: {error}"))),
         }
     }
     Ok((trials, notes))
@@ -165,26 +168,29 @@ pub fn from_trials(trials: &[Trial], selection: &Selection, mut notes: Vec<Strin
         let subjects: BTreeSet<&str> = trials.iter().map(|t| t.subject.as_str()).collect();
         let subjects = subjects.into_iter().collect::<Vec<_>>().join(", ");
         return Err(format!(
-            "no trial fits: a fit needs trials of one size each that send as many packets as go; subjects here: {subjects}"
+            "no suitable trial: a fit needs saturating trials of one size each; subjects here: {subjects}"
         ));
     };
     if groups.len() > 1 {
         let names: Vec<String> =
             groups.keys().map(|k| format!("{} {} on {} cores", k.subject, k.direction, k.cores)).collect();
-        return Err(format!("holds several subjects; choose one with --subject and --direction: {}", names.join(", ")));
+        return Err(format!(
+            "contains several subjects; select one with --subject and --direction: {}",
+            names.join(", ")
+        ));
     }
     let group = &groups[&identity];
     let others = trials.len() - group.len();
     if others > 0 {
-        notes.push(format!("{others} trials of other subjects, loads or mixes were left aside"));
+        notes.push(format!("{others} trials of other subjects, loads or mixes were ignored"));
     }
     let sessions = session_names(trials);
     let rows = group.iter().map(|t| measured(t, &sessions)).collect();
     Ok(Measurements { identity, rows, notes })
 }
 
-/// Names of sessions by run and number. Two runs of one campaign number their sessions alike, so a name also says when the
-/// session began.
+/// Names of sessions by run and number. Two runs of one campaign use the same session numbers, so a
+/// name also contains the start time.
 pub(super) fn session_names(trials: &[Trial]) -> Sessions {
     let mut starts: BTreeMap<(String, u32), u64> = BTreeMap::new();
     for trial in trials {
@@ -235,16 +241,17 @@ pub(super) fn cost_bytes(key: &str) -> Option<f64> {
     key.strip_prefix("cipher_")?.strip_suffix("_ns")?.parse().ok()
 }
 
-/// Shares of a core that differ by more are not both those of a core without a neighbour.
+/// Two shares of a core that differ by more are not both uncontended.
 const SAME_SHARE: f64 = 0.03;
 /// The best share of an environment is the one that so many trials have, or fewer: a single one may be too good.
 const BEST: f64 = 0.1;
-/// Of a trial without a neighbour so many batches, a share, had a core of their own at both ends. One that has fewer met a neighbour that
-/// comes and goes, in between as well.
+/// Minimum share of uncontended batches in an uncontended trial. With fewer the sibling is
+/// intermittently busy, also within batches.
 const FREE_BATCHES: f64 = 0.25;
 
-/// Leaves aside the saturating trials and those of a cipher whose core was shared with a neighbour, wherever the same was measured without one. Times
-/// of the others become those of one clock rate, the highest that was seen in the same environment.
+/// Removes contended saturating trials and contended cipher trials if the same case was measured
+/// uncontended. Times of the others are scaled to one clock rate, the highest in the same
+/// environment.
 pub(super) fn undisturbed(trials: &[Trial]) -> Vec<Trial> {
     let clock = |t: &Trial| t.measured.values.get("free_clock_ticks").copied();
     let share = |t: &Trial| t.measured.values.get("free_core_share").copied();
@@ -288,9 +295,10 @@ pub(super) fn undisturbed(trials: &[Trial]) -> Vec<Trial> {
     .collect()
 }
 
-/// Nanoseconds that a packet took a core: the lower quartile over batches while no neighbour shared the core, if there were enough; the
-/// tenth percentile over all batches of the trial, where they were kept apart. Whatever else a machine does makes a batch slower,
-/// never faster; the mean of a trial would model the machine's other work.
+/// Nanoseconds of a core per packet: the lower quartile over uncontended batches, if there were
+/// enough; otherwise the tenth percentile over all batches of the trial, if they were stored. Other
+/// load of the machine makes a batch slower, never faster; the mean of a trial would include that
+/// load in the model.
 pub(super) fn packet_ns(trial: &Trial) -> f64 {
     let measured = &trial.measured;
     let (ns, cores) = (measured.dur_ns as f64, f64::from(trial.cores.max(1)));
@@ -326,16 +334,16 @@ pub fn read_scaling(path: &Path, selection: &Selection) -> Result<Vec<(f64, f64)
         .map(|t| [format!("{} {} {}", t.subject, identity(t).direction, t.traffic), way(t)].concat())
         .collect();
     match kinds.len() {
-        0 => Err(file("no trial that sends as many packets as go".into())),
+        0 => Err(file("no saturating trial".into())),
         1 => Ok(wanted.iter().map(|t| (f64::from(t.cores), t.measured.pps())).collect()),
         _ => Err(file(format!(
-            "holds several kinds of trials; choose one with --subject and --direction: {}",
+            "contains several kinds of trials; select one with --subject and --direction: {}",
             kinds.into_iter().collect::<Vec<_>>().join(", ")
         ))),
     }
 }
 
-/// How the cores of a trial divided its work, behind a blank; empty where they had no choice.
+/// Scheduling variant of a trial, after a blank; empty if there was only one.
 fn way(trial: &Trial) -> String {
     trial.way.map_or_else(String::new, |way| format!(" {way}"))
 }
@@ -357,13 +365,13 @@ fn scaling_table(text: &str) -> Result<Vec<(f64, f64)>, String> {
             |at: usize| record.get(at).and_then(|c| c.parse::<f64>().ok()).filter(|v| *v > 0.0 && v.is_finite());
         let row = number(cores_at).zip(number(value_at));
         rows.push(
-            row.map(|(n, x)| (n, x * unit)).ok_or_else(|| format!("row {} has no two numbers above zero", i + 1))?,
+            row.map(|(n, x)| (n, x * unit)).ok_or_else(|| format!("row {} needs two numbers above zero", i + 1))?,
         );
     }
     Ok(rows)
 }
 
-/// What a column of a table holds besides `size`.
+/// Quantity of a column besides `size`.
 #[derive(Clone, Copy)]
 enum Unit {
     Nanoseconds(f64),
@@ -396,7 +404,7 @@ impl Unit {
     }
 }
 
-/// What is wrong with a column name that looks like a rate.
+/// Fault of a column name that looks like a rate.
 fn unit_trap(columns: &[String]) -> Option<String> {
     let bad = columns.iter().find(|c| {
         ["gb/s", "mb/s", "gbytes", "mbytes", "bytes_per_second", "gbyte/s", "mbyte/s"].contains(&c.as_str())
@@ -434,7 +442,7 @@ fn from_table(path: &Path, text: &str) -> Result<Measurements, InputError> {
         let number = |at: usize| {
             let cell = record.get(at).unwrap_or_default();
             let value: f64 =
-                cell.parse().map_err(|_| refuse(format!("'{cell}' is no number (columns end with ',')")))?;
+                cell.parse().map_err(|_| refuse(format!("'{cell}' is not a number (columns end with ',')")))?;
             if value > 0.0 && value.is_finite() { Ok(value) } else { Err(refuse(format!("{cell} is not above zero"))) }
         };
         let (size, value) = (number(size_at)?, number(value_at)?);
@@ -444,7 +452,7 @@ fn from_table(path: &Path, text: &str) -> Result<Measurements, InputError> {
         let time_ns = unit.time_ns(size, value);
         if !PLAUSIBLE_NS.contains(&time_ns) {
             return Err(refuse(format!(
-                "{value} {} at {size} bytes would be {time_ns:.3e} ns per packet; the unit must be wrong",
+                "{value} {} at {size} bytes would be {time_ns:.3e} ns per packet; check the unit",
                 columns[value_at]
             )));
         }
@@ -454,7 +462,7 @@ fn from_table(path: &Path, text: &str) -> Result<Measurements, InputError> {
         rows.push(Measured { sample: Sample { size, time_ns, weight }, session: text(session_at).to_owned(), round });
     }
     if rows.is_empty() {
-        return Err(file("has a header and no measurement".into()));
+        return Err(file("has a header but no measurements".into()));
     }
     Ok(Measurements { identity: Identity::default(), rows, notes: vec![] })
 }
@@ -485,10 +493,10 @@ mod tests {
             ("size,throughput\n64,1\n", "exactly one column of time_ns"),
             ("size,GB/s\n64,1\n", "bytes or bits?"),
             ("len,mbps\n64,1\n", "no column 'size'"),
-            ("size,mbps\n64,x\n", "t.csv:2: 'x' is no number"),
+            ("size,mbps\n64,x\n", "t.csv:2: 'x' is not a number"),
             ("size,mbps\n64,-3\n", "not above zero"),
             ("size,mbps\n64000000,3\n", "is this column in bytes?"),
-            ("size,time_us\n64,100000000\n", "the unit must be wrong"),
+            ("size,time_us\n64,100000000\n", "check the unit"),
             ("size,mbps\n", "no measurement"),
             ("size,mbps,pps\n64,1,1\n", "exactly one column"),
         ] {
@@ -539,7 +547,7 @@ mod tests {
         let (trials, notes) = read_trials(Path::new("t"), &cut).unwrap();
         assert_eq!((trials.len(), notes.len()), (1, 1));
         let error = read_trials(Path::new("t"), &format!("{}\n{whole}\n", &whole[..40])).unwrap_err().to_string();
-        assert!(error.starts_with("t:1: is no trial"), "{error}");
+        assert!(error.starts_with("t:1: is not a trial"), "{error}");
         let newer = whole.replace(r#""schema":1"#, r#""schema":9"#);
         let error = read_trials(Path::new("t"), &format!("{newer}\n")).unwrap_err().to_string();
         assert!(error.contains("newer"), "{error}");
@@ -570,7 +578,7 @@ mod tests {
         // A larger share, or hardly any free batch.
         trials.extend([gauged(150.0, 600.0, 1.35, 90.0), gauged(140.0, 600.0, 1.3, 24.0)]);
         assert_eq!(ticks(&trials), [100.0; 11]);
-        // What was never measured without a neighbour stays, and so does what has no gauge.
+        // Cases that were never measured uncontended stay, as do those without a gauge.
         trials.push(Trial { size: Some(65), traffic: "65".into(), ..gauged(150.0, 600.0, 1.5, 9.0) });
         assert_eq!(ticks(&trials).len(), 12);
         trials.push(trial("b", 64, 0));

@@ -3,7 +3,7 @@
 /// More parameters than any form of the model has.
 pub(super) const MAX_PARAMETERS: usize = 24;
 
-/// What least squares gives.
+/// Result of least squares.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Solution {
     /// Parameters.

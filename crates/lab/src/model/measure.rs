@@ -15,20 +15,20 @@ use crate::stats::Rng;
 /// Packets per timed call: a batch of the path.
 const BATCH: usize = 256;
 
-/// Largest body in packet memory of the usual size, which is what the path has: how packets lie to cache lines and to each
-/// other is part of what a cipher takes.
+/// Largest body in packet memory of the default size, as used by the path: the alignment of packets
+/// to cache lines and to each other affects the cost of a cipher.
 const USUAL: usize = 2048;
 
 /// Rounds that are run and not counted.
 const WARM_UP: usize = 2;
 
-/// Times that a length is measured in a round when somebody else came to use the core meanwhile.
+/// Maximum number of attempts per length in a round if the core was contended.
 const MOST_TRIES: usize = 4;
 
 /// ESP header and the longest IV: where a body begins.
 const BODY_AT: usize = 24;
 
-/// Why a cost cannot be measured.
+/// Reason why a cost cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum MeasureError {
     /// The suite.
@@ -41,14 +41,15 @@ pub enum MeasureError {
     #[error(transparent)]
     Cost(#[from] CostError),
     /// The engine refused an operation.
-    #[error("the engine does not take {0} bytes with '{1}': lengths are multiples of its block")]
+    #[error("the engine does not support {0} bytes with '{1}': lengths must be multiples of its block")]
     Refused(usize, String),
 }
 
-/// Seals bodies of every length of `lengths` with `suite` (opens them, with `opens`), `rounds` times in random order, and keeps the
-/// lowest tenth. Lengths that the cipher's block does not divide are left out. For `patience` in all it waits for the core to be
-/// ours alone, as `gauge` tells, and measures again what was disturbed at its end; times are those of the highest clock rate that
-/// the gauge saw. `progress` gets (done, total).
+/// Seals bodies of every length of `lengths` with `suite` (opens them, with `opens`), `rounds`
+/// times in random order, and keeps the lowest tenth. Lengths that are not a multiple of the
+/// cipher's block are omitted. For `patience` in total it waits for an uncontended core according
+/// to `gauge`, and repeats contended measurements; times are scaled to the highest clock rate that
+/// the gauge measured. `progress` gets (done, total).
 ///
 /// # Errors
 /// [`MeasureError`].

@@ -11,7 +11,7 @@ pub struct Mix {
     parts: Vec<(f64, f64)>,
 }
 
-/// Why a text is no mix.
+/// Reason why a text is not a mix.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error(
     "'{text}' is not a mix: {why}; use sizes with shares (64:28,570:16,1518:4), one size (1400), 'imix', or an IMIX specification of RFC \
@@ -57,7 +57,8 @@ impl Mix {
             let genome: Genome = text.parse().map_err(|e: GenomeError| refuse(e.to_string()))?;
             genome.sizes().iter().map(|size| (f64::from(*size), 1.0)).collect()
         } else {
-            let number = |text: &str| text.trim().parse::<f64>().map_err(|_| refuse(format!("'{text}' is no number")));
+            let number =
+                |text: &str| text.trim().parse::<f64>().map_err(|_| refuse(format!("'{text}' is not a number")));
             text.split(',')
                 .map(|part| match part.split_once(':') {
                     Some((size, share)) => Ok((number(size)?, number(share)?)),
@@ -84,7 +85,7 @@ impl Mix {
         self.mean(|size| size)
     }
 
-    /// What follows from the time of each size in nanoseconds.
+    /// Cost of the mix from the time of each size in nanoseconds.
     pub fn cost(&self, time_ns: impl Fn(f64) -> f64) -> MixCost {
         let mean_ns = self.mean(&time_ns);
         let square = self.mean(|size| time_ns(size).powi(2));
@@ -102,7 +103,7 @@ impl Mix {
     }
 }
 
-/// What a mix costs one core.
+/// Cost of a mix on one core.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MixCost {
     /// Mean size in bytes.
@@ -117,7 +118,7 @@ pub struct MixCost {
     pub scv: f64,
     /// The mean of the rates of each size by packets: what one must not do.
     pub wrong_by_packets_mbps: f64,
-    /// The mean of the rates of each size by bytes: wrong as well, and the other way.
+    /// The mean of the rates of each size by bytes: also wrong, with the opposite sign.
     pub wrong_by_bytes_mbps: f64,
 }
 

@@ -1,6 +1,6 @@
 //! The figures of Tables 1 to 8 of Tisovsky and Baronak (2012), as printed, and what recomputing them finds.
 //!
-//! Numbers are text: their last digit says how far they can be trusted. Misprints are kept.
+//! Numbers are text: their last digit defines their precision. Misprints are kept.
 
 /// One line of a table: a size with its throughput.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ pub(super) struct System {
     pub(super) unit: f64,
     /// The size function that comes closest to the printed fixed time.
     pub(super) size_fn: &'static str,
-    /// A size function that the paper's own formula asks for instead.
+    /// The size function that the paper's own formula requires.
     pub(super) own_formula: Option<&'static str>,
     pub(super) fixed_us: &'static str,
     pub(super) rate: &'static str,
@@ -162,7 +162,8 @@ pub(super) const SYSTEMS: &[System] = &[
     .but_own_formula("s2-esp16/1"),
 ];
 
-/// What recomputing found: table, system, quantity, and why the printed value is not the one that follows.
+/// A finding of the recomputation: table, system, quantity, and the reason for the difference from
+/// the printed value.
 pub(super) struct Finding {
     pub(super) table: u8,
     pub(super) system: &'static str,

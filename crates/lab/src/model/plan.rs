@@ -1,4 +1,5 @@
-//! Sizing a gateway: from the cost of a packet and what is asked of it to cores, throughput, latency, and what binds first.
+//! Sizing a gateway: computes cores, throughput, latency and the first bottleneck from the cost of
+//! a packet and the demand.
 
 use serde::Serialize;
 
@@ -11,7 +12,7 @@ use super::scaling::{mean_largest, used_queues};
 use super::size::{Layout, Work};
 use super::two_point::TwoPoint;
 
-/// Where the time of a packet comes from.
+/// Source of the time of a packet.
 #[derive(Clone, Debug)]
 pub enum Cost {
     /// A calibrated profile, per core.
@@ -20,8 +21,8 @@ pub enum Cost {
     DataSheet(TwoPoint),
 }
 
-/// What a line through two printed numbers misses between them, relative: modern AEADs miss it by 6.8 % at sizes off the grid,
-/// and a data sheet does not say which one it measured.
+/// Relative error of a line through two printed numbers between them: modern AEADs deviate by 6.8 %
+/// at sizes off the grid, and a data sheet does not state its grid.
 const DATASHEET_INSIDE: f64 = 0.07;
 
 /// The same outside the two sizes.
@@ -37,7 +38,7 @@ pub struct Parts {
     pub fixed_ns: f64,
     /// Growing with size, beside the cipher where that is known, ns.
     pub length_ns: f64,
-    /// The cipher, ns; 0 where it is not told apart.
+    /// The cipher, ns; 0 if it is not separate.
     pub cipher_ns: f64,
 }
 
@@ -94,30 +95,30 @@ impl Cost {
     }
 }
 
-/// How SAs come to cores.
+/// Distribution of SAs to cores.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Spread {
     /// By a hash, as receive-side scaling does: some cores get several, some none.
     Hashed,
-    /// Evenly, as somebody placed them.
+    /// Evenly, by explicit placement.
     Even,
 }
 
-/// What is asked.
+/// Demand.
 #[derive(Clone, Debug)]
 pub struct Demand {
     /// Sizes.
     pub mix: Mix,
-    /// Packets per second on average; `None` asks for capacity only.
+    /// Packets per second on average; `None` computes the capacity only.
     pub pps: Option<f64>,
     /// Peak over mean, at least 1.
     pub peak: f64,
-    /// Cores that carry packets; `None` asks how many.
+    /// Cores that process packets; `None` computes the number.
     pub cores: Option<u32>,
     /// SAs with traffic, all equal; one SA stays on one core.
     pub sas: u32,
-    /// How they spread.
+    /// Distribution.
     pub spread: Spread,
     /// Link in 10⁶ bit/s, on the wire.
     pub link_mbps: Option<f64>,
@@ -137,7 +138,7 @@ pub struct Demand {
     pub clock: f64,
     /// Power of a busy core in watts.
     pub watts: Option<f64>,
-    /// What goes on the wire, where the cost does not know.
+    /// Layout on the wire, if the cost does not contain it.
     pub layout: Option<Layout>,
 }
 
@@ -165,11 +166,11 @@ impl Demand {
     }
 }
 
-/// What stops throughput from growing.
+/// Bottleneck of the throughput.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Binding {
-    /// Processors, by what a packet of any size costs.
+    /// Processors, by cost of a packet of any size.
     FixedCost,
     /// Processors, by copying and other cost per byte.
     LengthCost,
@@ -195,7 +196,7 @@ impl Binding {
             Self::LengthCost => "CPU: the cost per byte",
             Self::Cipher => "CPU: the cipher",
             Self::Link => "the link",
-            Self::Spread => "queues: the fullest core is full, others are not",
+            Self::Spread => "queues: only the fullest core is saturated",
             Self::SetUp => "set-ups and rekeyings",
             Self::Memory => "memory for SAs",
             Self::Latency => "the latency objective: an idle core is already slower",
@@ -203,7 +204,7 @@ impl Binding {
     }
 }
 
-/// What a number of cores can do.
+/// Capacity of a number of cores.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Capacity {
     /// Cores that carry packets or set-ups.
@@ -214,16 +215,16 @@ pub struct Capacity {
     pub mbps: Interval,
     /// 10⁶ bit/s on the wire.
     pub wire_mbps: f64,
-    /// What binds.
+    /// Bottleneck.
     pub binding: Binding,
 }
 
 /// A line of the what-if table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WhatIf {
-    /// What is changed.
+    /// Change.
     pub change: &'static str,
-    /// What follows.
+    /// Resulting capacity.
     pub capacity: Capacity,
 }
 
@@ -236,7 +237,7 @@ pub struct CurvePoint {
     pub mbps: Interval,
     /// Packets per second.
     pub pps: f64,
-    /// Whether the size lies outside what was measured.
+    /// True if the size is outside the measured range.
     pub extrapolated: bool,
 }
 
@@ -247,9 +248,9 @@ pub struct Plan {
     pub cores_needed: Option<[u32; 3]>,
     /// Packets per second at the peak, where a rate was given.
     pub peak_pps: Option<f64>,
-    /// Whether the demand is met by the cores given, or by those needed.
+    /// True if the demand is met by the cores given, or by those needed.
     pub met: bool,
-    /// What the cores given, or needed, or one core, can do.
+    /// Capacity of the given cores, of the needed ones, or of one core.
     pub capacity: Capacity,
     /// Highest load of a core that the objectives allow.
     pub max_load: f64,
@@ -269,11 +270,11 @@ pub struct Plan {
     pub used_cores: f64,
     /// Joules per packet, where power is known.
     pub joules_per_packet: Option<f64>,
-    /// What a change would bring.
+    /// Effects of changes.
     pub what_if: Vec<WhatIf>,
     /// Throughput by size.
     pub curve: Vec<CurvePoint>,
-    /// What the numbers rest on.
+    /// Assumptions.
     pub assumptions: Vec<String>,
 }
 
@@ -325,7 +326,7 @@ fn curve_point(cost: &Cost, clock: f64, size: f64) -> CurvePoint {
     }
 }
 
-/// What of a demand does not depend on the number of cores.
+/// Parts of a demand that do not depend on the number of cores.
 struct Planner<'a> {
     demand: &'a Demand,
     mean: Interval,
@@ -475,7 +476,7 @@ fn what_if(cost: &Cost, demand: &Demand, cores: u32) -> Vec<WhatIf> {
         with("eight times the SAs", Demand { sas: demand.sas.saturating_mul(8), ..demand.clone() }, cores),
     ];
     if cipher_ns > 0.0 {
-        all.push(less("a cipher for nothing", planner.mean.value - cipher_ns));
+        all.push(less("a cipher without cost", planner.mean.value - cipher_ns));
     }
     if let Some(link) = demand.link_mbps {
         all.push(with("ten times the link", Demand { link_mbps: Some(link * 10.0), ..demand.clone() }, cores));
@@ -530,7 +531,7 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
     let outside: Vec<String> =
         demand.mix.parts().iter().filter(|p| cost.extrapolates(p.0)).map(|p| p.0.to_string()).collect();
     if !outside.is_empty() {
-        all.push(format!("extrapolated to {} bytes, which lie outside what was measured", outside.join(", ")));
+        all.push(format!("extrapolated to {} bytes, outside the measured range", outside.join(", ")));
     }
     if demand.clock != 1.0 {
         all.push(format!("all times divided by {}: cycles stay the same at another clock", demand.clock));
@@ -541,7 +542,7 @@ fn assumptions(cost: &Cost, demand: &Demand) -> Vec<String> {
     };
     all.push(format!("{spread}; {} SAs, each on one core", demand.sas));
     all.push(format!(
-        "Poisson arrivals, one queue of {} packets per core, no core beyond {:.0} % load; bursts need more room",
+        "Poisson arrivals, one queue of {} packets per core, no core beyond {:.0} % load; bursts need longer queues",
         demand.room,
         demand.max_load * 100.0
     ));

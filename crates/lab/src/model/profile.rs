@@ -1,7 +1,7 @@
-//! A profile: the frozen parameters of one way of protecting on one machine, in a file with a hash.
+//! A profile: the frozen parameters of one configuration on one machine, in a file with a hash.
 //!
-//! `weir lab model fit` makes it, `validate` judges it, `plan` and `explain` read it. Changing a parameter by hand breaks the
-//! hash, so a profile says what was measured or is refused.
+//! `weir lab model fit` creates it, `validate` checks it, `plan` and `explain` read it. Editing a
+//! parameter invalidates the hash, so a profile always contains measured values.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ pub const CALIBRATION_BATCH: u32 = 256;
 /// Sizes and sessions that a calibration should have.
 pub const CALIBRATION: (usize, usize) = (7, 5);
 
-/// Where a profile was measured.
+/// Machine of a profile.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
 pub struct Machine {
     /// Processor.
@@ -76,11 +76,11 @@ pub struct Profile {
     pub sessions: BTreeSet<String>,
     /// Measurements.
     pub samples: usize,
-    /// What was measured.
+    /// Identity of the measurement.
     pub identity: Identity,
-    /// Where.
+    /// Machine.
     pub machine: Machine,
-    /// What the form is over.
+    /// Argument of the form.
     pub basis: Basis,
     /// The model.
     pub fitted: Fitted,
@@ -88,15 +88,15 @@ pub struct Profile {
     pub held_out: Errors,
     /// The two-point line.
     pub two_point: TwoPointLine,
-    /// What the protocol adds on the wire, where known.
+    /// Layout of the protocol on the wire, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layout: Option<Layout>,
-    /// What a batch costs besides its packets, where that was measured.
+    /// Cost of a batch besides its packets, if it was measured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vector: Option<VectorCost>,
 }
 
-/// Why there is no profile.
+/// Reason why there is no profile.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// Too few sizes.
@@ -109,7 +109,7 @@ pub enum ProfileError {
         have: usize,
     },
     /// Nothing can be fitted.
-    #[error("no form can be fitted: times do not depend on size as any model has it")]
+    #[error("no form can be fitted: no model describes how the times depend on size")]
     NoForm,
     /// The wanted family cannot be fitted.
     #[error("a {family} cannot be fitted to {sizes} sizes{hint}")]
@@ -118,7 +118,7 @@ pub enum ProfileError {
         family: &'static str,
         /// Sizes.
         sizes: usize,
-        /// What to do.
+        /// Correction.
         hint: &'static str,
     },
     /// The file cannot be read or written.
@@ -126,7 +126,7 @@ pub enum ProfileError {
     File {
         /// File.
         path: PathBuf,
-        /// Why.
+        /// Reason.
         why: String,
     },
 }
@@ -288,7 +288,7 @@ fn over_sessions(form: &Form, basis: &Basis, measurements: &Measurements) -> Opt
     Some(found.into_iter().map(|e| Interval { value: e.value, low: e.low, high: e.high }).collect())
 }
 
-/// Shares of measurements that lines of their own go through: what a packet costs undisturbed, and typically.
+/// Quantiles with separate lines: the undisturbed cost of a packet, and the typical one.
 const QUANTILES: [f64; 2] = [0.1, 0.5];
 
 fn line_fit(basis: &Basis, measurements: &Measurements, samples: &[Sample]) -> Option<LineFit> {
@@ -334,12 +334,12 @@ impl Profile {
         self.fitted.prediction(&self.basis, size, confidence)
     }
 
-    /// Whether `size` lies outside what was measured.
+    /// Returns whether `size` is outside the measured range.
     pub fn extrapolates(&self, size: f64) -> bool {
         !(self.range[0]..=self.range[1]).contains(&size)
     }
 
-    /// Whether the model is better than the two-point line at sizes that neither has seen.
+    /// Returns whether the model is better than the two-point line at sizes that neither has seen.
     pub fn beats_two_point(&self) -> bool {
         self.held_out.p95 <= self.two_point.held_out.p95
     }
@@ -374,16 +374,16 @@ impl Profile {
     pub fn load(path: &Path) -> Result<Self, ProfileError> {
         let file = |why: String| ProfileError::File { path: path.to_owned(), why };
         let text = std::fs::read_to_string(path).map_err(|e| file(e.to_string()))?;
-        let profile: Self = toml::from_str(&text)
-            .map_err(|e| file(format!("it is not what weir lab model fit writes: {}", e.message())))?;
+        let profile: Self =
+            toml::from_str(&text).map_err(|e| file(format!("not written by weir lab model fit: {}", e.message())))?;
         if profile.schema > PROFILE_SCHEMA {
             return Err(file(format!(
-                "schema {} is newer than this weir, which knows {PROFILE_SCHEMA}",
+                "schema {} is newer than {PROFILE_SCHEMA}, the latest that this weir supports",
                 profile.schema
             )));
         }
         if profile.hash != profile.digest() {
-            return Err(file("its hash is wrong: it was changed after the fit; fit it again".into()));
+            return Err(file("invalid hash: it was changed after the fit; fit it again".into()));
         }
         Ok(profile)
     }
@@ -428,9 +428,9 @@ pub(super) mod tests {
         let text = std::fs::read_to_string(&path).unwrap();
         std::fs::write(&path, text.replace("samples = 160", "samples = 161")).unwrap();
         let error = Profile::load(&path).unwrap_err().to_string();
-        assert!(error.contains("hash is wrong"), "{error}");
+        assert!(error.contains("invalid hash"), "{error}");
         std::fs::write(&path, "a = 1").unwrap();
-        assert!(Profile::load(&path).unwrap_err().to_string().contains("not what weir lab model fit writes"));
+        assert!(Profile::load(&path).unwrap_err().to_string().contains("not written by weir lab model fit"));
         assert!(Profile::load(&dir.path().join("none")).unwrap_err().to_string().contains("cannot use profile"));
     }
 

@@ -14,15 +14,16 @@ const STEPS: usize = 90;
 /// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Weighted {
-    /// Where.
+    /// Argument.
     pub x: f64,
-    /// What.
+    /// Value.
     pub y: f64,
-    /// How much it counts, above 0.
+    /// Weight, above 0.
     pub weight: f64,
 }
 
-/// Intercept and slope of the line that a share `tau` (0 to 1, ends excluded) of `points` lies below; `None` where all are at one place.
+/// Intercept and slope of the `tau` quantile line (0 < `tau` < 1) of `points`; `None` if all have
+/// the same argument.
 pub fn quantile_line(points: &[Weighted], tau: f64) -> Option<(f64, f64)> {
     let range = |of: fn(&Weighted) -> f64| {
         let (low, high) =
@@ -81,7 +82,7 @@ pub struct TailLine {
     pub quantile: f64,
     /// At no load, 95 % over sessions.
     pub idle_ns: Estimate,
-    /// What waiting adds at ρ = 0.5, 95 % over sessions.
+    /// Queueing delay at ρ = 0.5, 95 % over sessions.
     pub per_ns: Estimate,
 }
 
@@ -108,7 +109,8 @@ mod tests {
         Weighted { x, y, weight: 1.0 }
     }
 
-    /// A line plus noise that is the same at both ends: the lines are apart by what sorting the noise says.
+    /// A line plus noise that is equal at both ends: the distance of the lines follows from the
+    /// sorted noise.
     #[test]
     fn a_line_moves_with_the_quantile_of_its_noise() {
         let noise = (1..=101).map(f64::from);

@@ -1,4 +1,5 @@
-//! Waiting: Poisson arrivals at one server whose service times are those of a mix (M/G/1), with and without a limit to the queue.
+//! Queueing: Poisson arrivals at one server with the service times of a mix (M/G/1), with and
+//! without a limit to the queue.
 
 use serde::Serialize;
 use statrs::function::gamma::gamma_lr;
@@ -278,7 +279,8 @@ mod tests {
         assert_eq!((service.at(0.0), service.at(1.0)), (None, None));
     }
 
-    /// M/M/1 has everything in closed form; 200 exponential quantiles stand for its service.
+    /// M/M/1 has everything in closed form; 200 exponential quantiles approximate its service
+    /// times.
     #[test]
     fn nearly_exponential_service_gives_what_m_m_1_has() {
         let parts = (0..2000).map(|i| (-(1.0f64 - (f64::from(i) + 0.5) / 2000.0).ln() * 100.0, 1.0 / 2000.0)).collect();

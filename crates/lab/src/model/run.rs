@@ -1,8 +1,8 @@
 //! A run of `weir lab run` as the model needs it: which trials calibrate, which judge, and what else they tell.
 //!
-//! Studies of the kind `sizes` calibrate; `validate` has sizes and mixes that the calibration has not seen, in processes of its
-//! own; `cipher` is the cipher alone; `vector`, `loss` and `scaling` say what batches, queues and cores do. Nothing that judges is
-//! ever fitted to.
+//! Studies of the kind `sizes` calibrate; `validate` has held-out sizes and mixes, in separate
+//! processes; `cipher` is the cipher alone; `vector`, `loss` and `scaling` measure the effect of
+//! batches, queues and cores. Validation data is never used for fitting.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,10 +27,11 @@ use crate::pair::{Shape, Subject};
 use crate::stats::{Ratio, Rng, paired, quantile_sorted};
 use crate::trial::{Direction, Trial};
 
-/// Which of a cipher's sessions is taken at each length: a neighbour that comes and goes makes some of them slower, never faster.
+/// Quantile over a cipher's sessions at each length: an intermittently busy sibling makes some of
+/// them slower, never faster.
 const COST_QUANTILE: f64 = 0.25;
 
-/// What a model is of.
+/// Identity of a model.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Way {
     /// Name of the subject.
@@ -42,7 +43,7 @@ pub struct Way {
 /// The trials of a run by what they may be used for.
 #[derive(Debug)]
 pub struct RunTrials<'a> {
-    /// Without those that a neighbour disturbed.
+    /// Uncontended trials.
     trials: Vec<Trial>,
     kinds: BTreeMap<&'a str, Kind>,
     sessions: Sessions,
@@ -66,7 +67,7 @@ pub fn read_run_folder(dir: &Path) -> Result<Option<RunFolder>, InputError> {
     let path = dir.join(store::TRIALS);
     let empty = || InputError::File {
         path: path.clone(),
-        why: format!("holds no trial yet; weir lab run --out {} goes on with it", dir.display()),
+        why: format!("contains no trials yet; weir lab run --out {} resumes it", dir.display()),
     };
     let text = match std::fs::read_to_string(&path) {
         Ok(text) => text,
@@ -77,7 +78,7 @@ pub fn read_run_folder(dir: &Path) -> Result<Option<RunFolder>, InputError> {
     if trials.is_empty() { Err(empty()) } else { Ok(Some((campaign, trials, notes))) }
 }
 
-/// What a way of protecting does to lengths, where Weir knows it.
+/// Layout of a configuration, if Weir has it.
 pub fn layout_of(identity: &Identity) -> Option<Layout> {
     if let Ok(subject) = identity.subject.parse::<MemorySubject>() {
         return Layout::of(subject.subject()?);
@@ -93,7 +94,8 @@ pub fn layout_of(identity: &Identity) -> Option<Layout> {
     Layout::of(&Subject::new(protocol, shape, &identity.suite, crypto::Engine::best()))
 }
 
-/// The size function that a fit uses when nobody names one: what goes through neither cipher nor MAC costs nothing by its length.
+/// Default size function of a fit: bytes that neither cipher nor MAC processes have no cost per
+/// byte.
 pub fn default_size_fn(layout: Option<&Layout>) -> SizeFn {
     layout.map_or_else(SizeFn::len, |layout| SizeFn::Layout {
         work: if layout.confidential { Work::Cipher } else { Work::Auth },
@@ -108,7 +110,7 @@ impl<'a> RunTrials<'a> {
         Self { trials: undisturbed(trials), kinds, sessions: session_names(trials) }
     }
 
-    /// Trials of a kind of study that `way` took, on one core.
+    /// Trials of `way` in a kind of study, on one core.
     fn of(&self, kind: Kind, way: &Way) -> Vec<&Trial> {
         let same = |t: &&Trial| t.direction == way.direction && t.cores == 1;
         self.of_subject(kind, &way.subject).filter(same).collect()
@@ -119,7 +121,7 @@ impl<'a> RunTrials<'a> {
         self.trials.iter().filter(mine)
     }
 
-    /// Ways of Weir with enough sizes to be calibrated, by name.
+    /// Variants of Weir with enough sizes for a calibration, by name.
     pub fn ways(&self) -> Vec<Way> {
         let mut sizes: BTreeMap<Way, Vec<u32>> = BTreeMap::new();
         let calibrate = |t: &&Trial| self.kinds.get(t.study.as_str()) == Some(&Kind::Sizes) && saturates(t);
@@ -141,13 +143,14 @@ impl<'a> RunTrials<'a> {
         self.of(kind, way).iter().filter(wanted).map(|t| measured(t, &self.sessions)).collect()
     }
 
-    /// What calibrates `way`.
+    /// Calibration data of `way`.
     pub fn calibration(&self, way: &Way) -> Measurements {
         let first = self.of(Kind::Sizes, way).first().map(|t| identity(t)).unwrap_or_default();
         Measurements { identity: first, rows: self.rows(Kind::Sizes, way), notes: vec![] }
     }
 
-    /// The cipher of `way` alone, where the run has it: for each length the lower quartile over all trials.
+    /// The cipher of `way` alone, if the run has it: for each length the lower quartile over all
+    /// trials.
     pub fn cost_table(&self, way: &Way) -> Option<CostTable> {
         let suite = &self.of(Kind::Sizes, way).first()?.suite;
         let cipher = |t: &&Trial| {
@@ -170,8 +173,8 @@ impl<'a> RunTrials<'a> {
         CostTable::new(suite, times.into_iter().map(|(bytes, ns)| (f64::from(bytes), quick(ns))).collect()).ok()
     }
 
-    /// Fits `way`, by the family that does best at sizes left out unless one is named, with the run's own times of the cipher unless
-    /// others are given.
+    /// Fits `way`, by the given family, or by the one with the lowest error at held-out sizes, with
+    /// the run's own times of the cipher unless others are given.
     ///
     /// # Errors
     /// [`ProfileError`].
@@ -232,7 +235,7 @@ impl<'a> RunTrials<'a> {
         found
     }
 
-    /// What a batch costs besides its packets.
+    /// Cost of a batch besides its packets.
     fn vector(&self, way: &Way) -> Option<VectorCost> {
         let mut sessions: BTreeMap<u32, Vec<BatchSample>> = BTreeMap::new();
         for trial in self.of(Kind::Vector, way).into_iter().filter(|t| saturates(t) && memory_mib(t) == 0.0) {
@@ -271,7 +274,7 @@ fn memory_mib(trial: &Trial) -> f64 {
 }
 
 impl Way {
-    /// What a profile is of; `None` for one of a table.
+    /// Identity of a profile; `None` for one of a table.
     pub fn of(profile: &Profile) -> Option<Self> {
         let direction = match profile.identity.direction.as_str() {
             "out" => Direction::Out,
@@ -319,13 +322,15 @@ mod tests {
     use crate::campaign::schedule;
     use crate::model::explain::tests::trial;
 
-    /// A campaign as presets have it: a profile is of one direction, trials on cores are of both, and ways stand in any order.
+    /// A campaign as in the presets: a profile is for one direction, trials on several cores for
+    /// both, and variants are in any order.
     #[test]
     fn cores_of_a_campaign_are_judged_by_a_way_that_uses_them() {
         let text = "name = \"t\"\n[[study]]\nkind = \"scaling\"\nsubjects = [\"weir-esp-tunnel-aes128gcm16\"]\n\
                     traffic = [512, 64]\ncores = [1, 2, 4]\nflows = [1, 64]\nspreads = [\"worst\", \"ideal\"]\n";
         let campaign = format::parse("t.toml", text).unwrap();
-        // A serial share of 2 %, of as many cores as a way can use; the pipeline takes twice as long.
+        // A serial share of 2 %, for the cores that a variant can use; the pipeline is twice as
+        // slow.
         let made = |cell: schedule::Cell| {
             let (mut made, way) = (trial(512, 1), cell.way.unwrap());
             let (n, one) = (way.ceiling(cell.cores), if way.scheduler == Scheduler::Pipeline { 5e5 } else { 1e6 });

@@ -35,7 +35,8 @@ pub fn mean_largest(queues: u32, flows: u32) -> f64 {
 /// spread so that nothing overflows.
 fn all_at_most(queues: u32, flows: u32, k: u32) -> f64 {
     let n = flows as usize;
-    // ways[j]: probability that j of the flows are on the queues seen so far, none of which has more than k.
+    // ways[j]: probability that j of the flows are on the queues processed so far, with at most k
+    // on each.
     let mut ways = vec![0.0; n + 1];
     ways[0] = 1.0;
     for queue in 0..queues {

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::queue::Service;
 use crate::stats::{Rng, quantile_sorted};
 
-/// How packets arrive.
+/// Arrival process.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Arrivals {
     /// With exponential gaps.
@@ -14,7 +14,7 @@ pub enum Arrivals {
     Bursts(u32),
 }
 
-/// What a simulated queue did. Times from arrival to completion in nanoseconds.
+/// Result of a simulated queue. Times from arrival to completion in nanoseconds.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize)]
 pub struct Simulated {
     /// Mean.

@@ -22,7 +22,7 @@ pub struct Rounding {
     pub plus: i32,
     /// Multiple that is rounded up to, in bytes.
     pub to: u32,
-    /// Where it comes from.
+    /// Description.
     pub what: &'static str,
 }
 
@@ -69,7 +69,7 @@ impl Rounding {
     }
 }
 
-/// Which work a size function counts.
+/// Work that a size function counts.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Work {
@@ -81,7 +81,7 @@ pub enum Work {
     Auth,
 }
 
-/// What one way of protecting does to the length of a packet without IP options. Lengths in bytes.
+/// Effect of a configuration on the length of a packet without IP options. Lengths in bytes.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Layout {
     /// IP header and, where there is one, UDP header in front.
@@ -94,11 +94,12 @@ pub struct Layout {
     pub trailer: u32,
     /// Payload and trailer are padded to a multiple of this.
     pub align: u32,
-    /// ICV behind the payload (AH has it in `head`).
+    /// ICV after the payload (for AH it is part of `head`).
     pub icv: u32,
-    /// Whether payload and trailer are encrypted.
+    /// True if payload and trailer are encrypted.
     pub confidential: bool,
-    /// Bytes of the IV that go through the cipher along with them: CBC makes its IV unpredictable that way.
+    /// Bytes of the IV that go through the cipher along with them: CBC makes its IV unpredictable
+    /// by encrypting it.
     pub ciphered_iv: u32,
     /// First bytes of the payload that stay in the clear.
     pub clear: u32,
@@ -210,9 +211,9 @@ impl Layout {
 pub enum SizeFn {
     /// One of [`ROUNDINGS`], by `name/version`.
     Rounding(String),
-    /// What a layout does, version 1.
+    /// Effect of a layout, version 1.
     Layout {
-        /// Which work.
+        /// Work.
         work: Work,
         /// The layout.
         layout: Layout,

@@ -4,7 +4,7 @@ use super::equation::{Synchronous, time_ns};
 use super::fit::Interval;
 use super::size::SizeFn;
 
-/// A throughput as somebody printed it.
+/// A printed throughput.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Printed {
     /// Inner packet in bytes.
@@ -48,7 +48,7 @@ pub fn over_corners<const N: usize>(values: [(f64, f64); N], f: impl Fn([f64; N]
 pub struct TwoPoint {
     /// Smaller and larger packet.
     pub inputs: [Printed; 2],
-    /// What the line is over.
+    /// Argument of the line.
     pub size_fn: SizeFn,
 }
 
@@ -70,7 +70,7 @@ impl TwoPoint {
         self.through(self.inputs.map(|i| i.mbps))
     }
 
-    /// What the rounding of the inputs leaves open of `f`.
+    /// Interval of `f` due to the rounding of the inputs.
     pub fn range(&self, f: impl Fn(&Synchronous) -> f64) -> Interval {
         over_corners(self.inputs.map(|i| (i.mbps, i.half)), |mbps| f(&self.through(mbps)))
     }

@@ -20,17 +20,17 @@ pub const MAX_ERROR: f64 = 3.0;
 pub const MAX_REPEATABILITY: f64 = 0.5;
 /// Held-out sizes.
 pub const MIN_HELD_OUT: usize = 12;
-/// How much worse the profile must do when sizes are shuffled.
+/// Factor by which the errors must grow if sizes are shuffled.
 const CONTROL_FACTOR: f64 = 5.0;
 
 /// One criterion.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Criterion {
-    /// What is asked.
+    /// Criterion.
     pub what: &'static str,
-    /// What was found.
+    /// Result.
     pub found: String,
-    /// Whether it holds.
+    /// True if it holds.
     pub holds: bool,
 }
 
@@ -56,17 +56,17 @@ pub struct Validation {
 }
 
 impl Validation {
-    /// Whether all criteria hold.
+    /// Returns whether all criteria hold.
     pub fn accepted(&self) -> bool {
         self.criteria.iter().all(|c| c.holds)
     }
 }
 
-/// Why nothing can be judged.
+/// Reason why no verdict is possible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ValidationError {
     /// Every size is one of the calibration's.
-    #[error("all {0} sizes were used to calibrate the profile; validation needs sizes it has not seen")]
+    #[error("all {0} sizes were used to calibrate the profile; validation needs held-out sizes")]
     NothingHeldOut(usize),
 }
 
@@ -75,7 +75,7 @@ pub enum ValidationError {
 /// # Errors
 /// [`ValidationError`].
 pub fn validate(profile: &Profile, rows: &[Measured]) -> Result<Validation, ValidationError> {
-    // Larger packets than any that was calibrated with are a matter of their own.
+    // Packets above the calibrated sizes are validated separately.
     let unseen: Vec<&Measured> =
         rows.iter().filter(|m| !profile.sizes.contains(&m.sample.size) && m.sample.size <= profile.range[1]).collect();
     let samples: Vec<Sample> = unseen.iter().map(|m| m.sample).collect();
@@ -113,7 +113,7 @@ pub fn validate(profile: &Profile, rows: &[Measured]) -> Result<Validation, Vali
     Ok(validation)
 }
 
-/// Whether `size` lies within one stride of a switch of regimes.
+/// Returns whether `size` is within one stride of a switch of regimes.
 fn at_switch(profile: &Profile, size: f64) -> bool {
     match &profile.fitted.curve {
         Curve::Linear { form: Form::Regimes { at, stride }, .. } => (size - at).abs() <= f64::from(*stride),
@@ -162,7 +162,7 @@ fn criteria(profile: &Profile, rows: &[&Measured], v: &Validation) -> Vec<Criter
             profile.sizes.len() >= min_sizes && profile.sessions.len() >= min_sessions,
         ),
         one(
-            "at least 12 sizes that the calibration has not seen, of 8 or more residues mod 16 (all from 20 sizes on)",
+            "at least 12 held-out sizes, of 8 or more residues mod 16 (all from 20 sizes on)",
             format!("{} sizes, {} residues", v.points.len(), residues.len()),
             v.points.len() >= MIN_HELD_OUT && residues.len() >= if v.points.len() < 20 { 8 } else { 16 },
         ),
@@ -227,7 +227,7 @@ mod tests {
         let v = validate(&profile, &measurements(&OFF_GRID[..5], 0..1).rows[..5]).unwrap();
         let failing = failing(&v);
         assert!(failing.contains(&"measured in other sessions") && failing.contains(&"measurements repeat to 0.5 %"));
-        assert!(failing.iter().any(|w| w.starts_with("at least 12 sizes")));
+        assert!(failing.iter().any(|w| w.starts_with("at least 12 held-out sizes")));
     }
 
     #[test]

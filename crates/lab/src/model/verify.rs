@@ -8,7 +8,7 @@ use super::paper::{FINDINGS, Role, Row, SYSTEMS, System};
 use super::size::{ROUNDINGS, Rounding, SizeFn};
 use super::two_point::{Printed, TwoPoint, half_unit, over_corners};
 
-/// How a printed number stands to the recomputed one.
+/// Relation of a printed number to the recomputed one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -52,7 +52,7 @@ pub struct Check {
     pub table: u8,
     /// Suite or system.
     pub system: &'static str,
-    /// Which quantity, with its unit.
+    /// Quantity, with its unit.
     pub what: String,
     /// As printed.
     pub printed: &'static str,
@@ -64,11 +64,12 @@ pub struct Check {
     pub also: Vec<String>,
     /// Verdict.
     pub verdict: Verdict,
-    /// Why a printed value is not the one that follows.
+    /// Reason why a printed value differs from the computed one.
     pub note: Option<&'static str>,
 }
 
-/// What all measurements of a system say, beside the two that the paper used. Errors in percent of throughput.
+/// Result of all measurements of a system, in addition to the two that the paper used. Errors in
+/// percent of throughput.
 #[derive(Clone, Debug, Serialize)]
 pub struct Regression {
     /// Suite or system.
@@ -98,11 +99,11 @@ pub struct Verification {
     pub equations: &'static [Equation],
     /// Suites of Table 2 of which the residual is negative at 512 B and positive at 1420 B, of seven.
     pub curved_suites: usize,
-    /// What each 64 bits of key add to the printed fixed time of AES, in µs.
+    /// Increase of the printed fixed time of AES per 64 bits of key, in µs.
     pub key_step_us: [f64; 2],
     /// Times per packet of Table 7 below its breakpoint in µs: the model has them constant.
     pub falling_times_us: Vec<f64>,
-    /// What is not as the audit has it; empty when this build reproduces it.
+    /// Differences from the audit; empty if this build reproduces it.
     pub unexpected: Vec<String>,
 }
 
@@ -272,7 +273,7 @@ fn difference(row: &Row) -> Interval {
     exactly(100.0 * (measured - calculated).abs() / measured)
 }
 
-/// Every rounding whose fixed time is the printed one to 0.1 %.
+/// All roundings that reproduce the printed fixed time within 0.1 %.
 fn all_reproducing(system: &System) -> Vec<String> {
     let hit = |r: &&Rounding| {
         let ours = system.over(&rounding(&r.id()), |p| p.fixed_us());
@@ -486,8 +487,8 @@ mod tests {
         assert!(also.contains(&"s2-esp4/1".to_owned()) && also.contains(&"s2-esp8/1".to_owned()), "{also:?}");
     }
 
-    /// What the notes claim: Table 3 with its printed rate, Table 4 with 97 and with its printed parameters, Table 7 with its
-    /// printed fixed time.
+    /// Claims of the notes: Table 3 with its printed rate, Table 4 with 97 and with its printed
+    /// parameters, Table 7 with its printed fixed time.
     #[test]
     fn the_notes_are_true() {
         let printed = Synchronous { fixed_ns: 13_570.0, rate_mbps: 778.0 };

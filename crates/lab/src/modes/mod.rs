@@ -1,8 +1,9 @@
 //! Tunnel against transport: round trips by size and direction, and bytes on the wire.
 //!
-//! Every variant has two hosts of its own and runs for a whole session; the tunnel runs twice, so that what differs from
-//! itself is known. In each round all variants are pinged in random order and in that order backwards. A comparison is
-//! over sessions, of the medians and of the 99th percentiles of a round, against a margin that is stated beforehand.
+//! Every variant has its own two hosts and runs for a whole session; the tunnel runs twice, which
+//! gives the noise floor. In each round all variants are pinged in random order and in the reverse
+//! order. A comparison is over sessions, of the medians and of the 99th percentiles of a round,
+//! against a predefined margin.
 
 mod study;
 
@@ -16,7 +17,7 @@ use crate::demo::world::End;
 use crate::stats::{Estimate, Judged};
 pub(crate) use study::{ping, run};
 
-/// What to measure.
+/// Options of the study.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Options {
     /// ESP suite.
@@ -37,7 +38,7 @@ pub struct Options {
     pub seed: u64,
 }
 
-/// What is compared.
+/// Compared variants.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Variant {
@@ -45,7 +46,7 @@ pub enum Variant {
     Plain,
     /// ESP in tunnel mode.
     Tunnel,
-    /// The same again, on hosts of its own.
+    /// The same variant again, on separate hosts.
     Again,
     /// ESP in transport mode.
     Transport,
@@ -88,7 +89,7 @@ impl Variant {
 pub struct Row {
     /// Variant.
     pub variant: Variant,
-    /// Host that asks: `sun` or `moon`.
+    /// Initiating host: `sun` or `moon`.
     pub from: String,
     /// Bytes of the inner packet.
     pub size: u16,
@@ -96,7 +97,8 @@ pub struct Row {
     pub sent: usize,
     /// Answers.
     pub received: usize,
-    /// 50th, 90th, 99th and 99.9th percentile in microseconds; `None` where fewer answers than 100 / (1 − p) stand behind one.
+    /// 50th, 90th, 99th and 99.9th percentile in microseconds; `None` with fewer than 100 / (1 − p)
+    /// replies.
     pub us: [Option<f64>; 4],
     /// Bytes of an outer IP packet, by the counters of the cable; `None` where the host sent something else in every round.
     pub wire_bytes: Option<f64>,
@@ -112,7 +114,7 @@ pub struct Comparison {
     pub a: Variant,
     /// B.
     pub b: Variant,
-    /// Host that asks.
+    /// Initiating host.
     pub from: String,
     /// Bytes of the inner packet.
     pub size: u16,
@@ -120,22 +122,22 @@ pub struct Comparison {
     pub figure: &'static str,
     /// Ratio with its 95 % interval.
     pub ratio: Estimate,
-    /// How far the tunnel differs from itself, as a ratio.
+    /// Difference of the tunnel from itself, as a ratio.
     pub floor: f64,
     /// Verdict.
     pub judged: Judged,
 }
 
-/// What came of it.
+/// Result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Outcome {
-    /// What was asked for.
+    /// Options.
     pub options: Options,
     /// Round trips.
     pub rows: Vec<Row>,
     /// Transport over tunnel, with and without UDP.
     pub comparisons: Vec<Comparison>,
-    /// How the cable kept time, where it holds frames back.
+    /// Timing accuracy of the cable, if it delays frames.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) relay: Option<Punctuality>,
 }
@@ -196,7 +198,7 @@ impl Outcome {
 }
 
 impl Outcome {
-    /// What the delay really was: by the relay's own clock, and by the round trips without anything but the cable.
+    /// The actual delay: by the relay's clock, and by the round trips over the cable alone.
     fn delay_text(&self, relay: &Punctuality) -> String {
         let us = |late: Option<f64>| late.map_or("–".to_owned(), |us| format!("{us:.0}"));
         let [median, p99, largest] = relay.late_us.map(us);
@@ -204,7 +206,7 @@ impl Outcome {
         let plain: Vec<f64> =
             self.rows.iter().filter(|row| row.variant == Variant::Plain).filter_map(|row| row.us[0]).collect();
         format!(
-            "the cable held {} frames back, which left {median} µs late (median; 99th percentile {p99}, largest {largest}), and dropped {}; \
+            "the cable delayed {} frames, which left {median} µs late (median; 99th percentile {p99}, largest {largest}), and dropped {}; \
              a round trip over the cable alone took {:.0} µs more than both delays (median)\n",
             relay.forwarded,
             relay.dropped,

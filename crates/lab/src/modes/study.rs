@@ -15,18 +15,18 @@ use crate::subject::{Subject, SubjectMeter};
 
 /// Time between two pings in seconds: the least that users other than root may choose.
 const INTERVAL: &str = "0.002";
-/// What a ping may take beyond its requests.
+/// Timeout of a ping after its last request.
 const GRACE: Duration = Duration::from_secs(20);
-/// Answers that must lie beyond a percentile.
+/// Minimum number of replies beyond a percentile.
 const BEHIND: f64 = 10.0;
 /// Comparisons: A, B.
 const PAIRS: [(Variant, Variant); 2] =
     [(Variant::Tunnel, Variant::Transport), (Variant::TunnelUdp, Variant::TransportUdp)];
 
-/// Which pings: variant, host, size.
+/// Key of a cell: variant, host, size.
 type Cell = (usize, usize, u16);
 
-/// What the pings of one cell saw.
+/// Results of the pings of one cell.
 #[derive(Default)]
 struct Seen {
     sent: usize,
@@ -36,7 +36,7 @@ struct Seen {
     rounds: BTreeMap<(u32, u32), Vec<f64>>,
 }
 
-/// Runs the study with files in `dir`; `say` is told what goes on.
+/// Runs the study with files in `dir`; `say` receives progress messages.
 ///
 /// # Errors
 /// A subject is missing or does not work, or a signal.
@@ -61,7 +61,7 @@ pub(crate) fn run(
             let meter = SubjectMeter::start(&subject, &folder, interrupt, Cable::wire_of(delay))?;
             meters.push((meter, subject));
         }
-        // Every variant stands twice in a round, so the rounds that were asked for are twice as long.
+        // Every variant occurs twice in a round, so each requested round is twice as long.
         for step in mirrored(options.seed + u64::from(session), meters.len(), options.rounds as usize) {
             let (meter, subject) = &mut meters[step.variant];
             for (host, end) in ENDS.into_iter().enumerate() {
@@ -91,8 +91,8 @@ pub(crate) fn run(
     Ok(Outcome { options: options.clone(), rows: rows(&seen), comparisons, relay })
 }
 
-/// Round trips of one cell, with packets and bytes that the asking host put on the cable for them: nothing where it sent something of
-/// its own meanwhile, as reports of multicast groups.
+/// Round trips of one cell, with packets and bytes that the initiating host sent on the cable for
+/// them; absent if it sent other packets in between, such as multicast reports.
 pub(crate) fn ping(
     meter: &mut SubjectMeter,
     subject: &Subject,
@@ -121,7 +121,7 @@ pub(crate) fn ping(
     let trips = RoundTrips::parse(size, &output).filter(|trips| !trips.us.is_empty());
     let trips = trips.ok_or_else(|| {
         DemoError::Row(format!(
-            "{subject}: no answer to {size} bytes from {end}: '{}' {}",
+            "{subject}: no response to {size} bytes from {end}: '{}' {}",
             running.text,
             running.errors().trim()
         ))
@@ -244,7 +244,7 @@ mod tests {
     fn a_small_difference_is_equivalent_a_large_one_different_and_noise_decides_nothing() {
         assert_eq!(verdicts(101.0, 100.0), [Verdict::Equivalent; 8]);
         assert_eq!(verdicts(120.0, 100.0), [Verdict::Different; 8]);
-        // Whoever differs from itself by more than that cannot tell.
+        // A variant that differs from itself by more than that is inconclusive.
         assert_eq!(verdicts(104.0, 110.0), [Verdict::Inconclusive; 8]);
     }
 

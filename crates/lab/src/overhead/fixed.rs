@@ -1,4 +1,4 @@
-//! The fixed cost of a packet, said by the skeleton and by a line through sizes.
+//! The fixed cost of a packet, by the no-op path and by a line through sizes.
 
 use super::study::Row;
 use crate::trial::Direction;
@@ -10,30 +10,30 @@ pub struct FixedCost {
     pub subject: String,
     /// Direction.
     pub direction: Direction,
-    /// Where the line through the whole path meets size 0.
+    /// Intercept of the line through the whole path.
     pub regression: f64,
     /// The path with the null engine (mean over sizes), and where the line through the engine alone meets size 0.
     pub skeleton: f64,
     /// The part of `skeleton` that is the engine's.
     pub engine: f64,
-    /// What the path with the null engine costs more per byte than a call of it: what the skeleton calls fixed and the
-    /// line does not.
+    /// Cost per byte of the path with the null engine, minus that of a call of the engine: part of
+    /// the fixed cost of the no-op path, but not of the line.
     pub slope_without_engine: f64,
-    /// What the whole path costs at the largest size.
+    /// Cost of the whole path at the largest size.
     pub largest: f64,
     /// `skeleton` over `regression`, less one, in percent.
     pub difference_percent: f64,
 }
 
 impl FixedCost {
-    /// Where the difference sits, in words; `None` when both agree within five percent.
+    /// Explanation of the difference; `None` if both agree within five percent.
     pub fn explanation(&self) -> Option<String> {
         if self.difference_percent.abs() <= 5.0 {
             return None;
         }
         let missing = self.regression - self.skeleton;
         let mut words = format!(
-            "the line says {:.0} ticks {} than the skeleton; of the skeleton {:.0} are the engine's own fixed part; the path \
+            "the line gives {:.0} ticks {} than the no-op path; {:.0} of the latter are the fixed part of the engine; the path \
              without an engine grows by {:.3} ticks per byte",
             missing.abs(),
             if missing > 0.0 { "more" } else { "less" },
@@ -51,7 +51,7 @@ impl FixedCost {
     }
 }
 
-/// What one size costs: all that the comparison needs. Ticks per packet.
+/// Costs of one size for the comparison. Ticks per packet.
 #[derive(Clone, Debug, PartialEq)]
 pub struct SizeCost {
     /// Name of the subject.
@@ -162,7 +162,7 @@ mod tests {
         assert_eq!(cost.explanation(), None);
         let differ: Vec<SizeCost> = [64, 512, 1400].map(|s| row(s, 200.0 + size(s), 70.0, 90.0 + size(s))).into();
         let words = fixed_costs(&differ)[0].explanation().unwrap();
-        assert!(words.starts_with("the line says 50 ticks more") && !words.contains("1 %"), "{words}");
+        assert!(words.starts_with("the line gives 50 ticks more") && !words.contains("1 %"), "{words}");
         let steep: Vec<SizeCost> =
             [64, 512, 1400].map(|s| row(s, 100.0 + 90.0 * size(s), 70.0, 90.0 + 90.0 * size(s))).into();
         let words = fixed_costs(&steep)[0].explanation().unwrap();

@@ -1,7 +1,7 @@
 //! What protection costs besides the cipher, and where: the overhead study.
 //!
-//! [`measure`] takes the path apart by two methods, [`ping()`] sends one packet through it, [`fixed_costs`] compares what the
-//! skeleton says with what a line through sizes says.
+//! [`measure`] analyses the path by two methods, [`ping()`] sends one packet through it,
+//! [`fixed_costs`] compares the no-op path with a line through sizes.
 
 mod fixed;
 mod ping;

@@ -29,7 +29,7 @@ pub struct Fall {
     pub ticks: Estimate,
 }
 
-/// What one ping costs through one subject, in ticks.
+/// Cost of one ping through one subject, in ticks.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Ping {
     /// Name of the subject.
@@ -49,7 +49,7 @@ pub struct Ping {
 /// Pings that are not counted.
 const WARM_UP: usize = 50;
 
-/// Sends `pings` pings through `subject` in each of the three ways, in random order.
+/// Sends `pings` pings through `subject` in each of the three variants, in random order.
 ///
 /// # Errors
 /// [`StudyError`].
@@ -84,7 +84,7 @@ pub fn ping(subject: &Subject, pings: usize, seed: u64) -> Result<Ping, StudyErr
             let t1 = ticks();
             answer(slots[0].bytes_mut());
             let t2 = ticks();
-            // Both ends of a subject protect one way only: the reply takes the same.
+            // Both endpoints of a subject protect one direction only: the reply uses the same.
             turn_around(slots[0].bytes_mut());
             let t3 = ticks();
             if way == 3 {

@@ -20,12 +20,12 @@ use crate::pair::{PairError, Subject};
 /// Packets per engine call, as in the worker.
 const CHUNK: usize = 16;
 
-/// What is done to a packet. Each can be changed between two batches.
+/// Steps applied to a packet. Each can be switched between two batches.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, serde::Serialize)]
 pub struct Switches {
     /// Headers and trailer are written, or checked and stripped.
     pub header: bool,
-    /// SPD and SAD are asked.
+    /// Look-ups in SPD and SAD.
     pub lookup: bool,
     /// Sequence numbers are reserved; the replay window is checked and moved.
     pub replay: bool,
@@ -62,7 +62,7 @@ pub(crate) struct Slot {
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
-    /// Whether a step refused it.
+    /// True if a step refused it.
     pub(crate) dropped: Option<Drop>,
 }
 
@@ -86,7 +86,7 @@ impl Slot {
     }
 }
 
-/// What the engine is told to do.
+/// Operation of the engine.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Crypto {
     Nothing,
@@ -109,7 +109,7 @@ pub(crate) struct Skeleton {
     last_in: Option<(u32, u32)>,
     last_inner: Option<(ShortKey, Option<Action>)>,
     copied: Vec<u8>,
-    /// What counters cost.
+    /// Cost of counters.
     pub(crate) packets: u64,
     pub(crate) bytes: u64,
 }
@@ -125,7 +125,7 @@ impl Skeleton {
         let engine = if crypto == Crypto::Nothing { Engine::Null } else { subject.engine };
         let window = match subject.protocol {
             _ if switches.replay => subject.window,
-            // Its numbers have to be checked (draft §4): the smallest window stands for none.
+            // Sequence numbers must be checked (draft §4): the smallest window replaces no window.
             Protocol::Eesp => 64,
             Protocol::Esp | Protocol::Ah | Protocol::Psp => 0,
         };

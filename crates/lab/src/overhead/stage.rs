@@ -7,7 +7,7 @@ pub struct Stage {
     pub key: &'static str,
     /// Numbers of the steps (figure 4 of Tisovsky and Baronak) that it does.
     pub steps: &'static [u8],
-    /// What it does, in words.
+    /// Description.
     pub what: &'static str,
 }
 
@@ -15,23 +15,23 @@ const fn stage(key: &'static str, steps: &'static [u8], what: &'static str) -> S
     Stage { key, steps, what }
 }
 
-/// Stages of a packet on its way out, in order. Where several steps stand together Weir does them as one: headers, trailer
-/// and the order to the engine are written in one go, before the engine starts.
+/// Stages of a packet on the outbound path, in order. Combined steps are executed as one in Weir:
+/// headers, trailer and the request to the engine are written together, before the engine starts.
 pub const OUT: [Stage; 7] = [
     stage("parse", &[3], "headers read and checked"),
     stage("policy", &[3], "SPD: the flow's decision"),
     stage("sa", &[4], "SA found, sequence number reserved"),
-    stage("prepare", &[5, 6, 12, 13], "padding, headers, tunnel header; what the engine is to do"),
+    stage("prepare", &[5, 6, 12, 13], "padding, headers, tunnel header; request to the engine"),
     stage("engine", &[7, 8, 9, 10, 11], "engine called; key set up; bytes read, ciphered, authenticated, written"),
-    stage("finish", &[12, 14], "what must come after the engine; counters"),
+    stage("finish", &[12, 14], "post-processing; counters"),
     stage("copy", &[9, 11], "one copy of the packet, where a port makes one"),
 ];
 
-/// Stages of a packet on its way in, in order.
+/// Stages of a packet on the inbound path, in order.
 pub const IN: [Stage; 7] = [
     stage("parse", &[3], "outer headers read and checked"),
     stage("sa", &[4], "SAD: the SA of SPI and addresses"),
-    stage("prepare", &[5, 6], "lengths and replay window checked; what the engine is to do"),
+    stage("prepare", &[5, 6], "lengths and replay window checked; request to the engine"),
     stage("engine", &[7, 8, 9, 10, 11], "engine called; key set up; bytes read, verified, deciphered, written"),
     stage("finish", &[12, 13], "replay window moved, headers stripped, inner header checked"),
     stage("policy", &[3, 14], "SPD: whether the inner packet may come out of this SA"),
@@ -47,7 +47,7 @@ pub const STEPS: [&str; 16] = [
     "trailer added: within prepare",
     "request to the engine built: within prepare",
     "engine called: the null engine's share of engine",
-    "key set up: what the engine takes for the least data",
+    "key set up: engine time for the smallest input",
     "bytes read: with 11, a pass over the bytes",
     "cryptography: engine without 7, 8, 9, 11",
     "bytes written: with 9",

@@ -20,7 +20,7 @@ use crate::traffic::{Generator, Traffic, TrafficError};
 use crate::trial::{Direction, Measurement};
 use crypto::Engine;
 
-/// How a study is made.
+/// Options of a study.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Sizes of inner packets in bytes.
@@ -39,7 +39,7 @@ impl Default for Options {
     }
 }
 
-/// Why a study cannot be made.
+/// Reason why a study is not possible.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum StudyError {
@@ -47,13 +47,13 @@ pub enum StudyError {
     Pair(#[from] PairError),
     #[error(transparent)]
     Traffic(#[from] TrafficError),
-    #[error("{subject}: a packet of {size} bytes was dropped by rung '{rung}': {why}")]
+    #[error("{subject}: a packet of {size} bytes was dropped at ablation step '{rung}': {why}")]
     Dropped { subject: String, size: u16, rung: &'static str, why: &'static str },
     #[error("interrupted")]
     Interrupted,
 }
 
-/// What one subject costs at one size in one direction. Ticks of the time stamp counter per packet.
+/// Cost of one subject at one size in one direction. Ticks of the time stamp counter per packet.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct Row {
     /// Name of the subject.
@@ -64,7 +64,7 @@ pub struct Row {
     pub size: u16,
     /// Each rung of the skeleton, whole.
     pub rungs: Vec<(&'static str, Estimate)>,
-    /// What each rung adds to the one before.
+    /// Increase of each ablation step over the previous one.
     pub added: Vec<(&'static str, Estimate)>,
     /// Each stage by stamps, with all switches on but the copy's.
     pub stages: Vec<(&'static str, Estimate)>,
@@ -82,7 +82,7 @@ pub struct Row {
     pub touch: Estimate,
     /// A memory port: receive, then send.
     pub port: [Estimate; 2],
-    /// What stamps add to the skeleton all in all.
+    /// Total overhead of time stamps on the no-op path.
     pub probe_cost: f64,
     /// Ticks of one stamp, which were taken off.
     pub stamp: f64,
@@ -139,7 +139,7 @@ impl Row {
     }
 }
 
-/// What both methods can tell apart: name, ticks by leaving out, ticks by stamps.
+/// Parts that both methods distinguish: name, ticks by ablation, ticks by time stamps.
 pub type Methods = Vec<(&'static str, f64, f64)>;
 
 /// Both methods beside each other; `value` has figures by the names of [`Row::measurement`], without `_ticks`.
@@ -162,7 +162,8 @@ pub fn both_methods(value: impl Fn(&str) -> f64) -> Methods {
 /// By how much both methods may differ without a word, in percent.
 const AGREE: f64 = 5.0;
 
-/// Where the methods differ and why, in words; `None` when their sums agree within five percent.
+/// Explanation of the difference between the methods; `None` if their sums agree within five
+/// percent.
 pub fn methods_explained(methods: &Methods) -> Option<String> {
     let (left_out, stamped) = methods.iter().fold((0.0, 0.0), |sum, (_, a, b)| (sum.0 + a, sum.1 + b));
     let percent = 100.0 * (stamped / left_out - 1.0);
@@ -171,12 +172,12 @@ pub fn methods_explained(methods: &Methods) -> Option<String> {
     }
     let (part, a, b) = methods.iter().max_by(|x, y| (x.2 - x.1).abs().total_cmp(&(y.2 - y.1).abs()))?;
     let why = if stamped > left_out {
-        "a stamp waits for everything before it, so that work which overlaps with its neighbours is counted in full"
+        "a time stamp waits for all earlier work, so that overlapping work is counted in full"
     } else {
-        "taking a part out lets its neighbours wait less as well, which no stamp on the part itself shows"
+        "removing a part also shortens the waits of adjacent parts, which time stamps on the part itself do not show"
     };
     Some(format!(
-        "stamps say {:.0} ticks {} ({percent:+.0} %), {:+.0} of them in '{part}': {why}",
+        "time stamps give {:.0} ticks {} ({percent:+.0} %), {:+.0} of them in '{part}': {why}",
         (stamped - left_out).abs(),
         if stamped > left_out { "more" } else { "less" },
         b - a
@@ -243,7 +244,7 @@ impl Took {
     }
 }
 
-/// What one kind took in one round, per packet: out and in; stages where they were stamped.
+/// Cost of one kind in one round, per packet: out and in; stages if they were stamped.
 #[derive(Clone, Copy, Default)]
 struct Took {
     ticks: [f64; 2],
@@ -385,7 +386,7 @@ impl Bench {
     }
 }
 
-/// A batch of `template` through a device and back; ticks of each way.
+/// A batch of `template` through a device and back; ticks of each direction.
 fn through(device: &mut Device, batch: &mut Batch, template: &[u8]) -> [u64; 2] {
     fill(batch, template);
     device.expect(batch);
@@ -439,11 +440,11 @@ mod tests {
         let overlap = vec![("native", 50.0, 60.0), ("header, lookup, replay", 100.0, 190.0), ("x", 800.0, 790.0)];
         let words = methods_explained(&overlap).unwrap();
         assert!(
-            words.starts_with("stamps say 90 ticks more (+9 %), +90 of them in 'header, lookup, replay'"),
+            words.starts_with("time stamps give 90 ticks more (+9 %), +90 of them in 'header, lookup, replay'"),
             "{words}"
         );
         let less = vec![("native", 100.0, 60.0)];
-        assert!(methods_explained(&less).unwrap().starts_with("stamps say 40 ticks less (-40 %)"));
+        assert!(methods_explained(&less).unwrap().starts_with("time stamps give 40 ticks less (-40 %)"));
         assert_eq!(methods_explained(&vec![]), None);
     }
     use crate::pair::Shape;

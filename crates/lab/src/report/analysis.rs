@@ -20,7 +20,7 @@ pub(crate) struct Folder {
     pub(crate) environments: Vec<Environment>,
 }
 
-/// What is compared: a subject with one traffic in one direction at one place.
+/// Key of a comparison: a subject with one traffic in one direction at one place.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(super) struct Key {
     pub(super) subject: String,
@@ -49,7 +49,7 @@ impl Key {
     }
 }
 
-/// What a packet costs.
+/// Cost of a packet.
 #[derive(Clone, Debug)]
 pub(super) struct Cost {
     pub(super) key: Key,
@@ -72,12 +72,12 @@ impl Folder {
         self.trials.iter().filter(|trial| names.contains(&trial.study.as_str())).collect()
     }
 
-    /// Those that ran in memory.
+    /// Trials in memory.
     pub(super) fn of(&self, kind: Kind) -> Vec<&Trial> {
         self.everywhere(kind).into_iter().filter(|trial| trial.place == Place::Memory).collect()
     }
 
-    /// Those that ran between hosts or interfaces.
+    /// Trials between hosts or interfaces.
     pub(super) fn outside(&self, kind: Kind) -> Vec<&Trial> {
         self.everywhere(kind).into_iter().filter(|trial| trial.place != Place::Memory).collect()
     }
@@ -92,7 +92,7 @@ impl Folder {
         self.why_none(kind, |place| place == Place::Memory)
     }
 
-    /// Why there are no trials of a kind between hosts or interfaces.
+    /// Reason why there are no trials of a kind between hosts or interfaces.
     pub(super) fn why_not_outside(&self, kind: Kind) -> String {
         self.why_none(kind, |place| place != Place::Memory)
     }
@@ -116,7 +116,7 @@ impl Folder {
             .map(|problem| problem.why.clone())
             .collect();
         why.dedup();
-        if why.is_empty() { "The run was interrupted before it.".into() } else { why.join("; ") + "." }
+        if why.is_empty() { "The run was interrupted before this study.".into() } else { why.join("; ") + "." }
     }
 
     /// Costs of all combinations in studies of a kind, in the order of the campaign.
@@ -165,8 +165,8 @@ pub(super) fn keys(trials: &[&Trial]) -> Vec<Key> {
     keys
 }
 
-/// Ticks per packet of a trial: the median of its batches where they were kept apart, since a batch that others interrupted
-/// says nothing about the subject; otherwise the mean.
+/// Ticks per packet of a trial: the median of its batches if they were stored, because interrupted
+/// batches do not characterise the subject; otherwise the mean.
 pub(super) fn ticks(trial: &Trial) -> Option<f64> {
     trial.measured.values.get("ticks_median").copied().or_else(|| trial.measured.ticks_per_packet())
 }
@@ -208,8 +208,9 @@ pub(super) fn values(trials: &[&Trial], read: impl Fn(&Trial) -> Option<f64>) ->
     sessions.into_values().collect()
 }
 
-/// The mean of the sessions' medians with its 95 % interval. Sessions are the units: within one, trials share memory and keys.
-/// With one session, its trials are the units, and the interval says nothing about other sessions.
+/// The mean of the sessions' medians with its 95 % interval. Sessions are the units: within one,
+/// trials share memory and keys. With one session, its trials are the units, and the interval does
+/// not cover other sessions.
 pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
     let mut rng = Rng::new(SEED);
     match sessions {
@@ -222,7 +223,7 @@ pub(super) fn over_sessions(sessions: &[Vec<f64>]) -> Estimate {
     }
 }
 
-/// The same for what is never below zero: the geometric mean, whose interval is above zero as well.
+/// The same for positive values: the geometric mean with a positive interval.
 pub(super) fn typical(sessions: &[Vec<f64>]) -> Estimate {
     let logs: Vec<Vec<f64>> = sessions.iter().map(|session| session.iter().map(|v| v.ln()).collect()).collect();
     over_sessions(&logs).map(f64::exp)

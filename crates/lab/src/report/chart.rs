@@ -14,7 +14,7 @@ const LOWER: f64 = HEIGHT - 38.0;
 /// Colours, shapes and dashes that series can have.
 pub(super) const STYLES: usize = 10;
 
-/// How values become places.
+/// Scale of an axis.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Scale {
     Linear,

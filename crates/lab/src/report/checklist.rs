@@ -19,7 +19,7 @@ pub(super) const PAPERS: [(&str, &str); 5] = [
     ("S4", "IPsec on a Cavium OCTEON (Meng and others)."),
 ];
 
-/// What became of a row.
+/// Status of a row.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum Verdict {
@@ -158,7 +158,7 @@ fn fill(text: &str, facts: &BTreeMap<&'static str, String>) -> (String, bool) {
     while let Some((before, after)) = rest.split_once('{') {
         let (name, behind) = after.split_once('}').unwrap_or((after, ""));
         filled.push_str(before);
-        // What a row can do without stands behind the rest.
+        // Optional conditions are last.
         let (name, optional) = name.strip_prefix('?').map_or((name, false), |name| (name, true));
         match facts.get(name) {
             Some(fact) if optional => filled.push_str(&format!("; {fact}")),
@@ -176,7 +176,7 @@ fn fill(text: &str, facts: &BTreeMap<&'static str, String>) -> (String, bool) {
     (filled, missing)
 }
 
-/// How many rows have each verdict.
+/// Number of rows per verdict.
 pub(super) fn counts(rows: &[Row]) -> BTreeMap<&'static str, usize> {
     rows.iter().fold(BTreeMap::new(), |mut counts, row| {
         *counts.entry(row.verdict.class()).or_default() += 1;

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::trial::{Direction, Place, Trial};
 
-/// What a column holds.
+/// Type of a column.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Type {
     Text,

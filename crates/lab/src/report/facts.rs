@@ -1,4 +1,4 @@
-//! What this run says on the rows of the papers, each as a few words with its unit.
+//! Results of this run for the rows of the papers, each as short text with its unit.
 
 use std::collections::BTreeMap;
 
@@ -81,13 +81,13 @@ pub(super) fn of(folder: &Folder) -> BTreeMap<&'static str, String> {
     add(
         "keying",
         ms("ike_sas_per_s")
-            .map(|ms| format!("{} ms of processor time for an IKE SA with a Child SA, both ends together", short(ms))),
+            .map(|ms| format!("{} ms of CPU time for an IKE SA with a Child SA, both endpoints together", short(ms))),
     );
     let rekeys = ms("child_rekeys_per_s").zip(ms("ike_rekeys_per_s"));
     add(
         "rekey",
         rekeys.map(|(child, ike)| {
-            format!("{} ms to rekey a Child SA, {} ms an IKE SA, both ends together", short(child), short(ike))
+            format!("{} ms to rekey a Child SA, {} ms an IKE SA, both endpoints together", short(child), short(ike))
         }),
     );
     facts
@@ -188,7 +188,7 @@ fn held_out(folder: &Folder) -> Option<String> {
     let largest = errors.iter().copied().fold(0.0, f64::max);
     (!errors.is_empty()).then(|| {
         format!(
-            "the line misses {} sizes that it has not seen by {} % at most, {} % in the median",
+            "the error of the line at {} held-out sizes is at most {} %, {} % in the median",
             errors.len(),
             short(largest),
             short(crate::stats::median(&errors))
@@ -220,7 +220,7 @@ fn loss(folder: &Folder) -> Option<String> {
     })
 }
 
-/// What each subject lets through between hosts, at the traffic that most of them have.
+/// Throughput of each subject between hosts, at the most common traffic.
 fn rivals(folder: &Folder) -> Option<String> {
     let all = super::figures::through(folder);
     let traffic = all.first()?.key.traffic.clone();

@@ -1,4 +1,4 @@
-//! A figure: a drawing, what it says, and the numbers in it, as a table and as CSV within the page.
+//! A figure: a drawing, its caption, and its data as a table and as CSV within the page.
 
 use std::fmt::Write;
 
@@ -40,12 +40,12 @@ pub(super) struct Figure {
     pub(super) body: Body,
 }
 
-/// What a figure shows.
+/// Contents of a figure.
 #[derive(Clone, Debug)]
 pub(super) enum Body {
     /// Drawings beside each other.
     Drawn(Vec<String>, Data),
-    /// Why there is nothing to draw.
+    /// Reason why there is nothing to draw.
     Absent(String),
 }
 

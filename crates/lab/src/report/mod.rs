@@ -1,5 +1,6 @@
-//! What a run says: computed from the folder's `trials.jsonl`, `problems.jsonl`, `env.json` and `campaign.toml`, and from nothing else,
-//! so that [`verify`] can compute it again and get the same bytes.
+//! The report of a run: computed from the directory's `trials.jsonl`, `problems.jsonl`, `env.json`
+//! and `campaign.toml`, and from nothing else, so that [`verify`] can compute it again and get the
+//! same bytes.
 
 mod analysis;
 mod arithmetic;
@@ -28,7 +29,7 @@ use crate::campaign::{format, store};
 /// The page.
 pub const PAGE: &str = "report.html";
 
-/// Why there is no report.
+/// Reason why there is no report.
 #[derive(Debug, thiserror::Error)]
 pub enum ReportError {
     /// The folder.
@@ -40,14 +41,14 @@ pub enum ReportError {
     /// A file is not there, or cannot be read.
     #[error("{path}: {why}")]
     File {
-        /// Which.
+        /// Path.
         path: String,
-        /// Why, and what to do.
+        /// Description and correction.
         why: String,
     },
 }
 
-/// What was written.
+/// Written files.
 #[derive(Clone, Debug)]
 pub struct Made {
     /// The verdict, for people.
@@ -93,7 +94,7 @@ fn read(dir: &Path) -> Result<Folder, ReportError> {
     let file = |name: &str, error: std::io::Error| ReportError::File {
         path: dir.join(name).display().to_string(),
         why: match error.kind() {
-            std::io::ErrorKind::NotFound => "not there; name the folder of a run ('weir lab run --out DIR')".into(),
+            std::io::ErrorKind::NotFound => "missing; give a results directory ('weir lab run --out DIR')".into(),
             _ => error.to_string(),
         },
     };
@@ -117,7 +118,7 @@ fn read(dir: &Path) -> Result<Folder, ReportError> {
 pub struct Checked {
     /// Name in the folder.
     pub file: &'static str,
-    /// Whether it is the same; otherwise where it differs.
+    /// True if it is the same; otherwise where it differs.
     pub same: bool,
     /// In words.
     pub said: String,
@@ -132,12 +133,12 @@ pub struct Verification {
     pub count: usize,
     /// Each file.
     pub files: Vec<Checked>,
-    /// What may explain a difference.
+    /// Possible explanations of a difference.
     pub notes: Vec<String>,
 }
 
 impl Verification {
-    /// Whether everything is the same.
+    /// Returns whether everything is the same.
     pub fn same(&self) -> bool {
         self.files.iter().all(|file| file.same)
     }
@@ -178,14 +179,14 @@ pub fn verify(dir: &Path) -> Result<Verification, ReportError> {
     let version = env!("CARGO_PKG_VERSION");
     if let Some(other) = folder.environments.iter().find(|env| env.fixed.weir != version) {
         notes.push(format!(
-            "The run was made by Weir {}, this is {version}: a report may differ for that alone.",
+            "The run was made by Weir {}, this is {version}: a report may differ for that reason.",
             other.fixed.weir
         ));
     }
     Ok(Verification { trials: env::short_hash(&raw), count: folder.trials.len(), files, notes })
 }
 
-/// What searches wrote down, found again from their trials; `None` without any.
+/// Results of searches, recomputed from their trials; `None` without any.
 fn searches(folder: &Folder) -> Option<Checked> {
     let all = figures::searches(folder);
     let mut wrong = Vec::new();
@@ -218,7 +219,7 @@ fn alike(a: Option<f64>, b: Option<f64>) -> bool {
     }
 }
 
-/// Where two files differ first: by line for text, by byte otherwise.
+/// First difference of two files: by line for text, by byte otherwise.
 fn difference(there: &[u8], computed: &[u8]) -> String {
     let (Ok(old), Ok(new)) = (std::str::from_utf8(there), std::str::from_utf8(computed)) else {
         let at = there.iter().zip(computed).take_while(|(a, b)| a == b).count();
@@ -282,6 +283,6 @@ mod tests {
     fn a_folder_of_nothing_is_named() {
         let dir = tempfile::tempdir().unwrap();
         let error = verify(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("campaign.toml: not there; name the folder of a run"), "{error}");
+        assert!(error.contains("campaign.toml: missing; give a results directory"), "{error}");
     }
 }

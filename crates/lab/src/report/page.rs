@@ -46,7 +46,7 @@ fn head(page: &mut String, folder: &Folder) {
     let _ = write!(
         page,
         "<p>Campaign '{}': {} trials, {} subjects compared, on {}.</p>\n<nav><a href=\"#verdict\">Verdict</a>\
-         <a href=\"#papers\">The papers again</a><a href=\"#cost-by-size\">Plots</a><a href=\"#missing\">Not measured</a>\
+         <a href=\"#papers\">Reproduction of the papers</a><a href=\"#cost-by-size\">Plots</a><a href=\"#missing\">Not measured</a>\
          <a href=\"#provenance\">Provenance</a></nav>\n<ul class=\"badges\">",
         escape(&folder.campaign.name),
         folder.trials.len(),
@@ -69,7 +69,7 @@ fn verdicts(page: &mut String, folder: &Folder) {
         page.push_str(
             "<p>One core, in memory. In each field: million packets per second, Gbit/s of inner packets, and ticks of the time-stamp counter \
              per packet with the 95 % interval over sessions. ★ stands only where the paired ratio against every other subject excludes \
-             1 by more than the noise floor. The bare cipher is a ceiling, no competitor.</p>\n",
+             1 by more than the noise floor. The bare cipher is an upper bound, not a competitor.</p>\n",
         );
     }
     tables.iter().for_each(|table| one_verdict(page, table));
@@ -128,10 +128,10 @@ fn one_field(page: &mut String, field: Option<&Field>) {
 
 fn reproduction(page: &mut String, folder: &Folder) {
     let rows = checklist::rows(folder);
-    page.push_str("<section id=\"papers\"><h2>The papers again</h2>\n");
+    page.push_str("<section id=\"papers\"><h2>Reproduction of the papers</h2>\n");
     let _ = writeln!(
         page,
-        "<p>Every figure, table, equation and claim of the five papers: what it says, what it says when its arithmetic is repaired, what this \
+        "<p>Every figure, table, equation and claim of the five papers: the printed value, the value with corrected arithmetic, the value of this \
          run or this program shows, and the verdict. Claims with bounds are judged by what this run measured: 'reproduced' and \
          'contradicted' when the whole 95 % interval lies inside or outside the bounds, 'inconclusive' otherwise. 'Corrected' means that a \
          printed value does not follow from its own data, which are computed again here; 'not comparable' that equipment or method \
@@ -182,7 +182,7 @@ fn ours(row: &Line) -> String {
 fn missing(page: &mut String, folder: &Folder) {
     page.push_str("<section id=\"missing\"><h2>Not measured</h2>\n");
     if folder.problems.is_empty() {
-        page.push_str("<p>Everything that the campaign names was measured.</p>\n");
+        page.push_str("<p>Everything in the campaign was measured.</p>\n");
     } else {
         let head = ["subject", "study", "what happened", "why"].map(str::to_owned);
         let rows: Vec<Vec<String>> = folder
@@ -248,7 +248,7 @@ mod tests {
         let page = html(&folder);
         assert_well_formed(&page.replace("<link rel=\"icon\" href=\"data:,\">", ""));
         assert!(!page.contains("<script") && !page.contains("http:") && !page.contains("https:"));
-        assert!(page.contains("Processor &amp; Co") && page.contains("128 cores: &lt;8&gt; may be used here"));
+        assert!(page.contains("Processor &amp; Co") && page.contains("128 cores: only &lt;8&gt; are available"));
         let at = |text: &str| page.find(text).unwrap_or_else(|| panic!("{text}"));
         assert!(at("id=\"verdict\"") < at("id=\"papers\"") && at("id=\"papers\"") < at("id=\"throughput-out\""));
         assert_eq!(page, html(&folder), "the same folder gives the same page");

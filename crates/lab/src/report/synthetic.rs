@@ -131,7 +131,7 @@ fn trials_of(campaign: &Campaign) -> Vec<Trial> {
         for session in 0..study.sessions.min(3) {
             for planned in schedule::session(study, campaign.seed, session) {
                 let noise = (rng.next_u64() % 1000) as f64 / 100_000.0;
-                // Every study has processes of its own.
+                // Every study has separate processes.
                 let trial = trial(study, 10 * number as u32 + session, &planned, noise);
                 if study.kind == Kind::Search { trials.extend(searched(study, &trial)) } else { trials.push(trial) }
             }
@@ -336,7 +336,7 @@ fn whole(campaign: Campaign, trials: Vec<Trial>) -> Folder {
     let problem = Problem {
         study: "scaling".into(),
         subject: "weir-esp-tunnel-aes128gcm16".into(),
-        why: "128 cores: <8> may be used here".into(),
+        why: "128 cores: only <8> are available".into(),
         failed: false,
     };
     Folder { campaign, trials, problems: vec![problem], environments: vec![environment] }

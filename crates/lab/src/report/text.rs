@@ -79,7 +79,7 @@ mod tests {
     fn the_table_has_verdicts_badges_and_what_is_missing() {
         let text = table(&synthetic::folder());
         assert!(
-            text.contains("★ ") && text.contains("noise floor") && text.contains("128 cores: <8> may be used here"),
+            text.contains("★ ") && text.contains("noise floor") && text.contains("128 cores: only <8> are available"),
             "{text}"
         );
         assert!(

@@ -1,4 +1,4 @@
-//! The table that stands first: what each subject does at four kinds of traffic, and whether one is ahead.
+//! The first table: results of each subject at four kinds of traffic, and the winner, if any.
 
 use serde::Serialize;
 
@@ -41,7 +41,7 @@ pub(super) struct Table {
     pub(super) direction: &'static str,
     pub(super) columns: Vec<String>,
     pub(super) rows: Vec<Row>,
-    /// For each column: who is ahead, or why nobody is.
+    /// For each column: the winner, or the reason why there is none.
     pub(super) verdicts: Vec<String>,
 }
 
@@ -124,7 +124,8 @@ fn table(folder: &Folder, trials: &[&Trial], all: &[Cost], direction: Direction,
     }
 }
 
-/// The subject whose paired ratio against every other excludes the noise, or why there is none.
+/// The subject whose paired ratio against every other excludes the noise, or the reason why there
+/// is none.
 fn winner(trials: &[&Trial], noise: Option<f64>) -> Result<String, String> {
     let Some(noise) = noise else { return Err("no winner: the noise floor was not measured".into()) };
     let costs = costs(trials, 1.0);
@@ -192,7 +193,7 @@ pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
         Some(noise) => {
             badge("noise floor", format!("±{} % (equals against equals)", short(noise * 100.0)), noise <= 0.02)
         }
-        None => badge("noise floor", "not measured: nothing is called faster".into(), false),
+        None => badge("noise floor", "not measured: no verdict of faster".into(), false),
     });
     let in_sizes = folder.everywhere(Kind::Sizes);
     let all: Vec<&Trial> = if in_sizes.is_empty() { folder.trials.iter().collect() } else { in_sizes };
@@ -215,7 +216,7 @@ pub(super) fn badges(folder: &Folder) -> Vec<Badge> {
         if one {
             "one".into()
         } else {
-            format!("{} different ones: comparisons across them mean little", environments.len())
+            format!("{} different ones: comparisons across them are unreliable", environments.len())
         },
         one,
     ));

@@ -15,7 +15,7 @@ pub struct Point {
     pub loss: f64,
 }
 
-/// What a load is for a goal.
+/// Classification of a load for a goal.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Class {
     /// The subject can take it.
@@ -58,7 +58,7 @@ impl Sums {
     }
 }
 
-/// What the trials `points`, all at one load, make of it.
+/// Classifies a load by its trials `points`.
 pub fn classify<'p>(points: impl IntoIterator<Item = &'p Point>, goal: &Goal) -> Class {
     let sums = Sums::of(points, goal);
     let balancing = sums.short_low * goal.exceed / (1.0 - goal.exceed);

@@ -16,7 +16,7 @@ pub struct Ask {
     pub goal: usize,
 }
 
-/// What a search found for one goal.
+/// Result of a search for one goal.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Found {
     /// The goal.
@@ -29,7 +29,7 @@ pub struct Found {
     pub upper: Option<f64>,
     /// Conditional Throughput at the lower bound.
     pub conditional: Option<f64>,
-    /// Why the result is irregular; `None` for a regular one.
+    /// Reason why the result is irregular; `None` for a regular one.
     pub irregular: Option<&'static str>,
 }
 
@@ -40,14 +40,14 @@ pub struct Controller {
     max: f64,
     /// Trials by load. Positive numbers have the order of their bits.
     points: BTreeMap<u64, Vec<Point>>,
-    /// Where trials so far say that throughput lies.
+    /// Estimate of the throughput from the trials so far.
     guess: Option<f64>,
     /// Seconds of trials so far, and how many may be made.
     spent_s: f64,
     budget_s: f64,
-    /// Goals whose search is over, with the reason when it is not a regular one.
+    /// Finished goals, with the reason if the result is irregular.
     done: Vec<Option<Option<&'static str>>>,
-    /// How often a bound was looked for in one direction, for the goal in hand: steps double.
+    /// Number of attempts in one direction for the current goal: steps double.
     steps: (usize, i32),
 }
 
@@ -59,8 +59,8 @@ struct Bounds {
 }
 
 const OVER_BUDGET: &str = "the time for the search was used up";
-const NO_UPPER: &str = "even the largest load was no upper bound";
-const NO_LOWER: &str = "even the smallest load was no lower bound";
+const NO_UPPER: &str = "no upper bound up to the largest load";
+const NO_LOWER: &str = "no lower bound down to the smallest load";
 
 impl Controller {
     /// A search for `goals` between the loads `min` and `max`, that makes at most `budget_s` seconds of trials. Goals that
@@ -125,7 +125,7 @@ impl Controller {
         self.spent_s
     }
 
-    /// What was found, in the order of the goals.
+    /// Results, in the order of the goals.
     pub fn found(&self) -> Vec<Found> {
         let goals = self.goals.iter().zip(&self.done);
         goals
@@ -221,7 +221,7 @@ impl Controller {
         }
     }
 
-    /// Where a goal starts that nothing is decided for: where shorter or rougher trials say it is.
+    /// Start of a goal without bounds: the estimate of shorter or coarser trials.
     fn start(&self, goal: &Goal, rough: Bounds) -> f64 {
         if let Some(undecided) = self.undecided_between(goal, 0.0, f64::INFINITY).filter(|load| *load < self.max) {
             return undecided;
@@ -229,7 +229,7 @@ impl Controller {
         rough.lower.or(self.guess).unwrap_or(self.max).clamp(self.min, self.max)
     }
 
-    /// How far the next try for a missing bound is from the last: the width, then double each time.
+    /// Distance of the next attempt for a missing bound: the width, doubled each time.
     fn step(&self, goal: &Goal) -> f64 {
         goal.width.max(1e-4) * f64::from(1 << self.steps.1.clamp(0, 12))
     }
@@ -242,7 +242,8 @@ impl Controller {
         inside.filter(|(_, points)| classify(*points, goal) == Class::Undecided).map(|(load, _)| load).next_back()
     }
 
-    /// First tries are short, as long as nothing tells where throughput is; all others have the length of the goal.
+    /// First attempts are short, while there is no estimate of the throughput; all others have the
+    /// duration of the goal.
     fn duration(&self, goal: usize, load: f64) -> f64 {
         let goal = &self.goals[goal];
         let tries = self.points().count();

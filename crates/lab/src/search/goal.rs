@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// When a load counts as one that a subject can take. Durations in seconds, ratios from 0 to 1.
+/// Criterion for a load that a subject sustains. Durations in seconds, ratios from 0 to 1.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Goal {
     /// Name of a preset, or the code.
@@ -35,12 +35,12 @@ const PRESETS: [(&str, &str, f64); 5] = [
     ("short", "0.2f6d0.5l50e", 0.5),
 ];
 
-/// Why a text is no goal.
+/// Reason why a text is not a goal.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum GoalError {
     #[error(
-        "'{0}' is no goal; use rfc2544, tst009, ndr, pdr, short, or a code such as 1f21d0.5l50e (s of a trial, s in all, % loss, % exceed)"
+        "'{0}' is not a goal; use rfc2544, tst009, ndr, pdr, short, or a code such as 1f21d0.5l50e (s of a trial, s in all, % loss, % exceed)"
     )]
     Unknown(String),
     #[error("goal '{0}': {1}")]
@@ -80,7 +80,8 @@ impl Goal {
 impl FromStr for Goal {
     type Err = GoalError;
 
-    /// A name or a code. Where a code says no width it is half a percent, or the loss ratio where that is more.
+    /// A name or a code. If a code has no width, it is half a percent, or the loss ratio if that is
+    /// larger.
     fn from_str(text: &str) -> Result<Self, GoalError> {
         let preset = PRESETS.iter().find(|(name, ..)| *name == text);
         let code = preset.map_or(text, |(_, code, _)| code);

@@ -1,6 +1,6 @@
 //! How much a subject can take: throughput search (MLRsearch, RFC 9971), loss against load, latency below throughput.
 //!
-//! [`Controller`] is arithmetic alone; [`search`] asks an injected [`Meter`].
+//! [`Controller`] is pure arithmetic; [`search`] uses an injected [`Meter`].
 
 mod classify;
 mod controller;
@@ -16,7 +16,7 @@ use crate::meter::{Load, Meter, MeterError};
 use crate::traffic::Rate;
 use crate::trial::Measurement;
 
-/// What is searched for, and within what.
+/// Goals and bounds of a search.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Goals.
@@ -40,11 +40,11 @@ impl Default for Options {
 /// One trial of a search.
 #[derive(Clone, Debug)]
 pub struct Step<'a> {
-    /// What was offered.
+    /// Offered load.
     pub load: &'a Load,
     /// Code of the goal that it was for; `None` for the one that finds the largest load.
     pub goal: Option<String>,
-    /// What came of it.
+    /// Result.
     pub measured: &'a Measurement,
     /// Seconds of trials so far.
     pub spent_s: f64,
@@ -53,7 +53,7 @@ pub struct Step<'a> {
 /// Called after each trial.
 pub type OnStep<'a> = &'a mut dyn FnMut(Step<'_>);
 
-/// What a search found.
+/// Result of a search.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct Outcome {
     /// By goal.
@@ -68,16 +68,16 @@ pub struct Outcome {
     pub spent_s: f64,
 }
 
-/// What a subject that is still cold lets through when saturated is no largest load: it is tried until it gets no better, at most so
-/// often.
+/// The throughput of a cold subject at saturation is not the largest load: it is repeated until it
+/// does not improve, at most this often.
 const MOST_SATURATED: usize = 5;
 
-/// How often a largest load that was found so, and was no upper bound after all, is doubled: the processor was busy with something
-/// else when it was found.
+/// Limit of the doublings of the largest load if it turns out not to be an upper bound, because the
+/// processor was busy when it was measured.
 const MOST_RAISED: usize = 4;
 
-/// Searches for all goals with `meter`. Sizes, flows, direction and seed are those of `load`; each trial has a seed of its
-/// own that follows from it.
+/// Searches for all goals with `meter`. Sizes, flows, direction and seed are those of `load`; each
+/// trial has a seed derived from it.
 ///
 /// # Errors
 /// What the meter cannot do; trials so far were given to `on_step`.
@@ -109,7 +109,7 @@ pub fn search(
         }
     };
     if !(max_pps.is_finite() && max_pps > 0.0) {
-        return Err(MeterError::Unsupported("nothing came through when saturated: there is no throughput".into()));
+        return Err(MeterError::Unsupported("no packet arrived at saturation: the throughput is zero".into()));
     }
     let mut controller =
         Controller::new(options.goals.clone(), options.min_pps.min(max_pps), max_pps, options.budget_s);
@@ -203,7 +203,7 @@ mod tests {
     use super::*;
     use crate::trial::Direction;
 
-    /// A device of known capacity behind the interface of a meter.
+    /// A device of known capacity with the interface of a meter.
     struct Simulated {
         capacity_pps: f64,
         trials: Vec<Load>,
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(steps, outcome.trials + 2, "saturated twice: the second time was no better");
         let found = &outcome.found[0];
         assert!((found.lower.unwrap() / 1e6 - 1.0).abs() < 0.011, "{found:?}");
-        // No two trials have the same seed, and what is sent is what was asked for.
+        // No two trials have the same seed, and the sent packets are as requested.
         let seeds: std::collections::HashSet<u64> = meter.trials.iter().skip(2).map(|load| load.seed).collect();
         assert_eq!(seeds.len(), outcome.trials);
         assert!(meter.trials.iter().all(|load| load.traffic.sizes == "1400".parse().unwrap()));
@@ -263,7 +263,7 @@ mod tests {
         let outcome = search(&mut meter, &load(), &options, &mut |_| ()).unwrap();
         assert_eq!((outcome.max_pps, outcome.found[0].irregular), (2e6, None));
         assert!((outcome.found[0].lower.unwrap() / 1e6 - 1.0).abs() < 0.011, "{:?}", outcome.found);
-        // Not for ever, and not beyond what was asked for.
+        // Bounded in number and by the requested maximum.
         let mut meter = Simulated { saturated_pps: 1e3, ..Simulated::of(1e6) };
         let outcome = search(&mut meter, &load(), &options, &mut |_| ()).unwrap();
         assert_eq!((outcome.max_pps, outcome.found[0].irregular.is_some()), (2e4, true));

@@ -1,9 +1,10 @@
 //! Where the level of a series changes.
 //!
-//! Two searches of the same cost, squared deviations from the mean of each segment: [`pelt`] finds the best set of changes
-//! for a penalty, exactly; [`changes`] splits again and again at the best place and asks for each split how often so good
-//! a one appears when blocks of the same series are put into random order. The second needs no penalty to be chosen, and
-//! slow oscillations are no change for it, because they are within the blocks.
+//! Two searches of the same cost, squared deviations from the mean of each segment: [`pelt`] finds
+//! the best set of changes for a penalty, exactly; [`changes`] splits repeatedly at the best
+//! position and tests each split against random permutations of blocks of the same series. The
+//! second needs no penalty, and does not report slow oscillations as changes, because they are
+//! within the blocks.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,8 @@ use crate::stats::Rng;
 /// A change of level.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Change {
-    /// First sample of the new level, counted from 0: the change lies between the sample before it and this one.
+    /// First sample of the new level, counted from 0: the change is between the previous sample and
+    /// this one.
     pub at: usize,
     /// Chance of so clear a split in a series without change.
     pub p: f64,
@@ -76,7 +78,7 @@ fn best_split(values: &[f64]) -> Option<(usize, f64)> {
     (best.1 > 1e-20 * scale).then_some(best)
 }
 
-/// Blocks long enough to keep what neighbours have in common once the step at `at` is taken away.
+/// Blocks long enough to preserve the autocorrelation after the step at `at` is subtracted.
 fn block_of_residuals(values: &[f64], at: usize) -> usize {
     let mut residuals = levelled(&values[..at]);
     residuals.extend(levelled(&values[at..]));
@@ -231,7 +233,7 @@ mod tests {
         assert!(pelt(&[], 1.0, 1).is_empty() && pelt(&[1.0], 1.0, 1).is_empty());
     }
 
-    /// What [`pelt`] must find, by trying every set of changes.
+    /// Reference for [`pelt`]: tries every set of changes.
     fn segments_by_brute_force(values: &[f64], penalty: f64, shortest: usize) -> Vec<usize> {
         let n = values.len();
         assert!(n <= 20, "2^{n} sets are too many");

@@ -1,5 +1,5 @@
-//! A transfer over time, measured here: iperf through a subject, and every core sampled meanwhile without gaps. What it
-//! yields is what an import of the same files would: one analysis serves both.
+//! A live measurement of a transfer over time: iperf through a subject, with all cores sampled
+//! without gaps. The result equals an import of the same files, so that one analysis serves both.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -15,9 +15,9 @@ use crate::host::cpu::{CpuSample, CpuSampler};
 use crate::import::{Cpu, Imported, parse};
 use crate::subject::{Subject, SubjectMeter};
 
-/// What a transfer may take beyond its time, and a server to listen.
+/// Timeout of a transfer beyond its duration, and of the start of a server.
 const GRACE: Duration = Duration::from_secs(20);
-/// Where iperf listens, as /proc/net/tcp writes it: port 5001, state LISTEN.
+/// iperf's listening socket in /proc/net/tcp: port 5001, state LISTEN.
 const LISTENING: (&str, &str) = (":1389", " 0A ");
 
 /// TCP from sun to moon, by iperf. Dropping it ends both programs.
@@ -30,8 +30,9 @@ pub(crate) struct Transfer {
 }
 
 impl Transfer {
-    /// Starts a server on moon and then, on sun, a client that sends to `target` in `flows` flows for the first of `times` and
-    /// says how much in every interval of the second. Files are written in `dir`; `begin` is called right before the first packet.
+    /// Starts a server on moon and then, on sun, a client that sends to `target` in `flows` flows
+    /// for the first of `times` and reports the amount in every interval of the second. Files are
+    /// written in `dir`; `begin` is called right before the first packet.
     pub(crate) fn begin(
         world: &World,
         target: IpAddr,
@@ -69,8 +70,9 @@ impl Transfer {
         Ok(Self { client, _server: server, flows: flows as usize, sample, said })
     }
 
-    /// Bits per second of each flow in sample `number`, as soon as all flows have said it; samples are asked for in order.
-    /// `meanwhile` is called while nothing is there; its error ends the waiting.
+    /// Bits per second of each flow in sample `number`, as soon as all flows have reported it;
+    /// samples must be requested in order. `meanwhile` is called while there is no data; its error
+    /// ends the wait.
     pub(crate) fn sample(
         &mut self,
         number: usize,
@@ -87,7 +89,7 @@ impl Transfer {
             }
             let why = match ended {
                 Some(status) => format!("iperf ended with {status} before sample {number}"),
-                None if Instant::now() > limit => format!("iperf said nothing of sample {number}"),
+                None if Instant::now() > limit => format!("iperf printed nothing for sample {number}"),
                 None => {
                     meanwhile()?;
                     interrupt.tick()?;
@@ -99,20 +101,21 @@ impl Transfer {
     }
 }
 
-/// What iperf has said so far. Its CSV is read on from where the last look ended, so that a look costs the same however long the
-/// transfer lasts: it is made on the cores that are measured.
+/// Output of iperf so far. Its CSV is read from the last position, so that a read has a constant
+/// cost: it runs on the measured cores.
 struct Said {
     csv: File,
     /// The last line, as far as it is written.
     line: Vec<u8>,
-    /// Bits per second by flow, of samples that nobody has asked for.
+    /// Bits per second by flow, of samples that were not requested yet.
     rates: BTreeMap<usize, BTreeMap<i64, f64>>,
 }
 
 impl Said {
     /// Reads what was written since, in samples of `length`.
     fn read_on(&mut self, length: Duration) {
-        // What cannot be read now is read with the next look; without any the sample is late, and that is said.
+        // Incomplete output is read the next time; without any the sample is late, which is
+        // reported.
         let _ = self.csv.read_to_end(&mut self.line);
         let Some(end) = self.line.iter().rposition(|byte| *byte == b'\n') else { return };
         let whole: Vec<u8> = self.line.drain(..=end).collect();
@@ -123,7 +126,7 @@ impl Said {
 
     /// Bits per second of each flow in sample `number`; `None` until all `flows` have a line of it.
     fn sample(&mut self, number: usize, flows: usize) -> Option<Vec<f64>> {
-        // Those before were asked for.
+        // Earlier samples were already requested.
         self.rates = self.rates.split_off(&number);
         self.rates.get(&number).filter(|rates| rates.len() >= flows)?;
         self.rates.remove(&number).map(|rates| rates.into_values().collect())

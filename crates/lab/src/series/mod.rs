@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::stats::{Estimate, Rng, block_interval, cv, mean, median};
 
-/// What a series is like.
+/// Statistics of a series.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 pub struct Analysis {
     /// Samples.
@@ -27,7 +27,7 @@ pub struct Analysis {
     pub block: usize,
     /// Standard deviation over mean.
     pub cv: f64,
-    /// Correlation of neighbours.
+    /// Autocorrelation at lag 1.
     pub lag1: f64,
     /// Independent samples that would tell as much about the mean.
     pub effective_samples: f64,
@@ -35,9 +35,9 @@ pub struct Analysis {
     pub min: f64,
     /// Largest.
     pub max: f64,
-    /// Where the level changes.
+    /// Change points.
     pub changes: Vec<Change>,
-    /// What lies between changes; one phase when there is none.
+    /// Phases between change points; one phase if there are none.
     pub phases: Vec<Phase>,
 }
 
@@ -114,7 +114,8 @@ fn phases(values: &[f64], changes: &[Change], block: Option<usize>, rng: &mut Rn
     phases
 }
 
-/// Whether `edge`, first or last of `phase`, lies off its level by more than three deviations towards the `other` level.
+/// Returns whether `edge`, first or last of `phase`, deviates from its level by more than three
+/// deviations towards the `other` level.
 fn between(edge: f64, phase: &[f64], other: f64) -> bool {
     let level = median(phase);
     let deviations: Vec<f64> = phase.iter().map(|v| (v - level).abs()).collect();
@@ -152,8 +153,9 @@ pub fn lag1(values: &[f64]) -> f64 {
     both / (aa * bb).sqrt()
 }
 
-/// How many samples it takes until one tells something new: 1 plus twice the sum of autocorrelations, summed in pairs
-/// for as long as a pair is positive (Geyer). 1 for independent samples, and for a series that does not vary.
+/// Integral autocorrelation time in samples: 1 plus twice the sum of autocorrelations, summed in
+/// pairs for as long as a pair is positive (Geyer). 1 for independent samples, and for a series
+/// that does not vary.
 pub fn integral_time(values: &[f64]) -> f64 {
     let mut time = 1.0;
     let mut lag = 1;

@@ -1,10 +1,12 @@
-//! Bootstrap intervals: of independent values, of a series whose neighbours are alike, and of few units of replication.
+//! Bootstrap intervals: of independent values, of an autocorrelated series, and of few units of
+//! replication.
 
 use statrs::distribution::{ContinuousCDF, Normal, StudentsT};
 
 use super::{Estimate, Rng, mean, quantile_sorted, sd};
 
-/// Resamples behind an interval: its ends repeat from one seed to the next within a hundredth of its width.
+/// Resamples per interval: its ends repeat from one seed to the next within a hundredth of its
+/// width.
 const RESAMPLES: usize = 10_000;
 
 const NONE: Estimate = Estimate { value: f64::NAN, low: f64::NAN, high: f64::NAN };
@@ -16,8 +18,8 @@ pub fn simple_interval(values: &[f64], statistic: impl Fn(&[f64]) -> f64, rng: &
 
 /// `statistic` of a series with the percentile 95 % interval of the moving-block bootstrap.
 ///
-/// `block` is the length of blocks in samples; at least five times the integral time of the series keeps what neighbours
-/// have in common ([`crate::series::integral_time`]). All `NaN` for an empty series.
+/// `block` is the length of blocks in samples; at least five times the integral time of the series
+/// preserves the autocorrelation ([`crate::series::integral_time`]). All `NaN` for an empty series.
 pub fn block_interval(values: &[f64], block: usize, statistic: impl Fn(&[f64]) -> f64, rng: &mut Rng) -> Estimate {
     blocks(values, block, RESAMPLES, statistic, rng)
 }
@@ -88,9 +90,10 @@ fn units_interval(units: &[f64], resamples: usize, rng: &mut Rng) -> Estimate {
 /// Figures of all measurements together, each with a 95 % interval from drawing whole clusters (sessions), never single
 /// measurements of them: what sessions have in common stays together.
 ///
-/// `figures` gets every measurement of the clusters that were drawn, one drawn twice counting twice; `None` leaves a
-/// draw out. For few clusters the quantiles are moved outwards as in [`over_units`]. `None` when `figures` says nothing about
-/// all of them; without interval (`NaN`) for fewer than two clusters.
+/// `figures` gets every measurement of the clusters that were drawn, one drawn twice counting
+/// twice; `None` skips a draw. For few clusters the quantiles are moved outwards as in
+/// [`over_units`]. Returns `None` if `figures` is `None` for all of them together; without interval
+/// (`NaN`) for fewer than two clusters.
 pub fn over_clusters<T: Copy>(
     clusters: &[Vec<T>],
     figures: impl Fn(&[T]) -> Option<Vec<f64>>,
@@ -118,7 +121,7 @@ pub fn over_clusters<T: Copy>(
     Some(values.into_iter().zip(drawn).map(interval).collect())
 }
 
-/// Resamples of [`over_clusters`], whose figures may be fits.
+/// Resamples of [`over_clusters`]; the figures may be fits, which are slow.
 const CLUSTER_RESAMPLES: usize = 1000;
 
 /// A mean with its standard error.

@@ -57,7 +57,7 @@ pub fn median(values: &[f64]) -> f64 {
     quantile_sorted(&sorted, 0.5)
 }
 
-/// The `q` quantile of sorted values, linear between neighbours. `NaN` for none.
+/// The `q` quantile of sorted values, with linear interpolation. `NaN` for none.
 pub fn quantile_sorted(sorted: &[f64], q: f64) -> f64 {
     let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
     let at = q * last as f64;

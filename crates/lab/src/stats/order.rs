@@ -9,7 +9,7 @@ pub struct Step {
     pub round: u32,
     /// Position in time, from 0.
     pub order: u32,
-    /// Which variant runs, from 0.
+    /// Index of the variant, from 0.
     pub variant: usize,
 }
 

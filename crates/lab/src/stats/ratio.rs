@@ -5,7 +5,7 @@ use statrs::distribution::{Binomial, ContinuousCDF, DiscreteCDF};
 use super::bootstrap::{over_units, student, trimmed};
 use super::{Estimate, Rng, median};
 
-/// What an interval is over.
+/// Unit of an interval.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Unit {
@@ -18,8 +18,8 @@ pub enum Unit {
 /// B over A.
 #[derive(Clone, Debug, PartialEq, serde::Deserialize, serde::Serialize)]
 pub struct Ratio {
-    /// Geometric mean over units, from ten units on of their middle three fifths; 95 % interval. 1.02 says that B is 2 %
-    /// more than A.
+    /// Geometric mean over units, from ten units on of their middle three fifths; 95 % interval.
+    /// 1.02 means that B is 2 % more than A.
     pub ratio: Estimate,
     /// Hodges and Lehmann's estimate: a median that wastes less. Far from `ratio` when a unit is an outlier.
     pub hodges_lehmann: f64,
@@ -29,7 +29,7 @@ pub struct Ratio {
     pub se: f64,
     /// Degrees of freedom of that standard error.
     pub freedom: f64,
-    /// What the interval is over.
+    /// Unit of the interval.
     pub unit: Unit,
     /// Units; of the smaller side for an unpaired comparison.
     pub units: usize,
@@ -40,7 +40,8 @@ pub struct Ratio {
 }
 
 impl Ratio {
-    /// How far the interval reaches from 1, as a logarithm: the noise floor, if this compares a variant with itself.
+    /// Maximum distance of the interval from 1, as a logarithm: the noise floor, if this compares a
+    /// variant with itself.
     pub fn reach(&self) -> f64 {
         self.ratio.low.ln().abs().max(self.ratio.high.ln().abs())
     }
@@ -139,8 +140,8 @@ pub fn unpaired(a: &[Vec<f64>], b: &[Vec<f64>], rng: &mut Rng) -> Option<Ratio> 
     })
 }
 
-/// Hodges and Lehmann's estimate of the centre: the median of the means of all pairs, each value with itself included.
-/// Of more than 500 values, 500 evenly spaced quantiles stand for all.
+/// Hodges and Lehmann's estimate of the centre: the median of the means of all pairs, each value
+/// with itself included. Of more than 500 values, 500 evenly spaced quantiles are used.
 pub fn hodges_lehmann(values: &[f64]) -> f64 {
     const MOST: usize = 500;
     let mut sorted = values.to_vec();

@@ -2,15 +2,15 @@
 
 use super::ratio::{Ratio, Unit};
 
-/// What a comparison allows to say.
+/// Verdict of a comparison.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, serde::Deserialize, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
     /// The difference is larger than the margin allows or, with no margin, larger than noise; its sign is known.
     Different,
-    /// Any difference is smaller than the margin that was stated beforehand.
+    /// Any difference is smaller than the predefined margin.
     Equivalent,
-    /// Neither can be said. More sessions, or a quieter machine, may tell.
+    /// Neither. More sessions, or a quieter machine, may help.
     Inconclusive,
 }
 
@@ -24,12 +24,12 @@ impl std::fmt::Display for Verdict {
     }
 }
 
-/// What a verdict is measured against. Both are logarithms of ratios; 0.01 is about 1 %.
+/// Thresholds of a verdict. Both are logarithms of ratios; 0.01 is about 1 %.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// How far a variant was seen to differ from itself ([`Ratio::reach`] of an A/A comparison).
+    /// Noise floor: difference of a variant from itself ([`Ratio::reach`] of an A/A comparison).
     pub floor: f64,
-    /// The difference that does not matter, stated before measuring. `None`: equivalence is not asked for.
+    /// Predefined margin of equivalence. `None`: equivalence is not tested.
     pub margin: Option<f64>,
 }
 
@@ -57,11 +57,13 @@ pub fn judge(ratio: &Ratio, limits: Limits) -> Judged {
 /// Judges comparisons together: the more there are, the less likely it must be that each differs by chance (Holm).
 ///
 /// - *Equivalent*: the noise floor is below the margin, and TOST rejects a difference of the margin.
-/// - *Different*: the 95 % interval lies outside the noise floor on one side, and the corrected chance of that is below 5 %.
+/// - *Different*: the 95 % interval is outside the noise floor on one side, and the corrected
+///   chance of that is below 5 %.
 /// - *Inconclusive*: everything else, and always for runs of one session each that were not measured side by side: what
 ///   changed between them is unknown.
 ///
-/// A difference that is certain but smaller than the margin counts as equivalent: the margin says that it does not matter.
+/// A difference that is certain but smaller than the margin counts as equivalent: by definition of
+/// the margin.
 pub fn judge_all(comparisons: &[(&Ratio, Limits)]) -> Vec<Judged> {
     let chances: Vec<f64> = comparisons.iter().map(|(ratio, limits)| ratio.p_beyond(limits.floor)).collect();
     comparisons.iter().zip(holm(&chances)).map(|((ratio, limits), p)| decide(ratio, *limits, p)).collect()

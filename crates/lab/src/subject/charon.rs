@@ -1,4 +1,5 @@
-//! strongSwan with its data plane in user space (kernel-libipsec): ESP in UDP over a TUN interface of its own.
+//! strongSwan with its data plane in user space (kernel-libipsec): ESP in UDP over a separate TUN
+//! interface.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -16,7 +17,7 @@ const DATA_PLANE: &str = "/usr/lib/ipsec/plugins/libstrongswan-kernel-libipsec.s
 const PACKAGES: &str = "on Debian: apt install strongswan-charon strongswan-swanctl libcharon-extra-plugins";
 /// MTU that it gives to its interface, in bytes.
 pub(super) const MTU: u16 = 1400;
-/// How long it may take until its socket is there, and until there is an SA.
+/// Timeouts of its socket, and of an SA.
 const READY_WITHIN: Duration = Duration::from_secs(20);
 
 pub(super) fn availability() -> Availability {
@@ -25,7 +26,7 @@ pub(super) fn availability() -> Availability {
             return Availability::missing(format!("no {file}"), PACKAGES);
         }
     }
-    let Some(swanctl) = find::program("swanctl") else { return Availability::missing("no program swanctl", PACKAGES) };
+    let Some(swanctl) = find::program("swanctl") else { return Availability::missing("swanctl not found", PACKAGES) };
     let version = find::ask(Path::new(CHARON), &["--version"]).or_else(|_| find::ask(&swanctl, &["--version"]));
     Availability::Available { version: version.unwrap_or_else(|_| "unknown".into()).trim().to_owned() }
 }
@@ -50,17 +51,18 @@ impl Pair {
             let written = std::fs::create_dir_all(&folder)
                 .and_then(|()| files.iter().try_for_each(|(name, text)| write_private(&folder.join(name), text)));
             written.map_err(|error| DemoError::Row(format!("{}: {error}", folder.display())))?;
-            // A /run of its own for its process number; its folder stands in the one that this hides.
+            // A private /run for its PID file; its directory is bind-mounted, because it is in the
+            // /run that this hides.
             let script = "mount --bind \"$0\" /mnt && mount -t tmpfs run /run && exec env STRONGSWAN_CONF=/mnt/strongswan.conf \"$1\"";
             let mut command = world.command(end, "unshare");
             command.args(["--mount", "sh", "-c", script]).arg(&folder).arg(CHARON);
             pair.running.push(Running::start(command, &dir.join(format!("{end}.log")))?);
         }
         for end in End::BOTH {
-            pair.wait(interrupt, "did not make its socket", |pair| pair.folder(end).join("vici").exists())?;
+            pair.wait(interrupt, "did not create its socket", |pair| pair.folder(end).join("vici").exists())?;
             pair.swanctl(world, end, &["--load-all"])?;
         }
-        // Its own end of the negotiation is told by the exit status.
+        // The exit status reports the result of the negotiation.
         pair.swanctl(world, End::Sun, &["--initiate", "--child", "lab", "--timeout", "15"])?;
         Ok(pair)
     }
@@ -96,7 +98,7 @@ impl Pair {
 
     fn last_words(&self) -> String {
         let said = |end| std::fs::read_to_string(self.folder(end).join("charon.log")).unwrap_or_default();
-        let last = |end: End| format!("{end}: {}", said(end).lines().last().unwrap_or("it said nothing"));
+        let last = |end: End| format!("{end}: {}", said(end).lines().last().unwrap_or("it printed nothing"));
         End::BOTH.map(last).join("; ")
     }
 }

@@ -22,7 +22,7 @@ fn beside() -> Option<PathBuf> {
     Some(program.parent()?.parent()?.join("rivals"))
 }
 
-/// What a command says; its complaint if it fails.
+/// Output of a command, or its error output if it fails.
 pub(super) fn ask(program: &Path, arguments: &[&str]) -> Result<String, String> {
     let mut command = Command::new(program);
     command.args(arguments).env("LC_ALL", "C").env("PATH", sandbox::search_path()).stdin(Stdio::null());

@@ -16,7 +16,7 @@ use crate::trial::{Direction, Lost, Measurement};
 /// MTU of the cable in bytes.
 const CABLE_MTU: u16 = 1500;
 
-/// What the processes of a subject and its counters said at one moment.
+/// Snapshot of the processes and counters of a subject.
 #[derive(Clone, Debug)]
 pub struct Effort {
     /// Processor time of the subject's processes on sun and moon, in seconds; `None` where the kernel does the work.
@@ -57,7 +57,7 @@ impl SubjectMeter {
         Ok(meter)
     }
 
-    /// What the subject says now.
+    /// Current snapshot of the subject.
     ///
     /// # Errors
     /// It does not answer.
@@ -93,7 +93,8 @@ impl SubjectMeter {
 }
 
 impl Meter for SubjectMeter {
-    /// Every packet passes both ends of the subject, so [`Direction::Both`] is the only way there is.
+    /// Every packet passes both endpoints of the subject, so [`Direction::Both`] is the only
+    /// direction.
     fn trial(&mut self, load: &Load) -> Result<Measurement, MeterError> {
         if load.direction != Direction::Both {
             return Err(MeterError::Unsupported("between hosts a packet passes both ends: use direction both".into()));
@@ -119,7 +120,7 @@ impl Meter for SubjectMeter {
     }
 }
 
-/// Adds what the subject itself says: processor time, counters, and the causes of losses that it knows.
+/// Adds data of the subject: CPU time, counters, and drop reasons.
 fn account(measured: &mut Measurement, before: &Effort, after: &Effort) {
     if let (Some(then), Some(now)) = (before.cpu_s, after.cpu_s) {
         measured.cpu_ns = Some(Duration::from_secs_f64((now - then).max(0.0)).as_nanos() as u64);

@@ -1,9 +1,9 @@
 //! What is measured between two hosts: Weir, plain forwarding, and programs by others. Each is defined once.
 //!
-//! A [`Subject`] says what it is ([`Subject::protocol`], [`Subject::mode`], [`Subject::suite`]), whether this machine has what
-//! it takes ([`Subject::availability`]), and how it starts on both hosts of a [`World`]. What was started ([`Started`]) says
-//! whether it still runs, what it counted, and which processes work for it; it ends when it is dropped. [`SubjectMeter`]
-//! offers it traffic.
+//! A [`Subject`] describes itself ([`Subject::protocol`], [`Subject::mode`], [`Subject::suite`]),
+//! checks its requirements on this machine ([`Subject::availability`]), and starts on both hosts of
+//! a [`World`]. A running subject ([`Started`]) reports its state, its counters and its processes;
+//! dropping it stops it. [`SubjectMeter`] sends traffic through it.
 
 mod charon;
 mod find;
@@ -71,7 +71,9 @@ enum Kind {
 
 /// No subject has this name.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-#[error("unknown subject '{0}'; 'weir lab subjects' lists the usual ones, others of Weir are written alike")]
+#[error(
+    "unknown subject '{0}'; 'weir lab subjects' lists the common ones; other variants of Weir follow the same pattern"
+)]
 pub struct UnknownSubject(String);
 
 impl FromStr for Subject {
@@ -106,20 +108,20 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Whether a subject can be measured here.
+/// True if a subject can be measured here.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase", tag = "state")]
 pub enum Availability {
     /// It can.
     Available {
-        /// Which version.
+        /// Version.
         version: String,
     },
     /// It cannot.
     Missing {
-        /// Why.
+        /// Reason.
         why: String,
-        /// What would help.
+        /// Remedy.
         remedy: String,
     },
 }
@@ -139,7 +141,7 @@ pub struct Count {
     pub bytes: u64,
 }
 
-/// What a subject counted at one host since it was started.
+/// Counters of a subject on one host since its start.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
 pub struct Counters {
     /// Sent.
@@ -154,7 +156,7 @@ pub struct Counters {
 pub(crate) trait Started: Send {
     /// That it still runs.
     fn check(&mut self) -> Result<(), DemoError>;
-    /// What it counted, on sun and on moon.
+    /// Its counters, on sun and on moon.
     fn counters(&self, world: &World) -> Result<[Counters; 2], DemoError>;
     /// Its processes: what they spend is what it costs. Empty where the kernel does the work.
     fn processes(&self) -> Vec<u32>;
@@ -196,12 +198,12 @@ impl Subject {
         }
     }
 
-    /// Where its keys come from.
+    /// Source of its keys.
     pub fn keys(&self) -> &'static str {
         match &self.kind {
             Kind::Plain { .. } => "none",
-            Kind::Weir(_) | Kind::Xfrm => "random, set by hand",
-            Kind::WireGuard(_) => "its own handshake, with the key pairs of RFC 7748 §6.1",
+            Kind::Weir(_) | Kind::Xfrm => "random, manual keying",
+            Kind::WireGuard(_) => "WireGuard handshake, with the key pairs of RFC 7748 §6.1",
             Kind::Charon => "IKEv2 with a random pre-shared key",
         }
     }
@@ -216,7 +218,8 @@ impl Subject {
         }
     }
 
-    /// Whether traffic runs between the networks behind the hosts; otherwise between the hosts.
+    /// Returns whether traffic runs between the inner networks of the hosts; otherwise between the
+    /// hosts.
     pub fn is_tunnel(&self) -> bool {
         self.mode() == "tunnel"
     }
@@ -230,7 +233,7 @@ impl Subject {
         }
     }
 
-    /// Whether it can run here. Starts nothing that lasts.
+    /// Returns whether it can run here. Starts nothing that lasts.
     pub fn availability(&self) -> Availability {
         match &self.kind {
             Kind::Plain { .. } => Availability::Available { version: crate::host::kernel() },
@@ -285,7 +288,7 @@ pub struct Listed {
     pub keys: &'static str,
     /// MTU of its interface, in bytes.
     pub mtu_bytes: Option<u16>,
-    /// Whether it can run.
+    /// True if it can run.
     pub availability: Availability,
 }
 

@@ -15,7 +15,7 @@ use crate::demo::world::{End, World};
 #[derive(Debug)]
 pub(super) struct Program {
     file: &'static str,
-    /// What stands before the name of the interface.
+    /// Prefix of the interface name.
     arguments: &'static [&'static str],
 }
 
@@ -28,7 +28,7 @@ pub(super) static BORINGTUN: Program =
 pub(super) const MTU: u16 = 1420;
 /// UDP port of both hosts.
 const PORT: u16 = 51820;
-/// How long it may take until the socket is there.
+/// Timeout of its socket.
 const READY_WITHIN: Duration = Duration::from_secs(10);
 
 /// Key pairs, private and public, of RFC 7748 §6.1. Everybody knows them: they protect nothing but packets between two
@@ -46,7 +46,7 @@ const KEYS: [[&str; 2]; 2] = [
 
 impl Program {
     pub(super) fn availability(&self) -> Availability {
-        let remedy = "scripts/rivals.sh builds it; WEIR_RIVALS names its folder";
+        let remedy = "scripts/rivals.sh builds it; WEIR_RIVALS sets its directory";
         let Some(path) = find::program(self.file) else {
             return Availability::missing(format!("no program {}", self.file), remedy);
         };
@@ -119,7 +119,7 @@ impl Pair {
         );
         let answer = self.ask(here, &request)?;
         if !answer.lines().any(|line| line == "errno=0") {
-            return Err(self.complaint(here, &format!("refuses its configuration: {}", answer.trim())));
+            return Err(self.complaint(here, &format!("rejects its configuration: {}", answer.trim())));
         }
         let (namespace, device) = (world.namespace(end), interface(end));
         world.ip(&format!("-n {namespace} link set {device} up mtu {MTU}"))?;
@@ -143,7 +143,7 @@ impl Pair {
             }
             Ok(String::from_utf8_lossy(&answer).into_owned())
         };
-        talk().map_err(|error| self.complaint(host, &format!("does not answer at {}: {error}", socket.display())))
+        talk().map_err(|error| self.complaint(host, &format!("no response at {}: {error}", socket.display())))
     }
 
     fn complaint(&self, host: usize, why: &str) -> DemoError {

@@ -7,7 +7,7 @@ use crate::demo::DemoError;
 use crate::demo::row::random;
 use crate::demo::world::{End, World};
 
-/// What the kernel calls AES-128-GCM with an ICV of 16 bytes.
+/// Kernel name of AES-128-GCM with an ICV of 16 bytes.
 const ALGORITHM: &str = "rfc4106(gcm(aes))";
 
 /// Tries it in a network that is gone at once.
@@ -23,7 +23,7 @@ pub(super) fn availability() -> Availability {
             Err(said) => why = said.replace('\n', " "),
         }
     }
-    Availability::missing(format!("Linux {} refuses an ESP SA: {why}", crate::host::kernel()), remedy)
+    Availability::missing(format!("Linux {} rejects an ESP SA: {why}", crate::host::kernel()), remedy)
 }
 
 /// SAs and policies of both hosts; they end with the hosts.
@@ -80,7 +80,7 @@ impl Started for Pair {
     }
 }
 
-/// Bytes and packets of the SA whose first line starts with `head`, in `ip -s xfrm state`.
+/// Bytes and packets of the SA with a first line that starts with `head`, in `ip -s xfrm state`.
 fn count(text: &str, head: &str) -> Count {
     let sa = text.lines().skip_while(|line| !line.starts_with(head));
     let line = sa.skip_while(|line| !line.contains("lifetime current")).nth(1).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What packets hold, so that whoever receives one can tell whether every byte is right.
+//! Content of packets, which lets the receiver verify every byte.
 //!
 //! A payload starts with its sequence number; what follows (a tag over number, flow and length, then random bytes) is a
 //! function of the seed and these, and is compared whole.
@@ -11,7 +11,8 @@ use wire::{IpPacket, IpProto};
 
 use crate::stats::Rng;
 
-/// Random bytes that payloads are cut from; twice the longest payload, so that neighbours differ.
+/// Random bytes that payloads are cut from; twice the longest payload, so that consecutive packets
+/// differ.
 const POOL: usize = 1 << 17;
 /// Longest payload in bytes.
 const LONGEST: usize = 1 << 16;
@@ -47,7 +48,7 @@ impl Content {
         rest.copy_from_slice(self.slice(seq, rest.len()));
     }
 
-    /// Whether `payload` is that of packet `seq` of `flow`.
+    /// Returns whether `payload` is that of packet `seq` of `flow`.
     fn is(&self, seq: u64, flow: u32, payload: &[u8]) -> bool {
         let Some((head, rest)) = payload.split_at_checked(SEQ_LEN) else { return false };
         let (tag, rest) = rest.split_at(TAG_LEN.min(rest.len()));
@@ -67,7 +68,7 @@ impl Content {
     }
 }
 
-/// Why a packet is not one that was sent.
+/// Reason why a packet differs from the sent one.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum Fault {
@@ -79,12 +80,12 @@ pub enum Fault {
     Content,
 }
 
-/// Reads packets of a generator and tells whether they are as they were sent.
+/// Verifies received packets of a generator.
 pub struct Checker {
     content: std::sync::Arc<Content>,
 }
 
-/// Whose packet it is.
+/// Header with the owner of a packet.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Seen {
     /// Sequence number.
@@ -101,7 +102,7 @@ impl Checker {
         Self { content }
     }
 
-    /// Sequence number and flow of `packet`, whose content is not looked at.
+    /// Sequence number and flow of `packet`, without checking the content.
     ///
     /// # Errors
     /// [`Fault::Foreign`], [`Fault::Length`].
@@ -109,7 +110,8 @@ impl Checker {
         self.split(packet).map(|(seen, _)| seen)
     }
 
-    /// The same, with every byte of the payload compared. Headers may have changed on the way (hop limit, ECN).
+    /// The same, with every byte of the payload compared. Headers may have changed in transit (hop
+    /// limit, ECN).
     ///
     /// # Errors
     /// [`Fault`].

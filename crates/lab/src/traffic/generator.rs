@@ -27,13 +27,13 @@ pub struct Addresses {
     pub dst: IpAddr,
 }
 
-/// Why there is no such traffic.
+/// Reason why traffic is invalid.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum TrafficError {
     #[error("{}: {why}", file.display())]
     Capture { file: PathBuf, why: String },
-    #[error("packets of {size} bytes have no room for headers and sequence number; use at least {least}")]
+    #[error("packets of {size} bytes are too small for headers and sequence number; use at least {least}")]
     TooSmall { size: u16, least: u16 },
     #[error("only a capture (pcap:FILE) has recorded times")]
     NotRecorded,
@@ -52,7 +52,7 @@ pub struct Due {
     pub flow: u32,
     /// Bytes, IP header included.
     pub size: u16,
-    /// When it is meant to leave, in nanoseconds from the start; 0 where traffic has no rate.
+    /// Intended departure time, in nanoseconds from the start; 0 if the traffic has no rate.
     pub at_ns: u64,
 }
 
@@ -72,7 +72,7 @@ enum SizeSource {
     Random { min: u16, max: u16 },
 }
 
-/// When packets are meant to leave.
+/// Intended departure times of packets.
 enum Intended {
     /// At once.
     AtOnce,
@@ -84,7 +84,7 @@ enum Intended {
         gap_ns: f64,
         /// Its own random numbers: sizes do not change with the rate.
         rng: Rng,
-        /// When the next leaves.
+        /// Time of the next departure.
         at_ns: f64,
     },
     /// As recorded, and again after `period_ns`.
@@ -97,7 +97,7 @@ enum Intended {
 }
 
 impl Intended {
-    /// When packet `seq` leaves, in nanoseconds. To be asked for every number in turn.
+    /// Departure time of packet `seq`, in nanoseconds. Must be called for every number in order.
     fn of(&mut self, seq: u64) -> u64 {
         match self {
             Self::AtOnce => 0,
@@ -174,7 +174,7 @@ impl Generator {
         Ok(generator)
     }
 
-    /// Who tells whether packets came as they were sent.
+    /// Checker for received packets.
     pub fn checker(&self) -> Checker {
         Checker::new(Arc::clone(&self.content))
     }
@@ -233,14 +233,16 @@ fn read_capture(file: &std::path::Path, least: u16) -> Result<(Vec<u16>, Vec<u64
     let wrong = |why: String| TrafficError::Capture { file: file.to_owned(), why };
     let size = std::fs::metadata(file).map_err(|e| wrong(e.to_string()))?.len();
     if size > MAX_FILE_BYTES {
-        return Err(wrong(format!("{size} bytes are too many; captures of up to {MAX_FILE_BYTES} bytes can be used")));
+        return Err(wrong(format!(
+            "{size} bytes exceed the limit; captures of up to {MAX_FILE_BYTES} bytes can be used"
+        )));
     }
     let bytes = std::fs::read(file).map_err(|e| wrong(e.to_string()))?;
     let (mut sizes, mut times, mut first) = (Vec::new(), Vec::new(), None);
     for record in PcapSlice::records(&bytes).take(MAX_RECORDS) {
         let record = record.map_err(|e| wrong(e.to_string()))?;
         let Ok((link_len, packet)) = ip_payload(record.link_type, record.data) else { continue };
-        // What the packet says itself: a frame may be padded, and the capture may be cut.
+        // Length according to the IP header: a frame may be padded, and a capture truncated.
         let said = match packet {
             [first, _, hi, lo, ..] if first >> 4 == 4 => usize::from(u16::from_be_bytes([*hi, *lo])),
             [first, _, _, _, hi, lo, ..] if first >> 4 == 6 => 40 + usize::from(u16::from_be_bytes([*hi, *lo])),
@@ -254,7 +256,7 @@ fn read_capture(file: &std::path::Path, least: u16) -> Result<(Vec<u16>, Vec<u64
         let before = times.last().copied().unwrap_or(0);
         times.push(record.ts_ns.saturating_sub(start).max(before));
     }
-    if sizes.is_empty() { Err(wrong("there is no IP packet in it".to_owned())) } else { Ok((sizes, times)) }
+    if sizes.is_empty() { Err(wrong("contains no IP packets".to_owned())) } else { Ok((sizes, times)) }
 }
 
 /// True when `packet` could be one of a generator: for ports that others use, too.

@@ -25,8 +25,8 @@ const MAX_PACKETS: usize = 32_768;
 
 /// A sequence of packet sizes, repeated for as long as traffic lasts. Sizes are taken as those of inner IP packets.
 ///
-/// Letters `a` to `j` and `z` stand for the sizes of RFC 6985, a number before a letter repeats it, and capital letters
-/// stand for sizes that follow: `7a4dg`, `AAAB:A=40:B=1420`, `aaz:z=9000`.
+/// Letters `a` to `j` and `z` are the sizes of RFC 6985, a number before a letter repeats it, and
+/// capital letters are defined by the sizes that follow: `7a4dg`, `AAAB:A=40:B=1420`, `aaz:z=9000`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Genome {
     text: String,
@@ -45,21 +45,21 @@ impl Genome {
     }
 }
 
-/// Why a word is no genome.
+/// Reason why a word is not a genome.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum GenomeError {
     #[error("a genome needs letters, e.g. imix:aaaaaaaddddg")]
     Empty,
     #[error(
-        "'{0}' is no letter of a genome; use a to j and z (RFC 6985), or capital letters with their size: AAB:A=40:B=1420"
+        "'{0}' is not a letter of a genome; use a to j and z (RFC 6985), or capital letters with their size: AAB:A=40:B=1420"
     )]
     Letter(char),
     #[error("capital letter '{0}' has no size; add :{0}=BYTES")]
     NoSize(char),
-    #[error("'{0}' is no size of a letter; write e.g. A=40, with a capital letter or z and {min} to 65535 bytes", min = super::MIN_SIZE)]
+    #[error("'{0}' is not a size of a letter; write e.g. A=40, with a capital letter or z and {min} to 65535 bytes", min = super::MIN_SIZE)]
     Size(String),
-    #[error("a genome holds at most {MAX_PACKETS} packets")]
+    #[error("a genome has at most {MAX_PACKETS} packets")]
     TooLong,
 }
 
@@ -149,10 +149,10 @@ mod tests {
         let wrong = |text: &str| text.parse::<Genome>().unwrap_err().to_string();
         assert!(wrong("").contains("needs letters"));
         assert!(wrong("aa3").contains("needs letters"));
-        assert!(wrong("aak").starts_with("'k' is no letter"), "{}", wrong("aak"));
+        assert!(wrong("aak").starts_with("'k' is not a letter"), "{}", wrong("aak"));
         assert!(wrong("aA").contains("add :A=BYTES"));
         for bad in ["A:A=20", "A:A=70000", "A:a=64", "A:=64", "A:AB=64", "A:A64"] {
-            assert!(wrong(bad).contains("no size of a letter"), "{bad}: {}", wrong(bad));
+            assert!(wrong(bad).contains("not a size of a letter"), "{bad}: {}", wrong(bad));
         }
         assert_eq!("99999a".parse::<Genome>().unwrap_err(), GenomeError::TooLong);
         assert_eq!("99999999999999999999999a".parse::<Genome>().unwrap_err(), GenomeError::TooLong);

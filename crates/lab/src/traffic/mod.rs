@@ -1,7 +1,7 @@
 //! Traffic as data: which sizes, how many flows, how fast.
 //!
-//! [`Traffic`] is what a campaign writes, [`Generator`] makes packets of it, and [`Checker`] tells whether what comes out
-//! is what went in.
+//! [`Traffic`] is the specification in a campaign, [`Generator`] creates the packets, and
+//! [`Checker`] verifies received packets.
 
 mod content;
 mod generator;
@@ -36,7 +36,7 @@ pub enum Sizes {
     Pcap(std::path::PathBuf),
 }
 
-/// When packets are meant to leave.
+/// Departure times of packets.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rate {
     /// As many as go: what a subject can take.
@@ -59,7 +59,7 @@ impl Rate {
     }
 }
 
-/// What is sent. Written as text (in campaigns, on the command line, in trials):
+/// Traffic specification. Written as text (in campaigns, on the command line, in trials):
 ///
 /// ```text
 /// 1400                         all packets have 1400 bytes, as many as go
@@ -82,7 +82,7 @@ pub struct Traffic {
     pub rate: Rate,
 }
 
-/// Most flows: they are told apart by their source port.
+/// Maximum number of flows: the source port distinguishes them.
 pub const MAX_FLOWS: u32 = 50_000;
 
 impl Traffic {

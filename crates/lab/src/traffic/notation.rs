@@ -6,11 +6,11 @@ use std::str::FromStr;
 
 use super::{GenomeError, MAX_FLOWS, MIN_SIZE, Rate, Sizes, Traffic};
 
-/// Why a text is no traffic.
+/// Reason why a text is not a traffic specification.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[allow(missing_docs)]
 pub enum NotationError {
-    #[error("'{0}' is no size; use bytes (1400), a range (64..1500), imix:GENOME or pcap:FILE")]
+    #[error("'{0}' is not a size; use bytes (1400), a range (64..1500), imix:GENOME or pcap:FILE")]
     Sizes(String),
     #[error("packets of {0} bytes cannot be sent; use {MIN_SIZE} to 65535")]
     TooSmall(u16),
@@ -18,13 +18,13 @@ pub enum NotationError {
     Range(u16, u16),
     #[error(transparent)]
     Genome(#[from] GenomeError),
-    #[error("'{0}' is no number of flows; use 1 to {MAX_FLOWS}")]
+    #[error("'{0}' is not a number of flows; use 1 to {MAX_FLOWS}")]
     Flows(String),
-    #[error("'{0}' is no rate; use packets per second, e.g. 200k or 1.5M")]
+    #[error("'{0}' is not a rate; use packets per second, e.g. 200k or 1.5M")]
     Rate(String),
     #[error("only a capture (pcap:FILE) has recorded times")]
     NotRecorded,
-    #[error("'{0}' is said twice")]
+    #[error("duplicate '{0}'")]
     Twice(&'static str),
 }
 

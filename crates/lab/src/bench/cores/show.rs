@@ -88,7 +88,7 @@ pub fn cores_table(report: &CoresReport) -> String {
         }
     }
     if report.scaling.iter().any(|one| one.usl.is_none()) {
-        text += "\nNo law of scaling is fitted to fewer than six numbers of cores.";
+        text += "\nScaling laws need at least six core counts.";
     }
     for one in &report.equivalence {
         let ratio = &one.ratio.ratio;
@@ -106,8 +106,8 @@ pub fn cores_table(report: &CoresReport) -> String {
     }
     let wrong: u64 = report.outcomes.iter().map(|o| o.disordered + o.lost).sum();
     text += &match wrong {
-        0 => "\nEvery packet came back, in order within its flow.".to_owned(),
-        wrong => format!("\n{wrong} packets were lost or came back out of order within their flow."),
+        0 => "\nEvery packet returned, in order within its flow.".to_owned(),
+        wrong => format!("\n{wrong} packets were lost or reordered within their flow."),
     };
     text
 }
@@ -115,7 +115,7 @@ pub fn cores_table(report: &CoresReport) -> String {
 /// The same for machines.
 pub fn cores_json(options: &CoresOptions, report: &CoresReport) -> Value {
     json!({
-        "unit": "packets per second that were protected and opened",
+        "unit": "packets per second, sealed and opened",
         "cpu": crate::host::cpu_model(),
         "kernel": crate::host::kernel(),
         "engine": options.engine.name(),

@@ -17,18 +17,18 @@ use crate::host::Gauge;
 const PACKET_BYTES: usize = 2048;
 /// Packets of a batch: enough that what a batch costs is little for each, few enough that several fit a second-level cache.
 pub const BATCH: usize = 64;
-/// Batches under way in a pipeline, for each worker.
+/// Batches in flight in a pipeline, per worker.
 const PLACES: usize = 6;
 /// In the UDP payload: flow, then its count.
 const STAMP: std::ops::Range<usize> = 28..40;
 
-/// What came of a trial.
+/// Result of a trial.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Passed {
     /// Packets that made the round, by worker.
     pub(crate) packets: Vec<u64>,
-    /// Packets per second of all workers, each by its own time from its first packet on: who gives the sign to start
-    /// may itself have to wait for a core.
+    /// Packets per second of all workers, each measured from its own first packet, because the
+    /// thread that starts the trial may be scheduled late.
     pub(crate) rate: f64,
     /// Packets that came back before one that was sent earlier in their flow, or that never came back.
     pub(crate) disordered: u64,
@@ -42,12 +42,12 @@ pub(crate) struct Passed {
 }
 
 impl Passed {
-    /// The trial in place of another one, whose faults it keeps.
+    /// Replaces another trial and keeps its recorded faults.
     pub(super) fn after(self, other: &Self) -> Self {
         Self { disordered: self.disordered + other.disordered, lost: self.lost + other.lost, ..self }
     }
 
-    /// Whether no neighbour shared a core for long.
+    /// Returns whether all SMT siblings were idle most of the time.
     pub(super) fn alone(&self) -> bool {
         self.free >= ALONE
     }
@@ -82,7 +82,7 @@ impl Watch {
         }
     }
 
-    /// The share of looks; a core that had nothing to do had no neighbour.
+    /// Share of contended samples; an idle core counts as uncontended.
     fn share(&self) -> f64 {
         if self.looks == 0 { 1.0 } else { f64::from(self.free) / f64::from(self.looks) }
     }
@@ -91,8 +91,9 @@ impl Watch {
 /// Flows of a line.
 const TOGETHER: usize = 8;
 
-/// What some flows are to send next and to get next. They all are one core's, and no other core writes this line or the
-/// one that is fetched with it: otherwise the benchmark would measure itself.
+/// Next sequence numbers to send and to receive of some flows. All of them belong to one core, and
+/// no other core writes this cache line or its prefetch pair: otherwise the benchmark would measure
+/// its own false sharing.
 #[derive(Default)]
 #[repr(align(128))]
 struct Line {
@@ -183,7 +184,7 @@ struct Source<'f> {
 }
 
 impl Source<'_> {
-    /// Fills `batch` with the next packets. Those that came round are used again as they lie.
+    /// Fills `batch` with the next packets. Packets that returned are reused in place.
     #[inline]
     fn fill(&mut self, batch: &mut Batch) {
         if batch.len() != BATCH {
@@ -198,7 +199,7 @@ impl Source<'_> {
     }
 }
 
-/// Where packets arrive that made the round.
+/// Port that receives the packets that completed the round.
 struct Round<'f> {
     flows: &'f Flows,
     receiver: Arc<Snapshot>,
@@ -217,7 +218,8 @@ impl Sink for Round<'_> {
     }
 }
 
-/// Which flows each core gets from outside. One SA for all: without a scheduler that shares it, one core has to take all.
+/// Flows that arrive at each core. With a single SA and no pipeline, one core must process all of
+/// them.
 fn dealt(case: &Case) -> Vec<Vec<u32>> {
     let mut own = vec![Vec::new(); case.cores];
     for flow in 0..case.flows as u32 {
@@ -295,7 +297,7 @@ pub(crate) fn run(case: &Case, world: &World, time: Duration) -> Passed {
     passed
 }
 
-/// What one worker did until it was stopped.
+/// Result of one worker.
 struct Worked {
     packets: u64,
     time: Duration,
@@ -313,7 +315,7 @@ impl Worked {
     }
 }
 
-/// A core by itself, both ways.
+/// Run to completion on one core, both directions.
 fn to_completion(
     mut worker: Worker,
     mut source: Source<'_>,

@@ -1,4 +1,5 @@
-//! Two gateways in memory whose packets go round: protected by one, opened by the other, on the cores under test.
+//! Two gateways in memory: packets are sealed by one and opened by the other, on the cores under
+//! test.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -39,7 +40,7 @@ impl World {
         (0..worlds).map(|_| Tables::new(set, suite, cores, engine)).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Those of `core`.
+    /// Tables of `core`.
     pub(super) fn tables(&self, core: usize) -> &Tables {
         &self.0[core % self.0.len()]
     }

@@ -1,4 +1,4 @@
-//! An engine on threads of its own: groups of packets are submitted, and polled in their order.
+//! An engine on separate threads: groups of packets are submitted, and polled in order.
 
 use std::io;
 use std::sync::Arc;
@@ -20,8 +20,8 @@ pub(super) struct Afar {
 }
 
 impl Afar {
-    /// The threads run on all of `cpus` but the first, where the caller stays: who waits for them on theirs would keep them from
-    /// running. Where there is one alone they share it.
+    /// The threads run on all of `cpus` but the first, which the caller uses: a caller that polls
+    /// on their core would block them. With a single core they share it.
     ///
     /// # Errors
     /// The operating system has no thread to give.
@@ -55,7 +55,7 @@ impl Afar {
         }
         let took = [Way::Seal, Way::Open].map(|way| self.pass(way));
         let mut tasks = self.groups.iter_mut().flat_map(|group| &mut group.tasks);
-        assert!(tasks.all(|task| task.take_ok().is_some()), "the engine refused its own packet");
+        assert!(tasks.all(|task| task.take_ok().is_some()), "the engine failed to open its own packet");
         took
     }
 

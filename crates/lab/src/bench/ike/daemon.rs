@@ -1,8 +1,9 @@
 //! The same figures of `weir up` itself: a whole daemon, real sockets, certificates, SAs in the data plane.
 //!
-//! The daemon runs on one core in a network of its own; on another core this process plays all of its peers behind one TUN
-//! device, each with an address of its own. What is counted is what an operator sees: Child SAs that are up at both
-//! ends, the resident memory of the daemon, its processor time.
+//! The daemon runs on one core in a separate network namespace; on another core this process
+//! simulates all of its peers on one TUN device, each with a different address. The metrics are
+//! those of an operator: established Child SAs on both sides, resident memory and CPU time of the
+//! daemon.
 
 use std::collections::HashMap;
 use std::fs;
@@ -31,19 +32,19 @@ use crate::demo::pki::{Pki, write_private};
 use crate::demo::sandbox;
 use crate::demo::world::End;
 
-/// Device behind which all peers are.
+/// Device that all peers use.
 const DEVICE: &str = "peers";
-/// Port of IKE behind which a message has the marker of RFC 3948 §2.2.
+/// NAT-T port; messages there start with the marker of RFC 3948 §2.2.
 const NAT_T: u16 = 4500;
 /// Peers that are in the middle of their handshake at the same time.
 const WINDOW: usize = 64;
-/// What a daemon may take to be ready, and an IKE SA to come up.
+/// Timeout of the daemon's start, and of an IKE SA.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Seconds of the flood; honest peers come from the second one on, so many a second.
 const FLOOD_SECONDS: u64 = 6;
 const HONEST_PER_S: u64 = 5;
 
-/// What to measure.
+/// Options of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct DaemonOptions {
     /// IKE SAs with one Child SA each.
@@ -52,7 +53,7 @@ pub struct DaemonOptions {
     pub flood_pps: u32,
 }
 
-/// What was measured.
+/// Result of the measurement.
 #[derive(Clone, Debug, serde::Serialize)]
 pub struct DaemonOutcome {
     /// IKE SAs with one Child SA each that came up and were held.
@@ -77,8 +78,8 @@ pub struct DaemonOutcome {
     pub amplification: f64,
 }
 
-/// Measures a daemon. Unless it is `inside` already it starts this program again with that argument, in namespaces of its own,
-/// and does not return.
+/// Measures a daemon. Unless it is `inside` already it starts this program again with that
+/// argument, in new namespaces, and does not return.
 ///
 /// # Errors
 /// What the machine lacks, a daemon that does not start, an IKE SA that does not come up.
@@ -138,14 +139,14 @@ fn ip(arguments: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What every peer authenticates with.
+/// Credentials of every peer.
 fn credentials(pki: &Pki) -> anyhow::Result<Credentials> {
     let key = |end| PrivateKey::from_der(&der(pki.leaf(end).1)).context("a private key");
     let certs = vec![der(pki.leaf(End::Moon).0)];
     Ok(Credentials { key: key(End::Moon)?, certs, peer: key(End::Sun)?.public().clone() })
 }
 
-/// What is in a PEM text.
+/// Contents of a PEM text.
 fn der(pem: &str) -> Vec<u8> {
     let body: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
     base64::engine::general_purpose::STANDARD.decode(body.trim()).unwrap_or_default()
@@ -188,7 +189,7 @@ impl Daemon {
     }
 
     fn usage(&self) -> anyhow::Result<Usage> {
-        let process = procfs::process::Process::new(self.running.id() as i32).context("the daemon ended")?;
+        let process = procfs::process::Process::new(self.running.id() as i32).context("the daemon exited")?;
         let stat = process.stat()?;
         // With that of the programs that it ran.
         let ticks = stat.utime + stat.stime + (stat.cutime + stat.cstime) as u64;
@@ -230,7 +231,7 @@ fn config(dir: &Path) -> String {
     )
 }
 
-/// All peers, behind one device.
+/// All peers, on one device.
 struct Peers {
     who: Credentials,
     device: TunPort,
@@ -238,7 +239,7 @@ struct Peers {
     /// In the middle of their handshake, by number; since when.
     busy: HashMap<usize, (Client, Instant)>,
     next: usize,
-    /// Bytes that came for nobody.
+    /// Bytes without a matching peer.
     stray_bytes: u64,
 }
 
@@ -259,7 +260,7 @@ impl Peers {
         Ok(Self { who, device, batch: Batch::new(256, 2048), busy: HashMap::new(), next: 0, stray_bytes: 0 })
     }
 
-    /// Brings so many IKE SAs up, some at a time; `told` hears how many are.
+    /// Establishes `count` IKE SAs, some at a time, and reports progress to `told`.
     fn bring_up(&mut self, count: usize, told: &mut dyn FnMut(usize)) -> anyhow::Result<()> {
         let (first, mut up) = (self.next, 0);
         while up < count {
@@ -271,7 +272,7 @@ impl Peers {
                 told(up);
             }
             if let Some((number, _)) = self.busy.iter().find(|(_, (_, since))| since.elapsed() > PATIENCE) {
-                bail!("the IKE SA of peer {number} did not come up within {} s", PATIENCE.as_secs());
+                bail!("the IKE SA of peer {number} was not established within {} s", PATIENCE.as_secs());
             }
         }
         Ok(())
@@ -294,7 +295,7 @@ impl Peers {
         self.device.rx(&mut batch)?;
         if batch.is_empty() {
             let timeout = Timespec { tv_sec: 0, tv_nsec: longest.subsec_nanos().into() };
-            let readable = self.device.readable().context("the device cannot be waited on")?;
+            let readable = self.device.readable().context("cannot poll the device")?;
             let _ = poll(&mut [PollFd::from_borrowed_fd(readable, PollFlags::IN)], Some(&timeout));
             self.device.rx(&mut batch)?;
         }

@@ -17,10 +17,10 @@ use super::resident;
 pub(super) const SECONDS: usize = 5;
 /// Between the honest peer and the responder.
 pub(super) const ROUND_TRIP: Duration = Duration::from_millis(20);
-/// When the honest peer starts, after the beginning of the flood.
+/// Start of the honest peer, after the beginning of the flood.
 const STARTS: Duration = Duration::from_secs(1);
 
-/// What a flood does.
+/// Parameters of a flood.
 #[derive(Clone, Copy, Debug, serde::Serialize)]
 pub struct Flood {
     /// Spoofed requests per second.

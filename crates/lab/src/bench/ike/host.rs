@@ -42,7 +42,7 @@ impl rand_core::RngCore for SystemRandom {
 
 impl rand_core::CryptoRng for SystemRandom {}
 
-/// What a host authenticates with, and whom it believes.
+/// Credentials and trust anchors of a host.
 pub(super) struct Credentials {
     pub(super) key: PrivateKey,
     /// Certificates that go with each signature, DER.
@@ -50,7 +50,7 @@ pub(super) struct Credentials {
     pub(super) peer: PublicKey,
 }
 
-/// The key pair of RFC 6979 §A.2.5 for both ends: who it belongs to costs nothing.
+/// The key pair of RFC 6979 §A.2.5 for both hosts: the owner does not affect the cost.
 pub(super) static ALIKE: LazyLock<Credentials> = LazyLock::new(|| {
     const X: &str = "c9afa9d845ba75166b5c215767b1d6934e50c3db36e89b127b8a622b120f6721";
     const U: &str = "60fed4ba255a9d31c961eb74c6356d68c049b8923b61fa6ce669622e60f29fb6\
@@ -92,8 +92,8 @@ pub(super) fn client(number: usize) -> Client {
     client_of(number, connection("client", &format!("c{number}.test")), "gateway.test")
 }
 
-/// The client of a number below 2²⁴ for a gateway of that name, which knows all clients by the same `name` and gives each
-/// the one address behind it that has its number.
+/// The client of a number below 2²⁴ for a gateway of that name, which has the same `name` for all
+/// clients and assigns to each the address of its number.
 pub(super) fn client_named(number: usize, name: &str, gateway: &str) -> Client {
     let mut one = connection("client", name);
     one.unique = Unique::Never;
@@ -117,7 +117,7 @@ fn client_of(number: usize, mut one: Connection, gateway: &str) -> Client {
     Client { host, ike: None, child: None }
 }
 
-/// Where the client of a number below 2²⁴ is.
+/// Address of the client with a number below 2²⁴.
 pub(super) fn address(number: usize) -> SocketAddr {
     let [_, a, b, c] = (number as u32).to_be_bytes();
     ([10, a, b, c], 500).into()
@@ -209,7 +209,7 @@ fn verify(who: &Credentials, request: &VerifyRequest) -> Result<Verified, Refusa
     Ok(Verified { connection: request.candidates[0].clone(), valid_for: None, name: None })
 }
 
-/// A responder and whoever speaks with it, without a wire between them.
+/// A responder and its clients, connected directly in memory.
 pub(super) struct Net {
     pub(super) gateway: Host,
 }
@@ -236,7 +236,7 @@ impl Net {
         assert!(started && self.exchange(client), "a rekeying ended well");
     }
 
-    /// Datagrams go to and fro until nobody has more to say; whether a command ended well.
+    /// Exchanges datagrams until both sides are idle; returns whether a command succeeded.
     fn exchange(&mut self, client: &mut Client) -> bool {
         let (mut to_gateway, mut to_client, mut done) = (VecDeque::new(), VecDeque::new(), false);
         loop {
@@ -263,7 +263,7 @@ impl Client {
         self.host.initiate(now, "client", Some("net"), 1).expect("the connection is loaded");
     }
 
-    /// Whether a command ended well.
+    /// Returns whether a command ended well.
     pub(super) fn hear(&mut self, output: Output) -> bool {
         match output {
             Output::Event(Event::IkeUp(ike)) => self.ike = Some(ike),

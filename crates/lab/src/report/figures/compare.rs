@@ -24,7 +24,7 @@ pub(super) struct Row {
     pub(super) said: &'static str,
 }
 
-/// What a ratio says, given the band of noise.
+/// Verdict of a ratio, given the noise floor.
 fn said(ratio: Estimate, noise: f64) -> &'static str {
     match () {
         () if !ratio.value.is_finite() => "no result",
@@ -42,7 +42,7 @@ fn forest(folder: &Folder) -> Figure {
     };
     let noise = folder.noise().unwrap_or(0.0);
     let all = keys(&trials);
-    // The largest size says most about a protocol's own cost per byte, the smallest about its fixed cost.
+    // The largest size shows a protocol's cost per byte best, the smallest its fixed cost.
     let sizes = |key: &&Key| trials.iter().find(|trial| Key::of(trial) == **key).and_then(|trial| trial.size);
     let largest = all.iter().filter_map(|key| sizes(&key)).max();
     let shown_keys = all.iter().filter(|key| sizes(key).is_some() && sizes(key) == largest && key.subject != first);
@@ -70,12 +70,12 @@ fn forest(folder: &Folder) -> Figure {
         });
     }
     if rows.is_empty() {
-        let why = if trials.is_empty() { folder.why_not(Kind::Sizes) } else { "There is only one subject.".into() };
+        let why = if trials.is_empty() { folder.why_not(Kind::Sizes) } else { "Only one subject.".into() };
         return Figure::absent(id, title, &why);
     }
     let text = format!(
         "Ratio of ticks per packet to {} at {} bytes, taken within rounds, with its 95 % interval over sessions. Grey: the noise \
-         floor, ±{} %. Right of 1 is slower. An interval that touches the grey decides nothing.",
+         floor, ±{} %. Right of 1 is slower. An interval that overlaps the grey band is inconclusive.",
         shown(&first),
         largest.unwrap_or(0),
         short(noise * 100.0)
@@ -84,7 +84,7 @@ fn forest(folder: &Folder) -> Figure {
 }
 
 fn noise(folder: &Folder) -> Figure {
-    let (id, title) = ("noise", "The same against itself");
+    let (id, title) = ("noise", "A subject against itself");
     let ratios = folder.noise_ratios();
     if ratios.is_empty() {
         return Figure::absent(id, title, &folder.why_not(Kind::Noise));
@@ -101,8 +101,8 @@ fn noise(folder: &Folder) -> Figure {
             Row { name, style: style(folder, &key.subject), ratio: *ratio, said }
         })
         .collect();
-    let text = "Each subject measured twice in every round under two labels. Whatever stands here is not a difference: the widest end \
-                is the noise floor of all verdicts.";
+    let text = "Each subject measured twice in every round under two labels. Deviations shown here are not differences: the widest \
+                deviation is the noise floor of all verdicts.";
     let noise = folder.noise().unwrap_or(0.0);
     Figure::drawn(id, title, text, draw(title, &rows, noise), data)
 }

@@ -17,14 +17,14 @@ const MARGIN: f64 = 0.01;
 /// Flows of the figures that do not vary them, where the campaign has them.
 const FLOWS: u32 = 64;
 
-/// What is drawn over cores, each with a style of its own; the rest is in the data.
+/// Lines drawn over cores, each with its own style; the rest is in the data.
 const LINES: [(Set, Scheduler, &str); 7] = [
     (Set::One, Scheduler::RunToCompletion, "one SA"),
     (Set::One, Scheduler::Pipeline, "one SA, pipeline"),
     (Set::PerCpu, Scheduler::RunToCompletion, "SA per CPU"),
     (Set::SubSas, Scheduler::RunToCompletion, "Sub SA per CPU"),
     (Set::Psp, Scheduler::RunToCompletion, "PSP"),
-    (Set::Apart, Scheduler::RunToCompletion, "gateways apart: what the machine gives"),
+    (Set::Apart, Scheduler::RunToCompletion, "separate gateways: limit of the machine"),
     (Set::PerCpu, Scheduler::Pipeline, "SA per CPU, pipeline"),
 ];
 /// Style of the ceiling that is stated.
@@ -46,7 +46,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![study.by_cores(), study.by_size(folder), study.by_scheduler(), study.by_spread()]
 }
 
-/// What this run says on rows of the papers.
+/// Results of this run for rows of the papers.
 pub(in crate::report) fn facts(folder: &Folder) -> Vec<(&'static str, String)> {
     let study = Cores::of(folder);
     let all = [
@@ -135,11 +135,12 @@ impl<'a> Cores<'a> {
                 && row.trials[0].suite == self.suite
                 && spread.is_none_or(|spread| spread == way.spread)
         };
-        // Ways are in order: ideal comes first.
+        // Variants are sorted: ideal is first.
         self.rows.iter().find(fits)
     }
 
-    /// Whether the flows of a row are spread as in figures that do not vary that: evenly, or as the campaign has it instead.
+    /// Returns whether the flows of a row are spread as in figures that do not vary that: evenly,
+    /// or as the campaign has it instead.
     fn usually_spread(&self, row: &Row<'a>) -> bool {
         let Way { scheduler, set, flows, .. } = row.way;
         let like = |other: &Row<'a>| {
@@ -149,7 +150,7 @@ impl<'a> Cores<'a> {
         !self.rows.iter().any(|other| like(other) && other.way.spread < row.way.spread)
     }
 
-    /// What a speed-up is against: one core that runs to completion, or the same scheduler on one.
+    /// Baseline of a speed-up: one core that runs to completion, or the same scheduler on one.
     fn alone(&self, row: &Row<'a>) -> Option<&Row<'a>> {
         let same = |other: &&Row<'a>, scheduler: Scheduler| {
             (other.subject, other.size, other.cores) == (row.subject, row.size, 1)
@@ -204,14 +205,14 @@ impl<'a> Cores<'a> {
     fn by_cores(&self) -> Figure {
         let drawings = self.sizes.iter().map(|size| self.chart(*size).draw()).collect();
         let mut text = format!(
-            "Packets per second on so many cores over those on one, {} with {} flows, {}. Everything goes round in memory: protected, \
+            "Packets per second on so many cores over those on one, {} with {} flows, {}. Everything runs in memory: protected, \
              opened, looked at; the flows are spread evenly where the campaign has that. The line without marks is the ceiling: what \
-             cores would bring if they cost each other nothing. ",
+             cores would give without contention. ",
             self.suite,
             self.flows,
             self.sizes.iter().map(|size| format!("{size} bytes")).collect::<Vec<_>>().join(" and "),
         );
-        text += "Gateways apart share nothing, not even tables: more than they reach this machine does not give. ";
+        text += "Separate gateways share nothing, not even tables: they show the limit of this machine. ";
         text += &self.said_of_laws().unwrap_or_default();
         text += ". ";
         text += &self.said_of_order();
@@ -321,7 +322,7 @@ impl<'a> Cores<'a> {
             chart.series.push(series);
         }
         if chart.series.is_empty() {
-            return Figure::absent(id, title, "This campaign has no set of SAs that uses several cores by itself.");
+            return Figure::absent(id, title, "This campaign has no set of SAs that uses several cores.");
         }
         let text = format!(
             "Inner packets, protected and opened, on {}: one SA, one Sub SA or one counter prefix per CPU, run to completion, flows spread \
@@ -427,7 +428,7 @@ impl<'a> Cores<'a> {
             return Figure::absent(
                 id,
                 title,
-                "This campaign has one spread of flows, or one core; name several in 'spreads'.",
+                "This campaign has one spread of flows, or one core; list several in 'spreads'.",
             );
         }
         let place = |spread: Spreading| Spreading::ALL.iter().position(|one| *one == spread).unwrap_or(0) as f64 + 1.0;
@@ -450,7 +451,7 @@ impl<'a> Cores<'a> {
             chart.series.push(series);
         }
         let said = format!(
-            "{} flows of {} bytes on {}: spread evenly, by a hash, all on one core. A set of SAs brings nothing where flows do not reach the \
+            "{} flows of {} bytes on {}: spread evenly, by a hash, all on one core. A set of SAs gains nothing if the flows do not reach the \
              cores: of {} queues a hash uses {} on average.",
             self.flows,
             self.sizes.first().copied().unwrap_or_default(),
@@ -468,7 +469,7 @@ impl<'a> Cores<'a> {
         };
         match trials.filter(wrong).count() {
             0 => "Every packet of every trial came back, in order within its flow.".into(),
-            wrong => format!("In {wrong} trials packets were lost or came back out of order within their flow."),
+            wrong => format!("In {wrong} trials packets were lost or reordered within their flow."),
         }
     }
 
@@ -507,7 +508,7 @@ impl<'a> Cores<'a> {
             })
             .collect();
         Some(if said.is_empty() {
-            format!("Gunther's law is not fitted to fewer than {MIN_CORE_COUNTS} numbers of cores")
+            format!("Gunther's law needs at least {MIN_CORE_COUNTS} core counts")
         } else {
             format!("Gunther's law at {size} bytes, {}", said.join("; "))
         })
@@ -572,7 +573,7 @@ impl<'a> Cores<'a> {
         ))
     }
 
-    /// Whether Sub SAs scale as SAs per CPU do: two one-sided tests over sessions.
+    /// Returns whether Sub SAs scale as SAs per CPU do: two one-sided tests over sessions.
     fn equivalence(&self, size: u32) -> Option<Equivalence> {
         let logs = |set: Set, cores: u32| -> Option<BTreeMap<(u32, u32), f64>> {
             let row = self.row(set, Scheduler::RunToCompletion, size, cores)?;
@@ -650,6 +651,6 @@ mod tests {
         assert_eq!(drawn, [true, false, true, false]);
         let study = Cores::of(&folder);
         assert_eq!((study.said_of_sets(), study.said_of_sub_sas()), (None, None));
-        assert!(study.said_of_laws().unwrap().contains("fewer than 6"));
+        assert!(study.said_of_laws().unwrap().contains("at least 6 core counts"));
     }
 }

@@ -68,14 +68,14 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         let why = folder.why_not(Kind::Sizes);
         let mut absent: Vec<Figure> = titles.map(|(id, title)| Figure::absent(id, title, &why)).into();
         absent.push(Figure::absent("ticks", "Time per packet, and the model", &why));
-        absent.push(Figure::absent("residuals", "What the line misses", &why));
+        absent.push(Figure::absent("residuals", "Errors of the line", &why));
         return absent;
     }
     let mut figures = Vec::new();
     for ((id, title), direction) in titles.into_iter().zip([Direction::Out, Direction::In]) {
         let mine: Vec<&Cost> = sized.iter().filter(|cost| cost.key.direction == direction).copied().collect();
         figures.push(if mine.is_empty() {
-            Figure::absent(id, title, "This direction is not in the campaign.")
+            Figure::absent(id, title, "The campaign does not contain this direction.")
         } else {
             throughput(folder, id, title, &mine)
         });
@@ -90,7 +90,7 @@ fn size_axis(costs: &[&Cost]) -> Axis {
     let mut sizes: Vec<f64> = costs.iter().filter_map(|cost| cost.size.map(f64::from)).collect();
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
-    // Neighbours closer than a quarter would overlap.
+    // Labels closer than a quarter would overlap.
     let mut ticks: Vec<f64> = Vec::new();
     for size in sizes {
         if ticks.last().is_none_or(|last| size / last > 1.3) {
@@ -205,7 +205,7 @@ fn ticks(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
 }
 
 fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
-    let title = "What the line misses";
+    let title = "Errors of the line";
     let held_out = folder.costs(Kind::Validate);
     let everything: Vec<&Cost> = sized.iter().copied().chain(&held_out).collect();
     let y = Axis::linear("measured over line, %").covering(-3.0, 3.0);
@@ -258,7 +258,7 @@ fn residuals(folder: &Folder, costs: &[Cost], sized: &[&Cost]) -> Figure {
             chart.series.push(series);
         }
     }
-    let text = "Filled: sizes that the line was fitted to. Hollow: sizes that it has not seen, measured in other processes. Modern \
+    let text = "Filled: sizes that the line was fitted to. Hollow: held-out sizes, measured in other processes. Modern \
                 ciphers work in strides of several blocks, so their time is a saw-tooth in size that no line follows; the models below do.";
     Figure::drawn("residuals", title, text, chart.draw(), data)
 }

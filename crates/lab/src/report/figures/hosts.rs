@@ -20,12 +20,12 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![rates(folder), round_trips(folder), modes(folder)]
 }
 
-/// Who asks.
+/// Initiating host.
 fn asks(direction: Direction) -> &'static str {
     if direction == Direction::In { "moon asks" } else { "sun asks" }
 }
 
-/// What came through one subject when as much was sent as goes.
+/// Throughput of one subject at the maximum rate.
 #[derive(Clone, Debug)]
 pub(in crate::report) struct Through {
     pub(in crate::report) key: Key,
@@ -53,7 +53,7 @@ pub(in crate::report) fn through(folder: &Folder) -> Vec<Through> {
 }
 
 fn rates(folder: &Folder) -> Figure {
-    let (id, title) = ("hosts", "What comes through between hosts");
+    let (id, title) = ("hosts", "Throughput between hosts");
     let all = through(folder);
     if all.is_empty() {
         return Figure::absent(id, title, &folder.why_not_outside(Kind::Sizes));
@@ -95,24 +95,23 @@ fn rates(folder: &Folder) -> Figure {
     Figure::drawn(id, title, &caption(&all), svg.finish(title), data)
 }
 
-/// What the figure of rates says, of the places that are in it.
+/// Caption of the figure of rates, for the places in it.
 fn caption(all: &[Through]) -> String {
     let there = |place: Place| all.iter().any(|through| through.key.place == place);
     let mut text =
-        "As much as goes is sent over sockets; inner bits that came out, with the 95 % interval over sessions."
-            .to_owned();
+        "Sockets send at the maximum rate; received inner bits, with the 95 % interval over sessions.".to_owned();
     if there(Place::Namespaces) {
-        text += " Between two network namespaces it goes through both ends of a subject and over a cable; all share the cores of this machine \
+        text += " Between two network namespaces packets pass both endpoints of a subject and a cable; all share the cores of this machine \
                  with the generator, and processor time is that of the subject's programs at both ends. WireGuard has one suite: its like is \
                  chacha20poly1305.";
     }
     if there(Place::Interfaces) {
-        text += " Between two addresses that the campaign names it goes through whatever lies there, whose processor time is not known.";
+        text += " Between two configured addresses packets pass external equipment; its CPU time is unknown.";
     }
     text
 }
 
-/// Pings that belong together: delay in milliseconds, who asks.
+/// Key of a group of pings: delay in milliseconds, initiating host.
 type Asked = (u32, Direction);
 
 fn delay(trial: &Trial) -> u32 {
@@ -159,7 +158,7 @@ fn round_trips(folder: &Folder) -> Figure {
         };
         let sizes: Vec<u32> = subjects.values().flat_map(|sizes| sizes.keys().copied()).collect();
         let mut chart = Chart::new(&title, size_axis(sizes), Axis::linear("median, µs").covering(0.0, 1.0));
-        // Styles are few: those that stand here are told apart.
+        // There are few styles: these are distinguishable.
         for (style, sizes) in subjects.into_values().enumerate() {
             let name = sizes.values().next().map_or_else(String::new, |mine| shown(&mine[0].subject));
             let mut series = Series::new(&name, style);
@@ -266,7 +265,7 @@ pub(in crate::report) fn pairs(folder: &Folder) -> Vec<Pair> {
     found.into_iter().zip(judged).map(|((pair, _), judged)| Pair { judged, ..pair }).collect()
 }
 
-/// How far equals on other hosts differ: the farthest of everything that was measured so.
+/// Noise floor: the largest difference of identical subjects on separate hosts.
 fn floor(noise: &[&Trial], read: impl Fn(&Trial) -> Option<f64> + Copy, rng: &mut Rng) -> Option<f64> {
     let reach = |key: Key| {
         let arm = |arm: f64| -> Vec<&Trial> {
@@ -336,9 +335,12 @@ mod tests {
             folder.trials.iter_mut().filter(|trial| trial.study == "between" && trial.subject == "wireguard-go");
         boxes.for_each(|trial| (trial.place, trial.measured.cpu_ns) = (Place::Interfaces, None));
         let (unknown, text) = said(&folder);
-        assert!(unknown == 1 && text.contains("two network namespaces") && text.contains("two addresses"), "{text}");
+        assert!(
+            unknown == 1 && text.contains("two network namespaces") && text.contains("two configured addresses"),
+            "{text}"
+        );
         folder.trials.retain(|trial| trial.place == Place::Interfaces);
         let (unknown, text) = said(&folder);
-        assert!(unknown == 1 && !text.contains("namespaces") && text.contains("two addresses"), "{text}");
+        assert!(unknown == 1 && !text.contains("namespaces") && text.contains("two configured addresses"), "{text}");
     }
 }

@@ -13,7 +13,7 @@ use crate::trial::Trial;
 
 /// Loss that the partial drop rate allows, in percent.
 const PDR_PERCENT: f64 = 0.5;
-/// Loads whose latency is drawn.
+/// Loads of the latency plot.
 const LATENCY_LOADS: [f64; 3] = [0.1, 0.5, 0.9];
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
@@ -25,8 +25,8 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             Figure::absent("latency", "Latency by percentile", &why),
         ];
     }
-    let text = "From the time at which a packet was meant to leave until it came out, so that waiting in front of a busy subject \
-                counts. A percentile with fewer than a hundred samples behind it is left out.";
+    let text = "From the time at which a packet was meant to leave until it came out, so that waiting for a busy subject \
+                counts. A percentile of fewer than a hundred samples is omitted.";
     vec![loss(&trials), latency("latency", "Latency by percentile", text, &trials)]
 }
 
@@ -91,7 +91,7 @@ fn loss(trials: &[&Trial]) -> Figure {
         }
         chart.series.push(series);
     }
-    let text = "Open loop: packets are offered at their intended times whatever the subject does. The capacity is what the same process \
+    let text = "Open loop: packets are offered at their intended times regardless of the subject's state. The capacity is what the same process \
                 took without pause just before. Below the dotted line loss is what the partial drop rate allows.";
     Figure::drawn("loss", title, text, chart.draw(), data)
 }
@@ -104,7 +104,7 @@ pub(super) fn histogram(trials: &[&Trial]) -> Option<Latency> {
     (all.count() > 0).then_some(all)
 }
 
-/// Histograms of trials by the share of something that was offered, which stands in `load`.
+/// Histograms of trials by the offered share, which is in `load`.
 pub(super) fn latency(id: &'static str, title: &str, text: &str, trials: &[&Trial]) -> Figure {
     const PERCENTILES: [f64; 9] = [0.0, 50.0, 75.0, 90.0, 99.0, 99.9, 99.99, 99.999, 99.9999];
     let place = |percent: f64| 1.0 / (1.0 - percent / 100.0);
@@ -116,7 +116,7 @@ pub(super) fn latency(id: &'static str, title: &str, text: &str, trials: &[&Tria
     let x = Axis { text: text_of, ticks: Some(ticks), ..Axis::log("percentile") };
     let mut chart = Chart::new(title, x, Axis::log("µs"));
     let mut data =
-        Data::new(&["subject", "direction", "traffic", "load, %", "percentile", "µs", "samples", "samples behind it"]);
+        Data::new(&["subject", "direction", "traffic", "load, %", "percentile", "µs", "samples", "number of samples"]);
     let mut index = 0;
     for (key, loads) in groups(trials) {
         for (load, mine) in loads {

@@ -1,4 +1,4 @@
-//! The model put to the test: sizes that it has not seen, and what lies beyond sizes.
+//! Validation of the model: held-out sizes, and other parameters.
 
 use super::{exact, label};
 use crate::campaign::Kind;
@@ -13,7 +13,7 @@ const BEYOND: &str = "Model beyond sizes";
 /// Series that a plot shows before it becomes a thicket.
 const MOST: usize = 4;
 
-/// A way that was calibrated and judged.
+/// A variant with calibration and validation.
 struct Judged {
     way: Way,
     profile: Profile,
@@ -31,7 +31,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     if judged.is_empty() {
         let why = match folder.of(Kind::Sizes).is_empty() {
             true => folder.why_not(Kind::Sizes),
-            false => "A model needs four sizes of a way of Weir's in a study of the kind 'sizes'.".into(),
+            false => "A model needs four sizes of a variant of Weir in a study of the kind 'sizes'.".into(),
         };
         return vec![Figure::absent("model", HELD_OUT, &why), Figure::absent("beyond", BEYOND, &why)];
     }
@@ -113,7 +113,7 @@ fn beyond(judged: &[Judged]) -> Figure {
         judged.iter().flat_map(|j| j.beyond.checks.iter().map(move |check| (j, check))).collect();
     if checks.is_empty() {
         let needs: Vec<String> = judged.first().map(|j| j.beyond.missing.clone()).unwrap_or_default();
-        return Figure::absent("beyond", BEYOND, &format!("Nothing to judge by. {}.", needs.join("; ")));
+        return Figure::absent("beyond", BEYOND, &format!("No data for a verdict. {}.", needs.join("; ")));
     }
     let mut chart = Chart::new(
         BEYOND,

@@ -15,7 +15,7 @@ use crate::trial::Trial;
 
 /// Width of a bin of the curve, as a share of the throughput.
 const BIN: f64 = 0.02;
-/// Bins of the curve beyond which a load says nothing more.
+/// Upper limit of the load in the curve.
 const LAST_BIN: f64 = 1.5;
 
 /// One whole search: what was found for each goal, from its own trials.
@@ -28,7 +28,7 @@ pub(in crate::report) struct Searched<'a> {
 }
 
 impl Searched<'_> {
-    /// What the run itself wrote down for each goal.
+    /// Results that the run recorded for each goal.
     pub(in crate::report) fn results(&self) -> impl Iterator<Item = &Trial> {
         self.rows.iter().copied().filter(|row| Part::of(row) == Some(Part::Result))
     }
@@ -182,7 +182,7 @@ fn throughput(folder: &Folder, (id, title): (&'static str, &str)) -> Figure {
         row.extend([found.sessions.to_string(), found.regular.to_string()]);
         data.push(row);
     }
-    let text = "MLRsearch (RFC 9971): conditional throughput for each goal (NDR: nothing is lost), found again here from the trials of each search, with the 95 % \
+    let text = "MLRsearch (RFC 9971): conditional throughput for each goal (NDR: nothing is lost), recomputed here from the trials of each search, with the 95 % \
                 interval over sessions. In memory time is virtual: nothing waits, and one core is the limit.";
     Figure::drawn(id, title, text, svg.finish(title), data)
 }
@@ -236,7 +236,7 @@ fn curve(folder: &Folder, (id, title): (&'static str, &str)) -> Figure {
         }
     }
     let text = "Every trial of every search, and of the curve from the largest load down, against the throughput of the goal that \
-                allows most loss, which is 100 %. Loads are put together in steps of 2 %.";
+                allows most loss, which is 100 %. Loads are grouped in steps of 2 %.";
     Figure::drawn(id, title, text, chart.draw(), data)
 }
 

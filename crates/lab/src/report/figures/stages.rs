@@ -19,13 +19,13 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             "Stages of a packet",
             "stage.",
             true,
-            "Each bar begins where the one before it ends. Timers on every stage, their own cost taken off.",
+            "Each bar begins at the end of the previous one. Timers on every stage; their cost is subtracted.",
         ),
         parts(
             folder,
             &trials,
             "layers",
-            "What each layer adds",
+            "Cost of each layer",
             "rung.",
             false,
             "The whole path with stages switched off at run time, from nothing but moving packets to everything. Each bar is the whole time so far.",
@@ -35,7 +35,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     ]
 }
 
-/// Values whose names have a prefix, one drawing per subject, size and direction.
+/// Values with a name prefix, one drawing per subject, size and direction.
 fn parts(
     folder: &Folder,
     trials: &[&Trial],
@@ -90,13 +90,13 @@ fn by_key<'a>(trials: &[&'a Trial]) -> Vec<(Key, Vec<&'a Trial>)> {
 
 /// Both methods beside each other, and where they differ.
 fn methods(folder: &Folder, trials: &[&Trial]) -> Figure {
-    let (id, title) = ("methods", "Leaving out against timers");
+    let (id, title) = ("methods", "Ablation compared with timers");
     let head = [
         "subject",
         "direction",
         "bytes",
         "part",
-        "left out, ticks",
+        "ablation, ticks",
         "timers, ticks",
         "all parts: difference, %",
         "why",
@@ -126,18 +126,18 @@ fn methods(folder: &Folder, trials: &[&Trial]) -> Figure {
         let name = format!("{}, {} B, {}: {difference:+.1} %", shown(&key.subject), key.traffic, way(key.direction));
         let bars: Vec<(String, f64)> = methods
             .iter()
-            .flat_map(|(part, a, b)| [(format!("{part}: left out"), *a), (format!("{part}: timers"), *b)])
+            .flat_map(|(part, a, b)| [(format!("{part}: ablation"), *a), (format!("{part}: timers"), *b)])
             .collect();
         drawings.push(draw(&name, &bars, false));
     }
-    let text = "What both methods can tell apart. They need not agree: a timer waits for everything before it. Where their sums differ by \
-                more than 5 % the table says in which part, and why.";
+    let text = "Parts that both methods can distinguish. They need not agree: a timer waits for all earlier work. Where their sums differ by \
+                more than 5 % the table states in which part, and why.";
     drawn_or_not(folder, id, title, text, drawings, data)
 }
 
 /// The fixed cost by a line through sizes and by the skeleton, and where they differ.
 fn fixed(folder: &Folder, trials: &[&Trial]) -> Figure {
-    let (id, title) = ("fixed-cost", "Fixed cost: line against skeleton");
+    let (id, title) = ("fixed-cost", "Fixed cost: line compared with no-op path");
     let cost = |(key, mine): (Key, Vec<&Trial>)| {
         let of = |name: &str| figure_of(&mine, name);
         let cost = SizeCost {
@@ -179,8 +179,8 @@ fn fixed(folder: &Folder, trials: &[&Trial]) -> Figure {
     if !trials.is_empty() && drawings.is_empty() {
         return Figure::absent(id, title, "It needs overheads at three sizes or more.");
     }
-    let text = "Line: where time over size meets size 0. Skeleton: the path with an engine that computes nothing, and the fixed part of the \
-                engine alone. Where they differ by more than 5 % the table says where that sits.";
+    let text = "Line: where time over size meets size 0. No-op path: the path with the null engine, and the fixed part of the \
+                engine alone. Where they differ by more than 5 % the table names the part.";
     drawn_or_not(folder, id, title, text, drawings, data)
 }
 

@@ -29,7 +29,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
             "SAs",
             |trial| trial.sas.into(),
             &format!(
-                "Packets go over all SAs in turn, so that each finds its SA as cold as it can be. ESP and EESP store a key for each SA; \
+                "Packets go over all SAs in turn, so that its SA is cold in the caches. ESP and EESP store a key for each SA; \
                  receivers of PSP derive it and keep a thousand.{}",
                 crossover(folder).map_or_else(String::new, |said| format!(" {said}."))
             ),
@@ -40,7 +40,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         Figure::absent(
             "engine",
             "Asynchronous engine: the knee",
-            "The data plane encrypts on the core that carries the packet: there is no engine beside it whose ring could fill. 'weir lab model' computes the curve for engines of others.",
+            "The data plane encrypts on the core that carries the packet: there is no asynchronous engine. 'weir lab model' computes the curve for other engines.",
         ),
     ]
 }
@@ -66,7 +66,7 @@ fn sweep(
         let mut series = Series::new(&label(&key.subject, key.direction), style(folder, &key.subject));
         for (value, mine) in by_factor {
             let ticks = typical(&values(&mine, ticks));
-            // A window of none stands left of all others.
+            // No window is leftmost.
             series.points.push((value.max(1) as f64, ticks));
             let mut row = vec![key.subject.clone(), way(key.direction).into(), key.traffic.clone(), value.to_string()];
             row.extend(cells(ticks));
@@ -89,7 +89,8 @@ fn count(value: f64) -> String {
     }
 }
 
-/// Ticks per packet by number of SAs, of the first subject whose name has this in it, opening or else both ways.
+/// Ticks per packet by number of SAs, of the first subject with this text in its name, opening or
+/// else both directions.
 fn by_sas(trials: &[&Trial], wanted: &str) -> Option<(Key, BTreeMap<u32, f64>)> {
     let all = keys(trials);
     let of = |direction| all.iter().find(|key| key.subject.contains(wanted) && key.direction == direction);
@@ -151,7 +152,7 @@ fn memory(folder: &Folder) -> Figure {
         chart.series.extend(lines);
     }
     if chart.series.is_empty() {
-        let why = if trials.is_empty() { folder.why_not(Kind::Sas) } else { "There are too few SAs to tell.".into() };
+        let why = if trials.is_empty() { folder.why_not(Kind::Sas) } else { "Too few SAs.".into() };
         return Figure::absent(id, title, &why);
     }
     let text = "Resident memory before and after so many SAs were set up, over their number: SA, replay window of the study, expanded key, and \
@@ -191,7 +192,7 @@ fn keying(folder: &Folder) -> Figure {
         row.push(exact(1000.0 / rate.value));
         data.push(row);
     }
-    let text = "Two endpoints in memory on one thread: what stands here is the cost of both ends on one core. ECDSA P-256, X25519, AES-128-GCM.";
+    let text = "Two endpoints in memory on one thread: shown is the cost of both endpoints on one core. ECDSA P-256, X25519, AES-128-GCM.";
     Figure::drawn(id, title, text, svg.finish(title), data)
 }
 
@@ -200,11 +201,7 @@ fn energy(folder: &Folder) -> Figure {
     let trials: Vec<&Trial> =
         folder.of(Kind::Loss).into_iter().filter(|trial| trial.measured.joules.is_some()).collect();
     if trials.is_empty() {
-        return Figure::absent(
-            id,
-            title,
-            "This machine shows no energy counter (RAPL) to this process; most guests have none.",
-        );
+        return Figure::absent(id, title, "No energy counter (RAPL) is available; most virtual machines have none.");
     }
     let mut chart = Chart::new(
         title,

@@ -59,7 +59,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
     vec![Figure { id, title: title.into(), text, body: Body::Drawn(drawings, data) }]
 }
 
-/// What a series is like.
+/// Summary of a series.
 fn words(subject: &str, analysis: &Analysis) -> String {
     let phase =
         |phase: &Phase| format!("{} [{}, {}]", short(phase.mean.value), short(phase.mean.low), short(phase.mean.high));
@@ -72,7 +72,7 @@ fn words(subject: &str, analysis: &Analysis) -> String {
         ),
     };
     format!(
-        "{subject}: {level}, CV {} %, correlation of neighbours {:.2}, {:.0} independent samples of {}.",
+        "{subject}: {level}, CV {} %, autocorrelation (lag 1) {:.2}, {:.0} independent samples of {}.",
         short(analysis.cv * 100.0),
         analysis.lag1,
         analysis.effective_samples,

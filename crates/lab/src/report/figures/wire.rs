@@ -10,8 +10,7 @@ use crate::report::figure::{Data, Figure};
 const ETHERNET: f64 = 38.0;
 
 pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
-    let (added, share) =
-        (("wire", "Bytes that protection adds"), ("efficiency", "Share of the wire that inner packets get"));
+    let (added, share) = (("wire", "Bytes that protection adds"), ("efficiency", "Share of inner packets on the wire"));
     let trials = folder.of(Kind::Wire);
     let mut points: Vec<(&str, f64, f64)> = trials
         .iter()
@@ -42,7 +41,7 @@ pub(super) fn figures(folder: &Folder) -> Vec<Figure> {
         efficiency.series.last_mut().expect("it was pushed").push(inner, part);
         data.push([name, exact(inner), exact(outer), exact(outer - inner), exact(part)]);
     }
-    let text = "Outer IP packet less inner IP packet, from packets that were really made. The steps are padding.";
+    let text = "Outer IP packet less inner IP packet, from real packets. The steps are padding.";
     let share_text =
         "Inner IP packet over everything on the wire, with 38 bytes of Ethernet header, checksum, preamble and gap.";
     vec![
