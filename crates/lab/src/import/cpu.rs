@@ -301,7 +301,7 @@ Average:       0   15.00    0.00    2.50    0.50    0.00    0.00    0.00    0.00
         );
         assert!(refusal("timestamp,core_0\n20250605181200,5\n").contains("1 samples are not a series"));
         assert!(refusal("timestamp,core_0\n20250605181204,5\n20250605181202,5\n").contains("sample 2 is earlier"));
-        assert!(refusal("timestamp,core_0\nyesterday,5\n").contains("f.csv:2: 'yesterday' in column 1 is no time"));
+        assert!(refusal("timestamp,core_0\nyesterday,5\n").contains("f.csv:2: 'yesterday' in column 1 is not a time"));
     }
 
     #[test]
