@@ -11,7 +11,7 @@ use crypto::Engine;
 use dataplane::{After, Batch, Pipeline, PipelineConfig, Sink, Snapshot, Worker, WorkerConfig};
 use ipsec::{Action, Policy, Spd};
 use wire::registry::{CodePoints, PORT_IPSEC_NAT_T, PORT_PSP};
-use wire::{IpPacket, IpProto};
+use wire::{AddrRange, IpPacket, IpProto, Selector};
 
 use crate::pair::{SPI, addresses};
 use crate::{Tables, open_with};
@@ -19,18 +19,24 @@ use crate::{Tables, open_with};
 const BATCH: usize = 16;
 const PACKET_BYTES: usize = 2048;
 
-/// Tables in which every policy protects; what no policy covers is dropped.
+/// Tables in which every policy protects; what no policy covers is dropped. Policies are for the hosts of the SAs: those
+/// of transport mode have to be, as configurations do.
 fn snapshot(choice: u8, engine: Engine) -> Snapshot {
     let Tables { keys, outbound, inbound } = Tables::new(choice, engine);
     let policies = (0..outbound.len()).map(|slot| Policy {
         name: "fuzz".into(),
-        selectors: Tables::selectors(slot),
+        selectors: Tables::selectors(slot).into_iter().map(between_hosts).collect(),
         action: Action::Protect { outbound: slot as u32, inbound: slot as u32 },
     });
     let spd = Spd::new(policies.collect());
     let outbound = outbound.into_iter().map(Arc::new).collect();
     Snapshot::new(inbound.into_iter().map(Arc::new).collect(), outbound, spd, keys, CodePoints::default())
         .expect("tables")
+}
+
+fn between_hosts(selector: Selector) -> Selector {
+    let (src, dst) = addresses(selector.src.is_v6());
+    Selector { src: AddrRange { start: src, end: src }, dst: AddrRange { start: dst, end: dst }, ..selector }
 }
 
 fn packets(mut input: &[u8]) -> Vec<Vec<u8>> {
@@ -54,13 +60,14 @@ fn bytes(batch: &Batch) -> Vec<Vec<u8>> {
     batch.packets().iter().map(|packet| packet.bytes().to_vec()).collect()
 }
 
-/// The form of a packet that an SA of [`Tables`] protects: protocol and SPI. What UDP carries to the ports of protected
-/// packets is none by that alone. Addresses say nothing: the policies here are for any, and transport mode keeps them.
+/// The form of a packet that an SA of [`Tables`] protects: protocol, addresses and SPI. What UDP carries to the ports of
+/// protected packets is none by that alone.
 fn is_protected(packet: &[u8]) -> bool {
     let Ok(ip) = IpPacket::parse(packet) else { return false };
-    if ip.fragment.is_some() {
-        // It may be one of a protected packet, which is fragmented in tunnel mode only.
-        return [false, true].map(addresses).contains(&(ip.src, ip.dst));
+    let between = [false, true].map(addresses).contains(&(ip.src, ip.dst));
+    if !between || ip.fragment.is_some() {
+        // A fragment may be one of a protected packet.
+        return between;
     }
     let is_spi = |at: usize| packet.get(at..at + 4).is_some_and(|bytes| bytes == SPI.to_be_bytes());
     let port = packet.get(ip.upper_at + 2..ip.upper_at + 4).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]));
@@ -85,7 +92,7 @@ fn is_fragment(packet: &[u8]) -> bool {
     IpPacket::parse(packet).is_ok_and(|ip| ip.fragment.is_some())
 }
 
-/// Returns whether a policy covers a packet, other than by ports.
+/// Whether a policy covers a packet, other than by ports.
 fn is_covered(packet: &[u8]) -> bool {
     let Ok(ip) = IpPacket::parse(packet) else { return false };
     [IpProto::UDP, IpProto::ICMP, IpProto::TCP, IpProto::SCTP].contains(&ip.upper)

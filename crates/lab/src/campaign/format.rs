@@ -562,7 +562,7 @@ rounds = 4
             ("kind = \"search\"\ngoals = [\"ndr\", \"1f21d0l50e\"]\n", "c.toml:4: goals: duplicate '1f21d0l50e'"),
             ("kind = \"sizes\"\nsets = [\"one\"]\n", "c.toml:4: sets: only a study 'scaling' has sets"),
             ("kind = \"sizes\"\nflows = [1, 4]\n", "c.toml:4: flows: only a study 'scaling' has several"),
-            ("kind = \"scaling\"\n", "c.toml:4: subjects: 'plain' is none of these sets; use tunnels"),
+            ("kind = \"scaling\"\n", "c.toml:4: subjects: 'plain' supports none of these sets; use tunnels"),
             ("kind = \"scaling\"\nsets = [\"on\"]\n", "c.toml:4: sets: unknown 'on'; did you mean 'one'?"),
             (
                 "kind = \"scaling\"\ndirections = [\"out\"]\n",
