@@ -76,7 +76,7 @@ fn a_bad_configuration_starts_nothing() {
     );
     let config = folder.write("weir.conf", twice);
     let (status, stderr) = told(&ends(up(&config)));
-    assert!(status == 2 && stderr.contains("SPI 0x1002 is also that of SA 'a'"), "{stderr}");
+    assert!(status == 2 && stderr.contains("SPI 0x1002 is also used by SA 'a'"), "{stderr}");
     let (status, stderr) = told(&ends(up(&folder.path("missing.conf"))));
     assert!(status == 2 && stderr.contains("missing.conf") && stderr.contains("--config"), "{stderr}");
 }

@@ -627,8 +627,8 @@ def own_user(where):
     key = f"{home}/etc/private/gw.pem"
     write(key, "-----BEGIN PRIVATE KEY-----\n")
     sh(f"chmod 600 {key}")
-    expect(gateway(), (), f"{key}: user {OWN}")
-    if f"{key}: user {OWN}" not in " ".join(at("sun", ["sh", "-c", f"{WEIR} check {home}/etc/weir.conf 2>&1"]).split()):
+    expect(gateway(), (), f"{key}: not readable by user {OWN}")
+    if f"{key}: not readable by user {OWN}" not in " ".join(at("sun", ["sh", "-c", f"{WEIR} check {home}/etc/weir.conf 2>&1"]).split()):
         raise Failed("weir check does not name the key that the user cannot read")
     os.remove(key)
     config = gateway().config

@@ -220,7 +220,7 @@ def case_hosts_interrupted():
         time.sleep(0.05)
     child.send_signal(signal.SIGINT)
     assert child.wait(60) == 130, child.returncode
-    assert "goes on" in child.stderr.read()
+    assert "resumes" in child.stderr.read()
     gone()
     before = trials(out)
     weir("run", HERE / "hosts.toml", "--out", out, check=0)
