@@ -650,7 +650,10 @@ def own_user(where):
             os.environ["NOTIFY_SOCKET"] = f"{home}/notify"
 
             def told(words):
-                said = manager.recv(256).decode("ascii")
+                said = "STATUS="
+                # A change of the status comes at any time.
+                while said.startswith("STATUS="):
+                    said = manager.recv(256).decode("ascii")
                 if not said.startswith(words):
                     raise Failed(f"the service manager was sent '{said}' instead of '{words}'")
 
