@@ -23,7 +23,7 @@ pub struct WorkerConfig {
     pub batch: usize,
     /// Largest packet in bytes.
     pub packet_bytes: usize,
-    /// Entries of each flow cache, rounded up to a power of two (96 bytes each, one cache for each direction).
+    /// Entries of each flow cache, a power of two (64 bytes each).
     pub flow_cache: usize,
     /// Derived keys to keep (about 1 KiB each); at least twice `batch`.
     pub derived_keys: usize,
@@ -44,7 +44,7 @@ impl Default for WorkerConfig {
             engine: Engine::best(),
             batch: 256,
             packet_bytes: 2048,
-            flow_cache: 16_384,
+            flow_cache: 1024,
             derived_keys: 1024,
             reassembly: 16,
             audit_ring: 1024,

@@ -652,7 +652,6 @@ fn attach(config: &Config, queues: Vec<TunPort>, mut outer: Outer, publisher: &P
             core,
             engine: config.gateway.engine(),
             packet_bytes: PACKET_BYTES,
-            flow_cache: config.gateway.flow_cache,
             pin: cpus.as_ref().and_then(|cpus| cpus.get(core).copied()),
             ..WorkerConfig::default()
         };
@@ -684,7 +683,6 @@ fn needs_restart(old: &Config, new: &Config) -> Option<&'static str> {
         ("engine", a.engine() != b.engine()),
         ("scheduler", a.scheduler != b.scheduler),
         ("queues", a.flow_queues != b.flow_queues),
-        ("flow_cache", a.flow_cache != b.flow_cache),
         ("state_dir", a.state_dir != b.state_dir),
         ("state_block", a.state_block != b.state_block),
         ("socket", a.socket != b.socket),

@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
 use crypto::Engine;
-use dataplane::{Scheduler, WorkerConfig};
+use dataplane::Scheduler;
 use wire::IpProto;
 use wire::registry::{CodePoints, PORT_IKE};
 
@@ -67,8 +67,6 @@ pub struct Gateway {
     pub scheduler: Scheduler,
     /// True if each flow has a queue of the device for itself, whatever its answers do.
     pub flow_queues: bool,
-    /// Flows whose policy each worker keeps per direction, rounded up to a power of two.
-    pub flow_cache: usize,
     /// Directory of saved sequence numbers.
     pub state_dir: PathBuf,
     /// Sequence numbers that one write to `state_dir` makes usable.
@@ -145,7 +143,6 @@ impl Default for Gateway {
             engine: None,
             scheduler: ports::usual_scheduler(),
             flow_queues: false,
-            flow_cache: WorkerConfig::default().flow_cache,
             state_dir: "/var/lib/weir".into(),
             state_block: 1 << 20,
             socket: "/run/weir/weir.vici".into(),
@@ -218,7 +215,6 @@ impl Gateway {
             flow_queues: fields
                 .get("queues", word(&[("answers", false), ("flows", true)]))
                 .unwrap_or(default.flow_queues),
-            flow_cache: fields.get("flow_cache", number(64..=1 << 20)).map_or(default.flow_cache, |n| n as usize),
             state_dir: fields.get("state_dir", path).unwrap_or(default.state_dir),
             state_block: fields.get("state_block", number(STATE_BLOCK)).unwrap_or(default.state_block),
             socket: fields.get("socket", path).unwrap_or(default.socket),

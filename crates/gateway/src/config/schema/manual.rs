@@ -21,7 +21,6 @@ pub(crate) const GATEWAY: &[Key] = &[
     key("workers", Number(1, 64), "1", "Packet threads"),
     key("scheduler", Words(&["run-to-completion", "pipeline"]), "run-to-completion", "Scheduler of the workers"),
     key("queues", Words(&["answers", "flows"]), "answers", "Assignment of flows to queues of the device"),
-    key("flow_cache", Number(64, 1 << 20), "16384", "Flows whose policy each worker keeps per direction"),
     key("offload", Words(&["auto", "no"]), "auto", "GSO and GRO at the device and the sockets"),
     key("xdp", List("INTERFACE"), "", "Interfaces that use AF_XDP for protected packets"),
     key(
